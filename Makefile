@@ -1,0 +1,46 @@
+# `make demo` and `make test` are all a new user needs; each creates .venv first.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+.PHONY: install demo test test-slow lint format types check lock protos clean
+
+install: .venv/.installed
+
+# Pinned versions with hashes. Byte code is compiled here because importing TensorFlow from
+# source takes ten seconds in every process, and some environments forbid writing it later.
+.venv/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv --clear .venv
+	grep -A99 '^uv==' requirements.lock | sed '/^[a-z]/{/^uv==/!Q}' > .venv/uv.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r .venv/uv.lock
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes --compile-bytecode requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: install
+	$(BIN)/multigate demo --out demo-out
+
+test: install
+	$(BIN)/python -m pytest -n 2
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow
+
+lint: install
+	$(BIN)/ruff check .
+
+format: install
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+check: lint format types test
+
+# Compile the lock files anew; they carry hashes and no addresses.
+lock:
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --custom-compile-command "make lock" --extra dev --extra jax pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv demo-out
