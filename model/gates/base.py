@@ -11,8 +11,9 @@ task's weight for it is not exactly zero.  Where a gate's weight is exactly zero
 exactly zero too, so skipping changes neither output nor gradient.
 """
 
+import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import keras
 
@@ -55,6 +56,8 @@ class Properties:
         batch_dependent: while training, a row's weights depend on the batch's other rows.
             (At inference no gate's do.)
         normalised: weights sum to one, rather than to at most one.
+        straight_through: while training, a zero weight may carry gradient, so every expert has
+            to be evaluated on every example (hard Gumbel-softmax only).
     """
 
     static: bool
@@ -62,19 +65,30 @@ class Properties:
     sparse_at_inference: bool
     batch_dependent: bool = False
     normalised: bool = True
+    straight_through: bool = False
 
 
 class Gate(keras.layers.Layer):
     """Base class of the gates: checks the common arguments and assembles the `Routing`.
 
-    A subclass implements `build` (its variables), `route` and `properties`.
+    A subclass implements `build` (its variables), `route` and `properties`, and says in
+    `has_static` and `has_per_example` in which of the two forms it exists.
+
+    Gates compute in float32 whatever the global dtype policy is, unless `dtype` says otherwise:
+    in half precision, neighbouring logits tie and small weights vanish.
 
     Args:
         num_experts: E >= 1.
         num_selected: k, 1 <= k <= E.
         static: one weight vector for all examples instead of one per example.
         seed: seed of the initialisers and of the noise drawn while training.
+
+    Raises:
+        ValueError: an argument is out of its range, or the gate has no such form.
     """
+
+    has_static: ClassVar[bool] = True
+    has_per_example: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -84,13 +98,19 @@ class Gate(keras.layers.Layer):
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"dtype": "float32"} | kwargs)
         if num_experts < 1:
             raise ValueError(f"num_experts: expected at least 1, received {num_experts}")
         if not 1 <= num_selected <= num_experts:
             raise ValueError(
                 f"num_selected: expected 1 <= k <= num_experts={num_experts}, "
                 f"received {num_selected}"
+            )
+        if not (self.has_static if static else self.has_per_example):
+            form = "per example" if static else "as a static gate"
+            raise ValueError(
+                f"static: {type(self).__name__} exists {form} only, expected {not static}, "
+                f"received {static}"
             )
         self.num_experts = num_experts
         self.num_selected = num_selected
@@ -138,7 +158,12 @@ class Gate(keras.layers.Layer):
         if len(x.shape) != 2:
             raise ValueError(f"x: expected shape (B, D), received {tuple(x.shape)}")
         routing = self.route(x, bool(training), ids)
-        return routing._replace(diagnostics=_diagnose(routing.weights) | routing.diagnostics)
+        weights = routing.weights
+        if not self.properties.straight_through:
+            weights = exact_zeros(weights)
+        return routing._replace(
+            weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
+        )
 
     def check_logits(self, logits: Tensor) -> Tensor:
         """Return `logits`; raise where one is NaN or infinite (see `backend.check_finite`)."""
@@ -157,6 +182,24 @@ class Gate(keras.layers.Layer):
             "static": self.static,
             "seed": self.seed,
         }
+
+
+def derive_seed(seed: int | None, *labels: str | int) -> int | None:
+    """Seed of one use among several, so that no two draws repeat each other; None stays None."""
+    if seed is None:
+        return None
+    return zlib.crc32("/".join(map(str, (seed, *labels))).encode())
+
+
+def exact_zeros(weights: Tensor) -> Tensor:
+    """Stop the gradient where a weight is exactly zero.
+
+    A product of small factors can underflow to zero while a factor's derivative has not yet
+    (a smooth-step of 1e-20 has slope 4e-10), and a processor that flushes subnormal numbers takes
+    them for zero in one place and not in another.  After this, zero means zero in both senses.
+    """
+    ops = keras.ops
+    return ops.where(weights > 0, weights, ops.zeros_like(weights))
 
 
 def entropy(p: Tensor, axis: int = -1) -> Tensor:
