@@ -1,0 +1,70 @@
+"""The whole configuration of one data set, and how it is loaded."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import model_validator
+
+from configs.base import Frozen, contradiction, parse, read_yaml
+from configs.contract import Contract
+from configs.errors import ConfigError
+from configs.log import EventLog, PipelineConfig
+from configs.model import ExportConfig, ModelConfig, TrainConfig
+
+PRESETS = ("demo", "deskdrop", "movielens")
+
+
+class Config(Frozen):
+    """Everything that a run reads: contract, pipeline, model, training and export."""
+
+    name: str
+    """Name of the model, also when served."""
+    contract: Contract
+    pipeline: PipelineConfig
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    export: ExportConfig = ExportConfig()
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> "Config":
+        """Labels must fit the shape of the log."""
+        log = self.pipeline.log
+        shape_of = {"event": "events", "dwell": "events", "column": "impressions"}
+        for name, task in self.contract.tasks.items():
+            rule = task.label.rule
+            if shape_of.get(rule, log.shape) != log.shape:
+                raise contradiction(
+                    f"contract.tasks.{name}.label: rule {rule!r} reads logs of shape "
+                    f"{shape_of[rule]!r}, pipeline.log.shape is {log.shape!r}"
+                )
+            if rule == "dwell" and isinstance(log, EventLog) and log.columns.session is None:
+                raise contradiction(
+                    f"contract.tasks.{name}.label: rule 'dwell' needs pipeline.log.columns.session"
+                )
+        for where, names, known in (
+            ("model.gates", self.model.gates, self.contract.tasks),
+            ("model.embedding_dims", self.model.embedding_dims, self.contract.features),
+        ):
+            for name in names:
+                if name not in known:
+                    raise contradiction(
+                        f"{where}: expected one of {', '.join(known)}, received {name!r}"
+                    )
+        return self
+
+
+def load(source: str | Path) -> Config:
+    """Load a configuration file, or a preset by its name.
+
+    Args:
+        source: path of a YAML file, or one of `PRESETS`.
+
+    Raises:
+        ConfigError: one line per offending key, which names the file and the key.
+    """
+    path = Path(source)
+    if str(source) in PRESETS and not path.exists():
+        path = Path(str(files("configs").joinpath(f"{source}.yaml")))
+    elif not path.exists():
+        raise ConfigError(f"{source}: no such configuration file; presets are {', '.join(PRESETS)}")
+    return parse(Config, read_yaml(path), str(source))

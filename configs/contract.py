@@ -1,0 +1,395 @@
+"""The contract between logs, training and serving: features, label rules and tasks.
+
+It is written once in YAML and from then on travels as data: the pipeline writes it beside the
+examples, export freezes it inside the SavedModel, the server reads that copy only.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.base import Duration, Frozen, contradiction, parse
+from configs.errors import DataError
+
+Side = Literal["user", "item", "context"]
+Missing = Literal["error", "default", "indicator"]
+Source = Literal["log", "users", "items"]
+
+NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
+"""Names of features and tasks; no double underscore: signatures use it for companions."""
+
+PRESENT, LENGTH = "__present", "__length"
+"""Suffixes of the companion inputs that say which rows of an input hold a value, and how long
+each row's list is."""
+
+
+class History(Frozen):
+    """The user's last items, strictly before the impression, oldest first."""
+
+    events: tuple[str, ...] = Field(min_length=1)
+    """Event types that count (event rows), or columns whose value is above zero (impression
+    rows); `impression` counts every impression."""
+    last: int = Field(ge=1, le=1000)
+    """How many items to keep."""
+
+
+class IdFeature(Frozen):
+    """A categorical value, looked up in a vocabulary or hashed, then embedded."""
+
+    kind: Literal["id"]
+    side: Side
+    dtype: Literal["string", "int"] = "string"
+    """Type of the raw value, in logs and in requests."""
+    source: Source = "log"
+    column: str | None = None
+    """Column of the source; the feature's name where absent."""
+    missing: Missing = "error"
+    default: str | int | None = None
+    """The value that stands for a missing one under `missing: default`."""
+    min_count: int = Field(1, ge=1)
+    """Values seen less often in training stay out of the vocabulary."""
+    max_size: int | None = Field(None, ge=1)
+    """The most frequent values that the vocabulary keeps."""
+    oov_buckets: int = Field(1, ge=1)
+    """Rows of the embedding that unseen values share, by hash."""
+    hash_buckets: int | None = Field(None, ge=1)
+    """Hash every value into so many rows instead of keeping a vocabulary."""
+    share: str | None = None
+    """Use the vocabulary and the embedding of this feature."""
+
+
+class IdListFeature(Frozen):
+    """A list of categorical values, embedded and pooled: tags, or a history of items."""
+
+    kind: Literal["id_list"]
+    side: Side
+    dtype: Literal["string", "int"] = "string"
+    source: Source = "log"
+    column: str | None = None
+    separator: str = "|"
+    """Splits the column's text into values, where the source does not hold lists."""
+    history: History | None = None
+    """Compute the list from the user's past instead of reading a column."""
+    max_length: int = Field(50, ge=1)
+    """Longer lists keep their last values."""
+    pooling: Literal["mean", "sum"] = "mean"
+    missing: Literal["default"] = "default"
+    """A missing list is an empty one."""
+    min_count: int = Field(1, ge=1)
+    max_size: int | None = Field(None, ge=1)
+    oov_buckets: int = Field(1, ge=1)
+    hash_buckets: int | None = Field(None, ge=1)
+    share: str | None = None
+
+
+class NumberFeature(Frozen):
+    """A number, made comparable by a transform and by the training split's statistics."""
+
+    kind: Literal["number"]
+    side: Side
+    source: Source = "log"
+    column: str | None = None
+    transform: Literal["identity", "log1p"] = "identity"
+    """`log1p` is log(1 + max(x, 0))."""
+    scale: Literal["standardise", "buckets", "none"] = "standardise"
+    """`standardise` subtracts the mean and divides by the standard deviation; `buckets` embeds
+    the quantile bucket."""
+    buckets: int = Field(16, ge=2, le=1024)
+    missing: Missing = "error"
+    default: float = 0.0
+    """The value that stands for a missing one under `missing: default`."""
+
+
+class PositionFeature(Frozen):
+    """The place at which an item was shown: known in training, absent when serving.
+
+    A shallow tower adds its effect to each task's logit while training, so that the rest of the
+    model learns the preference that remains.
+    """
+
+    kind: Literal["position"]
+    side: Literal["context"] = "context"
+    source: Literal["log"] = "log"
+    column: str | None = None
+    max_position: int = Field(100, ge=1)
+    """Positions run from 0; later ones share the last row."""
+    missing: Literal["default"] = "default"
+    """Without a position, no effect is added."""
+
+
+Feature = Annotated[
+    IdFeature | IdListFeature | NumberFeature | PositionFeature, Field(discriminator="kind")
+]
+
+
+class ImpressionLabel(Frozen):
+    """1 for every logged impression, 0 for every sampled negative."""
+
+    rule: Literal["impression"]
+
+
+class EventLabel(Frozen):
+    """From the feedback events attributed to the impression (event rows)."""
+
+    rule: Literal["event"]
+    events: tuple[str, ...] = Field(min_length=1)
+    within: Duration | None = None
+    """Only events so soon after the impression count."""
+    aggregate: Literal["presence", "count", "sum", "max"] = "presence"
+    """`sum` and `max` read the log's value column and are masked where no event came."""
+
+
+class DwellLabel(Frozen):
+    """Seconds to the user's next event in the same session; masked where there is none."""
+
+    rule: Literal["dwell"]
+    cap: Duration
+    """Longer gaps count as this long."""
+
+
+class ColumnLabel(Frozen):
+    """The value of a column (impression rows); masked where it is null."""
+
+    rule: Literal["column"]
+    column: str
+
+
+LabelRule = Annotated[
+    ImpressionLabel | EventLabel | DwellLabel | ColumnLabel, Field(discriminator="rule")
+]
+
+
+class Task(Frozen):
+    """One thing to predict, and how its label comes out of the log.
+
+    The label is computed in this order: `label`, `clip`, `at_least`, `without`, then the masks.
+    """
+
+    group: Literal["engagement", "satisfaction"]
+    type: Literal["binary", "regression"]
+    label: LabelRule
+    clip: tuple[float, float] | None = None
+    """Limits of the value."""
+    at_least: float | None = None
+    """The label is 1 where the value reaches this threshold, else 0."""
+    without: str | None = None
+    """The label is 1 only where this other binary task's label is not 1."""
+    when: str | None = None
+    """Masked unless this other binary task's label is 1."""
+    transform: Literal["identity", "log1p"] = "identity"
+    """What the model is trained on (regression); scores come back in the label's own units."""
+    weight: float = Field(1.0, ge=0)
+    """Weight of the task's loss."""
+    score_weight: float = 0.0
+    """Weight of the task's score in the combined score."""
+
+
+class Combine(Frozen):
+    """How task scores make one score to rank by."""
+
+    kind: Literal["sum", "product"] = "sum"
+    """`sum` of weight * score; or `product` of max(score, epsilon) ** weight."""
+    epsilon: float = Field(1e-6, gt=0)
+
+
+class Contract(Frozen):
+    """Features, tasks and the combined score: all that training and serving must agree on."""
+
+    user: str
+    """The feature (an id) that names the user."""
+    item: str
+    """The feature (an id) that names the item."""
+    features: dict[Annotated[str, Field(pattern=NAME)], Feature] = Field(min_length=2)
+    tasks: dict[Annotated[str, Field(pattern=NAME)], Task] = Field(min_length=1)
+    combine: Combine = Combine()
+
+    @field_validator("tasks")
+    @classmethod
+    def _check_tasks(cls, tasks: dict[str, Task]) -> dict[str, Task]:
+        for name, task in tasks.items():
+            if name == "score":
+                raise contradiction("task 'score': this name is the combined score's")
+            if task.type == "binary":
+                aggregated = isinstance(task.label, EventLabel) and task.label.aggregate
+                if aggregated in {"count", "sum", "max"} and task.at_least is None:
+                    raise contradiction(
+                        f"task {name!r}: a binary label from {aggregated!r} needs at_least"
+                    )
+                if isinstance(task.label, DwellLabel) and task.at_least is None:
+                    raise contradiction(f"task {name!r}: a binary label from dwell needs at_least")
+                if task.transform != "identity":
+                    raise contradiction(
+                        f"task {name!r}: transform {task.transform!r} is for regression tasks"
+                    )
+            elif task.at_least is not None or task.without is not None:
+                raise contradiction(
+                    f"task {name!r}: at_least and without make binary labels; "
+                    "the task's type is regression"
+                )
+            for key in ("without", "when"):
+                other = getattr(task, key)
+                if other is None:
+                    continue
+                if other == name or other not in tasks or tasks[other].type != "binary":
+                    raise contradiction(
+                        f"task {name!r}: {key}: expected the name of another binary task, "
+                        f"received {other!r}"
+                    )
+        _refuse_cycles(tasks)
+        return tasks
+
+    @model_validator(mode="after")
+    def _check_features(self) -> "Contract":
+        for role, side in (("user", "user"), ("item", "item")):
+            name = getattr(self, role)
+            feature = self.features.get(name)
+            if not isinstance(feature, IdFeature) or feature.side != side:
+                raise contradiction(
+                    f"{role}: expected the name of an id feature of side {side!r}, "
+                    f"received {name!r}"
+                )
+        for name, feature in self.features.items():
+            if name in {"score", "task_weights", "user_index"} or name in self.tasks:
+                raise contradiction(
+                    f"feature {name!r}: this name is taken by a task or by the signature"
+                )
+            if isinstance(feature, IdFeature | IdListFeature):
+                self._check_id(name, feature)
+        return self
+
+    def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
+        """Check what one id or id_list feature says against the others."""
+        if feature.share is not None:
+            other = self.features.get(feature.share)
+            if not isinstance(other, IdFeature | IdListFeature) or other.share is not None:
+                raise contradiction(
+                    f"feature {name!r}: share: expected the name of an id feature that shares "
+                    f"none itself, received {feature.share!r}"
+                )
+            if other.dtype != feature.dtype:
+                raise contradiction(
+                    f"feature {name!r}: dtype {feature.dtype!r} differs from that of "
+                    f"{feature.share!r} ({other.dtype!r}), whose vocabulary it shares"
+                )
+        if isinstance(feature, IdListFeature):
+            if feature.history is not None and feature.side != "user":
+                raise contradiction(
+                    f"feature {name!r}: a history belongs to the user, received side "
+                    f"{feature.side!r}"
+                )
+            item = self.features[self.item]
+            if feature.history is not None and feature.dtype != getattr(item, "dtype", None):
+                raise contradiction(
+                    f"feature {name!r}: a history holds items; its dtype must be that of "
+                    f"{self.item!r}"
+                )
+        elif feature.missing == "default":
+            wanted = str if feature.dtype == "string" else int
+            if not isinstance(feature.default, wanted):
+                raise contradiction(
+                    f"feature {name!r}: missing: default needs a default of type "
+                    f"{feature.dtype}, received {feature.default!r}"
+                )
+        elif feature.default is not None:
+            raise contradiction(
+                f"feature {name!r}: default is read under missing: default only, "
+                f"received missing: {feature.missing}"
+            )
+
+    def of_side(self, *sides: Side) -> Iterator[tuple[str, Any]]:
+        """Names and features of these sides, position features left out."""
+        for name, feature in self.features.items():
+            if feature.side in sides and not isinstance(feature, PositionFeature):
+                yield name, feature
+
+    @property
+    def position(self) -> str | None:
+        """Name of the position feature, if there is one."""
+        names = [n for n, f in self.features.items() if isinstance(f, PositionFeature)]
+        return names[0] if names else None
+
+    def vocabulary_of(self, name: str) -> str:
+        """The feature whose vocabulary and embedding feature `name` uses: itself, or its share."""
+        return getattr(self.features[name], "share", None) or name
+
+    def tasks_in_order(self) -> list[str]:
+        """Task names, each after the tasks that its label refers to."""
+        order: list[str] = []
+
+        def visit(name: str) -> None:
+            for other in (self.tasks[name].without, self.tasks[name].when):
+                if other is not None and other not in order:
+                    visit(other)
+            if name not in order:
+                order.append(name)
+
+        for name in self.tasks:
+            visit(name)
+        return order
+
+    def schema_fingerprint(self) -> str:
+        """Fingerprint of what must not change between versions that replace one another.
+
+        It covers features, labels and tasks; weights of losses and scores may change.
+        """
+        values = self.model_dump(mode="json", exclude={"combine"})
+        for task in values["tasks"].values():
+            del task["weight"], task["score_weight"]
+        return fingerprint(values)
+
+
+class FrozenContract(Frozen):
+    """A contract as it travels with data: `contract.json`, with both fingerprints."""
+
+    contract: Contract
+    schema_fingerprint: str
+    """Of features, labels and tasks; the same from night to night."""
+    data_fingerprint: str
+    """Of vocabularies and statistics; examples and checkpoint must agree on it."""
+
+    @classmethod
+    def read(cls, path: Path) -> "FrozenContract":
+        """Read a `contract.json` and check its schema fingerprint.
+
+        Raises:
+            DataError: the file is missing, or was changed after it was written.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: no contract here; was the folder written whole?") from None
+        except ValueError as error:
+            raise DataError(f"{path}: not valid JSON: {error}") from None
+        frozen = parse(cls, values, str(path))
+        actual = frozen.contract.schema_fingerprint()
+        if actual != frozen.schema_fingerprint:
+            raise DataError(
+                f"{path}: schema fingerprint: expected {frozen.schema_fingerprint}, the contract "
+                f"in the file has {actual}; it was edited by hand: build the examples anew"
+            )
+        return frozen
+
+
+def fingerprint(values: Any) -> str:
+    """First 16 hex digits of the SHA-256 of canonical JSON."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _refuse_cycles(tasks: dict[str, Task]) -> None:
+    for start in tasks:
+        seen, frontier = set(), [start]
+        while frontier:
+            task = tasks[frontier.pop()]
+            for other in (task.without, task.when):
+                if other == start:
+                    raise contradiction(
+                        f"task {start!r}: its label refers to itself through without or when"
+                    )
+                if other is not None and other not in seen:
+                    seen.add(other)
+                    frontier.append(other)

@@ -1,0 +1,79 @@
+"""Folders that are complete or absent, and the names inside an examples folder."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.errors import DataError
+
+SPLITS = ("train", "validation", "test")
+
+# Columns of the examples besides the features, which stand under their own names.
+LABEL = "label/"  # label/<task>: float32, null where masked
+TIME = "meta/time"  # timestamp[us, UTC] of the impression, null where unknown
+REQUEST = (
+    "meta/request"  # string; impressions shown together; a sampled negative's is its positive's
+)
+SAMPLED = "meta/sampled"  # bool; a sampled negative
+IMPRESSION = "meta/impression"  # int64; unique within the folder
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Write a folder under a temporary name and rename it when the block ends well.
+
+    Args:
+        path: the folder's final name; must not exist.
+
+    Yields:
+        The temporary folder, beside the final one so that the rename is atomic.
+
+    Raises:
+        DataError: `path` exists.
+    """
+    if path.exists():
+        raise DataError(f"{path}: already exists; choose another output folder or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.partial"
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Write JSON that people can read and diff; whole or not at all."""
+    temporary = path.with_name(f".{path.name}.partial")
+    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.rename(path)
+
+
+class ExamplesFolder:
+    """Paths inside a folder of examples.
+
+    Layout: `train/`, `validation/` and `test/` with Parquet parts, `vocabularies/<feature>.parquet`
+    (value, count; most frequent first), `statistics.json`, `contract.json`, `manifest.json`,
+    `rejects/`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.statistics = root / "statistics.json"
+        self.contract = root / "contract.json"
+        self.manifest = root / "manifest.json"
+        self.rejects = root / "rejects"
+
+    def split(self, name: str) -> Path:
+        """Folder of one split's Parquet parts."""
+        return self.root / name
+
+    def vocabulary(self, feature: str) -> Path:
+        """Vocabulary of a feature that keeps one."""
+        return self.root / "vocabularies" / f"{feature}.parquet"

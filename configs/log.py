@@ -1,0 +1,195 @@
+"""How a raw log is read, split and completed with sampled negatives."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from configs.base import Duration, Frozen, contradiction
+
+
+class CsvFormat(Frozen):
+    """Delimited text, possibly compressed (gzip, bzip2, xz, zstd) or inside a zip."""
+
+    type: Literal["csv"] = "csv"
+    delimiter: str = Field(",", min_length=1)
+    """One character, or several such as `::`."""
+    header: tuple[str, ...] | None = None
+    """Column names, where the file's first line does not give them."""
+    quoted: bool = True
+    """Whether double quotes protect delimiters."""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+
+class JsonLinesFormat(Frozen):
+    """One JSON object a line, possibly compressed."""
+
+    type: Literal["jsonl"]
+
+
+class ParquetFormat(Frozen):
+    """Parquet files."""
+
+    type: Literal["parquet"]
+
+
+Format = Annotated[CsvFormat | JsonLinesFormat | ParquetFormat, Field(discriminator="type")]
+
+
+class EventColumns(Frozen):
+    """Which columns of an event log hold what."""
+
+    time: str
+    user: str
+    item: str
+    event: str
+    value: str | None = None
+    """A number that belongs to the event; read by labels that sum or take a maximum."""
+    session: str | None = None
+    """Events of one session; read by dwell labels."""
+    event_id: str | None = None
+    """Events of the same id are duplicates; the full row decides where absent."""
+
+
+class ImpressionColumns(Frozen):
+    """Which columns of an impression log hold what."""
+
+    time: str
+    user: str
+    item: str
+    request: str | None = None
+    """Impressions shown together; the ranking metrics group by it."""
+    event_id: str | None = None
+
+
+class _Log(Frozen):
+    files: tuple[str, ...] = Field(min_length=1)
+    """Paths or globs, relative to the data folder; `archive.zip` reads all its members,
+    `archive.zip#member` one."""
+    format: Format = CsvFormat()
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    """Unit since 1970 in UTC, or `iso` for ISO 8601 text (UTC where it names no zone)."""
+    unknown_time: int | None = None
+    """A value of the time column that means that the time is not known."""
+
+
+class EventLog(_Log):
+    """One row per event: time, user, item, event type, value."""
+
+    shape: Literal["events"]
+    columns: EventColumns
+    impression: str
+    """The event type that is an impression; all others are feedback."""
+
+
+class ImpressionLog(_Log):
+    """One row per exposure, with its feedback in columns."""
+
+    shape: Literal["impressions"]
+    columns: ImpressionColumns
+
+
+Log = Annotated[EventLog | ImpressionLog, Field(discriminator="shape")]
+
+
+class SideTable(Frozen):
+    """A table of users or items, joined by id."""
+
+    files: tuple[str, ...] = Field(min_length=1)
+    format: Format = CsvFormat()
+    key: str
+    """The column that holds the id."""
+
+
+class Negatives(Frozen):
+    """Sampled negatives, for logs that do not hold what was shown and not viewed."""
+
+    per_positive: int = Field(1, ge=1, le=100)
+    sampling: Literal["uniform", "popularity"] = "uniform"
+    """`popularity` draws items in proportion to their impressions up to then."""
+    exclude: Literal["past", "ever"] = "past"
+    """Leave out what the user had touched up to the impression, or would ever touch; `ever`
+    uses the future and is allowed with random splits only."""
+
+
+class TimeSplit(Frozen):
+    """By the impression's time: training, then validation, then test."""
+
+    by: Literal["time"]
+    validation: float | datetime
+    """Share of the impressions, or the instant at which the split begins."""
+    test: float | datetime
+
+    @model_validator(mode="after")
+    def _check(self) -> "TimeSplit":
+        a, b = self.validation, self.test
+        if isinstance(a, float) and isinstance(b, float):
+            _check_shares(a, b)
+        elif isinstance(a, datetime) and isinstance(b, datetime):
+            if a.tzinfo is None or b.tzinfo is None:
+                raise contradiction(
+                    f"instants need a zone, such as 2016-12-01T00:00:00Z; received {a} and {b}"
+                )
+            if a >= b:
+                raise contradiction(f"expected validation before test, received {a} and {b}")
+        else:
+            raise contradiction(
+                f"expected two shares or two instants, received validation {a} and test {b}"
+            )
+        return self
+
+
+class HashSplit(Frozen):
+    """By a hash of the impression or of the user: stable when data are added."""
+
+    by: Literal["random", "user"]
+    validation: float
+    test: float
+
+    @model_validator(mode="after")
+    def _check(self) -> "HashSplit":
+        _check_shares(self.validation, self.test)
+        return self
+
+
+Split = Annotated[TimeSplit | HashSplit, Field(discriminator="by")]
+
+
+class PipelineConfig(Frozen):
+    """The job that makes examples from logs."""
+
+    log: Log
+    users: SideTable | None = None
+    items: SideTable | None = None
+    negatives: Negatives | None = None
+    split: Split
+    seed: int = 0
+    attribution: Duration | None = None
+    """Feedback later than this after the impression is late; no limit where absent."""
+    buckets: int = Field(16, ge=1, le=4096)
+    """Users are spread over so many buckets; one bucket must fit in memory."""
+    max_reject_rate: float = Field(0.01, ge=0, le=1)
+    """Share of rejected rows above which nothing is published."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PipelineConfig":
+        split = self.split.by
+        if self.negatives is not None and self.negatives.exclude == "ever" and split != "random":
+            raise contradiction(
+                f"negatives.exclude: 'ever' looks into the user's future and needs split.by: "
+                f"random, received {split!r}"
+            )
+        if self.log.unknown_time is not None and split == "time":
+            raise contradiction(
+                "log.unknown_time: rows without a time cannot be split by time; use split.by: "
+                "random or user"
+            )
+        return self
+
+
+def _check_shares(validation: float, test: float) -> None:
+    if validation <= 0 or test <= 0 or validation + test >= 1:
+        raise contradiction(
+            "expected validation > 0, test > 0 and validation + test < 1, "
+            f"received {validation} and {test}"
+        )

@@ -1,0 +1,69 @@
+"""The ranker's architecture, its training, evaluation and export."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.base import Frozen
+from configs.gates import GateConfig, Softmax
+
+
+class Experts(Frozen):
+    """The experts that all tasks share: stacks of dense layers."""
+
+    count: int = Field(8, ge=1)
+    """E."""
+    units: tuple[int, ...] = Field((64,), min_length=1)
+    """Width of each layer; the last is U."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Applied after each layer while training."""
+
+
+class Towers(Frozen):
+    """One tower per task, from the mixture's output to the task's logit."""
+
+    units: tuple[int, ...] = (32,)
+    """Widths of the hidden layers; none makes the tower a single linear layer."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class ModelConfig(Frozen):
+    """embeddings -> shared experts, one gate per task -> one tower per task."""
+
+    embedding_dim: int = Field(16, ge=1)
+    """Width of every embedding."""
+    embedding_dims: dict[str, int] = Field({})
+    """Widths that differ, by feature; features that share a vocabulary share its width."""
+    experts: Experts = Experts()
+    gate: GateConfig = Softmax(name="softmax")
+    """The gate of every task."""
+    gates: dict[str, GateConfig] = Field({})
+    """Gates that differ, by task."""
+    towers: Towers = Towers()
+
+
+class TrainConfig(Frozen):
+    """Training, with early stopping on the validation split."""
+
+    epochs: int = Field(5, ge=1)
+    batch_size: int = Field(512, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    patience: int = Field(2, ge=1)
+    """Epochs without a better validation loss after which training stops; the best epoch's
+    weights are kept."""
+    seed: int = 0
+    lazy_embeddings: bool = False
+    """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
+
+
+class ExportConfig(Frozen):
+    """The SavedModel version."""
+
+    parity_tolerance: float = Field(1e-5, gt=0)
+    """Largest relative difference from the Keras model's scores."""
+    hardening_tolerance: float = Field(0.005, ge=0)
+    """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
+    parity_rows: int = Field(4096, ge=1)
+    """Test rows on which both are checked."""

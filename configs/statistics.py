@@ -1,0 +1,54 @@
+"""What the pipeline measures on the training split and the model reads: `statistics.json`."""
+
+import json
+from pathlib import Path
+
+from configs.base import Frozen, parse
+from configs.errors import DataError
+
+
+class NumberStatistics(Frozen):
+    """Of one number feature, after its transform, over the training rows that have a value."""
+
+    count: int
+    missing: int
+    mean: float
+    std: float
+    """Population standard deviation; 1 where it would be 0, so that dividing is safe."""
+    boundaries: tuple[float, ...] = ()
+    """Ascending inner edges of the quantile buckets, for `scale: buckets`."""
+
+
+class TaskStatistics(Frozen):
+    """Of one task's label over the training rows where it is not masked."""
+
+    count: int
+    masked: int
+    mean: float
+    """Of a binary label: its rate. Of a regression label: its mean after the transform."""
+    std: float
+    """After the transform; 1 where it would be 0."""
+
+
+class Statistics(Frozen):
+    """Measured on the training split only."""
+
+    features: dict[str, NumberStatistics]
+    tasks: dict[str, TaskStatistics]
+    rows: dict[str, int]
+    """Examples of each split."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Statistics":
+        """Read `statistics.json`.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise DataError(f"{path}: no statistics here; expected an examples folder") from None
+        except ValueError as error:
+            raise DataError(f"{path}: not valid JSON: {error}") from None
+        return parse(cls, values, str(path))
