@@ -1,8 +1,7 @@
 """Typed, frozen configuration: the base class and the YAML reader with readable errors."""
 
-import json
 from collections.abc import Hashable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -63,10 +62,20 @@ def _format_duration(value: timedelta) -> str:
     return f"{value.total_seconds():g}s"
 
 
+def _parse_instant(value: Any) -> Any:
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("expected an instant such as 2016-12-01T00:00:00Z") from None
+
+
 Duration = Annotated[
     timedelta, BeforeValidator(_parse_duration), PlainSerializer(_format_duration, str)
 ]
 """A time span; written as a number and a unit: 30s, 10m, 12h, 7d."""
+
+Instant = Annotated[datetime, BeforeValidator(_parse_instant)]
+"""A point in time with its zone, in ISO 8601."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -124,11 +133,19 @@ def parse(kind: type[Model], values: Any, where: str) -> Model:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a mapping of keys, received {type(values).__name__}")
     try:
-        # Through JSON, so that lists may stand for tuples and text for times, in strict mode too.
-        return kind.model_validate_json(json.dumps(values, default=str))
+        return kind.model_validate(_freeze(values))
     except ValidationError as error:
         lines = [_describe(item, where) for item in error.errors(include_url=False)]
         raise ConfigError("\n".join(lines)) from None
+
+
+def _freeze(values: Any) -> Any:
+    """Turn lists into tuples: strict validation takes no list for a tuple."""
+    if isinstance(values, dict):
+        return {key: _freeze(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return tuple(_freeze(value) for value in values)
+    return values
 
 
 def _describe(item: Any, where: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Duration, Frozen, contradiction
+from configs.base import Duration, Frozen, Instant, contradiction
 
 
 class CsvFormat(Frozen):
@@ -116,9 +116,9 @@ class TimeSplit(Frozen):
     """By the impression's time: training, then validation, then test."""
 
     by: Literal["time"]
-    validation: float | datetime
+    validation: float | Instant
     """Share of the impressions, or the instant at which the split begins."""
-    test: float | datetime
+    test: float | Instant
 
     @model_validator(mode="after")
     def _check(self) -> "TimeSplit":
