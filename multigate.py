@@ -1,0 +1,255 @@
+"""The command `multigate`: one verb per job.
+
+This module parses arguments and prints results; the work is done by the packages, which are
+imported only when their verb runs, so that `--help` answers at once.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import MultigateError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        arguments: the command line after the program's name; `sys.argv` where absent.
+
+    Returns:
+        Exit status: 0 done, 2 the input or the configuration cannot be used.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        result = options.run(options)
+    except MultigateError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing half-written is left", file=sys.stderr)
+        return 130
+    if result is not None and getattr(options, "json", False):
+        print(json.dumps(result, ensure_ascii=False))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="multigate",
+        description="From user logs to a multi-task ranking service.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    demo = _verb(
+        verbs,
+        "demo",
+        _demo,
+        "run every stage, from logs to ranked lists, on simulated or on real data",
+        "multigate demo --out demo-out\n"
+        "multigate demo --config deskdrop --data ~/deskdrop --out deskdrop-out",
+    )
+    demo.add_argument("--out", type=Path, required=True, help="new folder for all results")
+    demo.add_argument("--config", default="demo", help="preset or YAML file (default: demo)")
+    demo.add_argument("--data", type=Path, help="folder of the log's files; simulated if absent")
+
+    examples = _verb(
+        verbs,
+        "examples",
+        _examples,
+        "make training examples from raw logs",
+        "multigate examples --config deskdrop --data ~/deskdrop --out examples",
+    )
+    _config(examples)
+    examples.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    examples.add_argument("--out", type=Path, required=True, help="new folder for the examples")
+
+    train = _verb(
+        verbs,
+        "train",
+        _train,
+        "train the ranker on examples",
+        "multigate train --config deskdrop --examples examples --out checkpoint",
+    )
+    _config(train)
+    _examples_folder(train)
+    train.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
+
+    evaluate = _verb(
+        verbs,
+        "evaluate",
+        _evaluate,
+        "report AUC and RMSE per task and group",
+        "multigate evaluate --checkpoint checkpoint --examples examples --report report.html",
+    )
+    _checkpoint(evaluate)
+    _examples_folder(evaluate)
+    evaluate.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    evaluate.add_argument("--report", type=Path, help="HTML file to write")
+
+    export = _verb(
+        verbs,
+        "export",
+        _export,
+        "write a SavedModel version that evaluates only the selected experts",
+        "multigate export --checkpoint checkpoint --examples examples --out models/deskdrop",
+    )
+    _checkpoint(export)
+    _examples_folder(export)
+    export.add_argument(
+        "--out", type=Path, required=True, help="the model's base folder; a number is added"
+    )
+    export.add_argument("--version", type=int, help="version number (default: highest plus one)")
+
+    serve = _verb(
+        verbs,
+        "serve",
+        _serve,
+        "serve a model's newest version over gRPC",
+        "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500",
+        prints_result=False,
+    )
+    from serving.options import add_arguments  # light: imports no TensorFlow
+
+    add_arguments(serve)
+
+    rank = _verb(
+        verbs,
+        "rank",
+        _rank,
+        "rank candidates for one user by calling a server",
+        "multigate rank --target localhost:8500 --model deskdrop \\\n"
+        """    --user '{"user_id": "-1032019229384696495"}' --items 123,456 --limit 10""",
+    )
+    rank.add_argument("--target", default="localhost:8500", help="host:port of the server")
+    rank.add_argument("--model", required=True, help="model name")
+    rank.add_argument("--user", type=_json_object, required=True, help="user features, JSON")
+    rank.add_argument("--context", type=_json_object, default={}, help="context features, JSON")
+    rank.add_argument("--items", required=True, help="candidate ids, separated by commas")
+    rank.add_argument(
+        "--columns", type=_json_object, default={}, help="item features, JSON: name -> list"
+    )
+    rank.add_argument("--weights", type=_json_object, help="task weights, JSON: task -> number")
+    rank.add_argument("--limit", type=int, help="return so many items at most")
+    rank.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
+    return parser
+
+
+def _verb(
+    verbs: Any, name: str, run: Any, help_text: str, example: str, prints_result: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name,
+        help=help_text,
+        description=help_text[0].upper() + help_text[1:] + ".",
+        epilog="example:\n  " + example.replace("\n", "\n  "),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if prints_result:
+        parser.add_argument(
+            "--json", action="store_true", help="print the result as one JSON object, last line"
+        )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, help="preset or YAML file")
+
+
+def _examples_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--examples", type=Path, required=True, help="folder of examples")
+
+
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder that train wrote")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, received {text!r}")
+    return value
+
+
+def _demo(options: argparse.Namespace) -> dict[str, Any]:
+    from configs import load
+    from jobs import demo
+
+    return demo.run(load(options.config), options.data, options.out)
+
+
+def _examples(options: argparse.Namespace) -> dict[str, Any]:
+    from configs import load
+    from jobs.show import show_manifest
+    from pipeline import job
+
+    manifest = job.run(load(options.config), options.data, options.out)
+    show_manifest(manifest, options.out)
+    return manifest
+
+
+def _train(options: argparse.Namespace) -> dict[str, Any]:
+    from configs import load
+    from model import training
+
+    return training.train(load(options.config), options.examples, options.out)
+
+
+def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.show import show_evaluation
+    from model import evaluation
+
+    result = evaluation.evaluate(options.checkpoint, options.examples, split=options.split)
+    if options.report is not None:
+        from model import report
+
+        report.write_report(options.report, options.checkpoint, result)
+    show_evaluation(result)
+    return result
+
+
+def _export(options: argparse.Namespace) -> dict[str, Any]:
+    from model import export
+
+    version = export.export(
+        options.checkpoint, options.examples, options.out, version=options.version
+    )
+    print(f"exported {version}")
+    return {"export": str(version)}
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from serving import server
+    from serving.options import from_arguments
+
+    server.serve(from_arguments(options))
+
+
+def _rank(options: argparse.Namespace) -> dict[str, Any]:
+    from jobs.show import show_ranked
+    from serving.client import RankClient
+
+    with RankClient(options.target, timeout=options.timeout) as client:
+        ranked = client.rank(
+            model=options.model,
+            user=options.user,
+            context=options.context,
+            item_ids=options.items.split(","),
+            columns=options.columns,
+            weights=options.weights,
+            limit=options.limit,
+        )
+    show_ranked(ranked)
+    return {"ranked": ranked}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

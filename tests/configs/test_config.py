@@ -1,0 +1,181 @@
+"""Configuration: what is accepted, what is refused, and what the refusal says."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs import PRESETS, ConfigError, load
+from configs.base import parse
+from configs.config import Config
+
+PRESET_FILES = Path(__file__).parents[2] / "configs"
+
+
+def preset(name: str = "deskdrop") -> dict:
+    return yaml.safe_load((PRESET_FILES / f"{name}.yaml").read_text())
+
+
+def refusal(values: dict) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, values, "x.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_load_and_survive_json(name):
+    config = load(name)
+    assert config.name == name
+    assert parse(Config, json.loads(config.model_dump_json()), "copy") == config
+
+
+def test_every_yaml_in_configs_is_a_preset():
+    assert sorted(path.stem for path in PRESET_FILES.glob("*.yaml")) == sorted(PRESETS)
+
+
+def test_unknown_key_names_file_key_known_keys_and_value():
+    values = preset()
+    values["pipeline"]["negatives"]["per_positiv"] = 4
+    assert refusal(values) == (
+        "x.yaml: pipeline.negatives.per_positiv: unknown key; "
+        "expected one of exclude, per_positive, sampling; received 4"
+    )
+
+
+def test_wrong_type_names_expectation_and_value():
+    values = preset()
+    values["train"]["epochs"] = "twelve"
+    assert refusal(values) == (
+        "x.yaml: train.epochs: input should be a valid integer; received 'twelve'"
+    )
+
+
+def test_nothing_is_converted_silently():
+    values = preset()
+    values["train"]["epochs"] = "12"
+    assert "train.epochs" in refusal(values)
+
+
+def test_every_offending_key_has_its_line():
+    values = preset()
+    values["train"]["epochs"] = 0
+    del values["name"]
+    lines = refusal(values).splitlines()
+    assert lines == [
+        "x.yaml: name: required key is missing",
+        "x.yaml: train.epochs: input should be greater than or equal to 1; received 0",
+    ]
+
+
+def test_a_key_written_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("name: a\nname: b\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml: .*key 'name' is written twice.*line 2"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [", "not valid YAML"),
+        ("- 1\n", "expected a mapping of keys, received list"),
+        ("", "expected a mapping of keys, received NoneType"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path, content, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+
+
+def test_missing_file_names_the_presets():
+    with pytest.raises(
+        ConfigError, match=r"no-such\.yaml: no such configuration file; presets are"
+    ):
+        load("no-such.yaml")
+
+
+@pytest.mark.parametrize("text", ["5", "5x", "m", "", 5, "1e999d"])
+def test_durations_need_a_number_and_a_unit(text):
+    values = preset()
+    values["contract"]["tasks"]["dwell"]["label"]["cap"] = text
+    assert "expected a duration such as 30s, 10m, 12h or 7d" in refusal(values)
+
+
+def edit(values: dict, path: str, value: object) -> dict:
+    *parents, last = path.split("/")
+    for part in parents:
+        values = values[part]
+    values[last] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("contract/user", "item_id", "user: expected the name of an id feature of side 'user'"),
+        ("contract/item", "nothing", "item: expected the name of an id feature of side 'item'"),
+        (
+            "contract/features/recent_views/share",
+            "recent_likes",
+            "share: expected the name of an id feature that shares none itself",
+        ),
+        ("contract/features/recent_views/dtype", "int", "differs from that of 'item_id'"),
+        ("contract/features/recent_views/side", "item", "a history belongs to the user"),
+        ("contract/features/region/missing", "default", "needs a default of type string"),
+        ("contract/features/region/default", "NY", "default is read under missing: default only"),
+        ("contract/tasks/like/when", "dwell", "expected the name of another binary task"),
+        ("contract/tasks/like/without", "like", "expected the name of another binary task"),
+        ("contract/tasks/dwell/at_least", 3.0, "the task's type is regression"),
+        ("contract/tasks/dwell/type", "binary", "binary label from dwell needs at_least"),
+        ("contract/tasks/like/label/aggregate", "count", "from 'count' needs at_least"),
+        ("contract/tasks/like/transform", "log1p", "is for regression tasks"),
+        (
+            "contract/tasks/like/label",
+            {"rule": "column", "column": "like"},
+            "reads logs of shape 'impressions', pipeline.log.shape is 'events'",
+        ),
+        ("pipeline/negatives/exclude", "ever", "needs split.by: random, received 'time'"),
+        ("pipeline/log/unknown_time", 0, "cannot be split by time"),
+        ("pipeline/split/test", 0.95, "validation + test < 1"),
+        ("pipeline/split/test", "2017-01-01T00:00:00Z", "two shares or two instants"),
+        ("pipeline/log/columns/session", None, "needs pipeline.log.columns.session"),
+        ("model/gates", {"lik": {"name": "softmax"}}, "model.gates: expected one of view"),
+        ("model/embedding_dims", {"usr": 3}, "model.embedding_dims: expected one of user_id"),
+    ],
+)
+def test_contradictions_are_refused(path, value, message):
+    values = preset()
+    edit(values, path, value)
+    assert message in refusal(values)
+
+
+def test_labels_that_refer_to_one_another_in_a_ring_are_refused():
+    values = preset()
+    values["contract"]["tasks"]["like"]["when"] = "bookmark"
+    values["contract"]["tasks"]["bookmark"]["without"] = "like"
+    assert "refers to itself" in refusal(values)
+
+
+def test_names_of_the_signature_are_taken():
+    values = preset()
+    values["contract"]["tasks"]["score"] = values["contract"]["tasks"].pop("like")
+    assert "this name is the combined score's" in refusal(values)
+
+
+def test_split_instants_come_from_yaml_and_need_a_zone(tmp_path):
+    text = (PRESET_FILES / "deskdrop.yaml").read_text()
+    path = tmp_path / "instants.yaml"
+    split = "split: {by: time, validation: 2016-12-01T00:00:00Z, test: 2017-01-01T00:00:00Z}"
+    path.write_text(text.replace("split: {by: time, validation: 0.1, test: 0.1}", split))
+    assert load(path).pipeline.split.test.year == 2017
+    path.write_text(path.read_text().replace("00:00Z", "00:00"))
+    with pytest.raises(ConfigError, match="instants need a zone"):
+        load(path)
+
+
+def test_configuration_is_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        load("demo").train.epochs = 3

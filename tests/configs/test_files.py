@@ -1,0 +1,44 @@
+"""Folders are complete or absent."""
+
+import json
+
+import pytest
+
+from configs import DataError
+from configs.files import new_folder, write_json
+
+
+def test_folder_appears_whole(tmp_path):
+    path = tmp_path / "deep" / "out"
+    with new_folder(path) as folder:
+        (folder / "a").write_text("1")
+        assert not path.exists()
+    assert (path / "a").read_text() == "1"
+    assert [p.name for p in path.parent.iterdir()] == ["out"]
+
+
+def test_failure_leaves_nothing(tmp_path):
+    path = tmp_path / "out"
+    with pytest.raises(RuntimeError), new_folder(path) as folder:
+        (folder / "a").write_text("1")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_folder_is_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    with (
+        pytest.raises(DataError, match="out: already exists; choose another output folder"),
+        new_folder(tmp_path / "out"),
+    ):
+        pass
+
+
+def test_json_is_written_whole_and_refuses_nan(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": "é"})
+    assert json.loads(path.read_text()) == {"a": "é"}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": "é"}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
