@@ -18,6 +18,7 @@ install: .venv/.installed
 	touch $@
 
 demo: install
+	rm -rf demo-out
 	$(BIN)/multigate demo --out demo-out
 
 test: install
@@ -38,9 +39,12 @@ types: install
 check: lint format types test
 
 # Compile the lock files anew; they carry hashes and no addresses.
+COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
+    --custom-compile-command "make lock" pyproject.toml
 lock:
-	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
-	    --custom-compile-command "make lock" --extra dev --extra jax pyproject.toml -o requirements.lock
+	$(BIN)/$(COMPILE) --extra train --extra jax --extra dev -o requirements.lock
+	$(BIN)/$(COMPILE) -o requirements-serving.lock
+	$(BIN)/$(COMPILE) --extra train --extra gpu -o requirements-gpu.lock
 
 clean:
 	rm -rf .venv demo-out

@@ -1,0 +1,36 @@
+# Two targets; no logic here, everything is in the Makefile's lock files and the `multigate` command.
+#   docker build --target serving -t multigate-serving .
+#   docker build --target training -t multigate-training .                                   (CPU)
+#   docker build --target training --build-arg LOCK=requirements-gpu.lock -t multigate-gpu . (CUDA)
+
+FROM python:3.11-slim AS base
+ENV PYTHONUNBUFFERED=1 TF_CPP_MIN_LOG_LEVEL=2
+WORKDIR /app
+RUN useradd --create-home multigate
+
+FROM base AS serving
+COPY requirements-serving.lock .
+RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements-serving.lock
+COPY multigate.py ./
+COPY configs configs
+COPY features features
+COPY serving serving
+USER multigate
+EXPOSE 8500 8501
+ENV MODEL_NAME=model MODEL_BASE_PATH=/models/model
+# Inside a container the port must be reachable from outside it.
+ENTRYPOINT ["python", "-m", "multigate", "serve", "--host=0.0.0.0"]
+
+FROM base AS training
+ARG LOCK=requirements.lock
+COPY ${LOCK} ./
+RUN pip install --no-cache-dir --require-hashes --no-deps -r ${LOCK}
+COPY multigate.py ./
+COPY configs configs
+COPY features features
+COPY pipeline pipeline
+COPY model model
+COPY serving serving
+COPY jobs jobs
+USER multigate
+ENTRYPOINT ["python", "-m", "multigate"]
