@@ -1,0 +1,41 @@
+"""Results as people read them in a terminal."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_CONSOLE = Console()
+
+
+def show_manifest(manifest: dict[str, Any], out: Path) -> None:
+    """Print where the rows of the log went."""
+    table = Table(title=f"examples in {out}", title_justify="left")
+    table.add_column("rows")
+    table.add_column("count", justify="right")
+    for name, count in manifest["counts"].items():
+        table.add_row(name.replace("_", " "), f"{count:,}")
+    _CONSOLE.print(table)
+
+
+def show_evaluation(result: dict[str, Any]) -> None:
+    """Print the table of tasks."""
+    from model.evaluation import table
+
+    _CONSOLE.print(table(result))
+
+
+def show_ranked(title: str, ranked: list[dict[str, Any]]) -> None:
+    """Print one ranked list: place, item, combined score and each task's score."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("place", justify="right")
+    table.add_column("item")
+    table.add_column("score", justify="right")
+    tasks = list(ranked[0]["tasks"]) if ranked else []
+    for task in tasks:
+        table.add_column(task, justify="right")
+    for place, item in enumerate(ranked, start=1):
+        values = (f"{item['tasks'][task]:.4g}" for task in tasks)
+        table.add_row(str(place), str(item["item_id"]), f"{item['score']:.4g}", *values)
+    _CONSOLE.print(table)
