@@ -1,13 +1,45 @@
 """Every gate of the papers behind one signature; `docs/gates.md` holds the formulas."""
 
+import inspect
 from typing import Any
 
 from model.gates.base import Gate, Properties, Routing
+from model.gates.comet import Comet
+from model.gates.dselect_k import DSelectK
+from model.gates.expert_choice import ExpertChoice
+from model.gates.gumbel_softmax import GumbelSoftmax
+from model.gates.hash import Hash
+from model.gates.hierarchical import Hierarchical
+from model.gates.moesart import Moesart
+from model.gates.noisy_topk import NoisyTopK
+from model.gates.sampled import Sampled
 from model.gates.softmax import Softmax
+from model.gates.softmax_selector import SoftmaxSelector
+from model.gates.switch import Switch
+from model.gates.topk import TopK
+from model.gates.vmoe import VMoE
+from model.gates.xmoe import XMoE
 
 _GATES: dict[str, type[Gate]] = {
     "softmax": Softmax,
+    "topk": TopK,
+    "noisy_topk": NoisyTopK,
+    "vmoe": VMoE,
+    "switch": Switch,
+    "xmoe": XMoE,
+    "expert_choice": ExpertChoice,
+    "hash": Hash,
+    "dselect_k": DSelectK,
+    "softmax_selector": SoftmaxSelector,
+    "gumbel_softmax": GumbelSoftmax,
+    "moesart": Moesart,
+    "comet": Comet,
+    "hierarchical": Hierarchical,
+    "sampled": Sampled,
 }
+
+# What every Keras layer takes besides; `name` is taken here by the gate's own name.
+_LAYER_OPTIONS = {"dtype", "trainable"}
 
 __all__ = ["Gate", "Properties", "Routing", "make", "names"]
 
@@ -39,7 +71,17 @@ def make(
     if name not in _GATES:
         raise ValueError(f"gate: expected one of {', '.join(_GATES)}; received {name!r}")
     gate = _GATES[name]
-    try:
-        return gate(num_experts=num_experts, num_selected=num_selected, static=static, **options)
-    except TypeError as error:
-        raise ValueError(f"gate {name!r}: {error}") from error
+    known = sorted(_options(gate))
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise ValueError(
+            f"gate {name!r}: unknown option {', '.join(map(repr, unknown))}; "
+            f"expected any of {', '.join(known)}"
+        )
+    return gate(num_experts=num_experts, num_selected=num_selected, static=static, **options)
+
+
+def _options(gate: type[Gate]) -> set[str]:
+    """Options that `make` passes on: the gate's own and those of every gate and layer."""
+    parameters = {*inspect.signature(Gate).parameters, *inspect.signature(gate).parameters}
+    return parameters - {"num_experts", "num_selected", "static", "kwargs"} | _LAYER_OPTIONS

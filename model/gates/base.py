@@ -165,6 +165,13 @@ class Gate(keras.layers.Layer):
             weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
         )
 
+    def check_option(self, name: str, value: Any, valid: bool, expected: str) -> None:
+        """Raise ValueError naming the option, what it has to be and what came, unless `valid`."""
+        if not valid:
+            raise ValueError(
+                f"{name}: {type(self).__name__} expected {expected}, received {value!r}"
+            )
+
     def check_logits(self, logits: Tensor) -> Tensor:
         """Return `logits`; raise where one is NaN or infinite (see `backend.check_finite`)."""
         return backend.check_finite(logits, f"logits of gate {self.name!r}")

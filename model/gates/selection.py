@@ -32,6 +32,13 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     return keras.ops.where(top_k_mask(logits, k), logits, -float("inf"))
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """Softmax over the last axis; over a single entry 1, which Keras would warn about."""
+    if logits.shape[-1] == 1:
+        return keras.ops.ones_like(logits)
+    return keras.ops.softmax(logits)
+
+
 def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the entries that `mask` selects.
 
@@ -43,15 +50,10 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
         (..., E) float.  Entries outside the mask are exactly zero and pass exactly zero gradient.
         A row without any True is all zeros.
     """
-    ops = keras.ops
-    kept = ops.where(mask, logits, ops.zeros_like(logits))
-    lowest = ops.full_like(kept, -1e30)
-    shift = ops.stop_gradient(ops.max(ops.where(mask, kept, lowest), axis=-1, keepdims=True))
-    # Both `where` are needed: the first keeps infinities out, the second stops the gradient.
-    inner = ops.where(mask, kept - shift, ops.zeros_like(kept))
-    terms = ops.where(mask, ops.exp(inner), ops.zeros_like(kept))
-    total = ops.sum(terms, axis=-1, keepdims=True)
-    return terms / ops.where(total > 0, total, ops.ones_like(total))
+    # Far below any logit, so that its exponential is exactly zero, yet finite: infinities on the
+    # gradient's way would make it NaN.
+    lowest = keras.ops.full_like(logits, -1e30)
+    return keep_where(mask, softmax(keras.ops.where(mask, logits, lowest)))
 
 
 def keep_where(mask: Tensor, weights: Tensor) -> Tensor:

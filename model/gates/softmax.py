@@ -1,29 +1,21 @@
-"""Softmax gate: every expert has a weight (Jordan and Jacobs; gates.md, "Dense")."""
+"""Softmax gate: every expert has a weight (Jordan and Jacobs; sparsely-gated MoE, section 2.1)."""
 
 from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor
+from model.gates.base import Properties, Routing, Tensor
+from model.gates.linear import LinearGate
+from model.gates.selection import softmax
 
 
 @keras.saving.register_keras_serializable("multigate")
-class Softmax(Gate):
+class Softmax(LinearGate):
     """w = softmax(xA + b); static: w = softmax(b).
 
     `num_selected` is accepted for the common signature and has no effect: the gate is dense in
     training and at inference.
     """
-
-    def build(self, input_shape: tuple[int | None, ...]) -> None:
-        """Create A (D, E) and b (E,)."""
-        if not self.static:
-            self.kernel = self.add_weight(
-                shape=(input_shape[-1], self.num_experts),
-                initializer=keras.initializers.GlorotUniform(seed=self.seed),
-                name="kernel",
-            )
-        self.bias = self.add_weight(shape=(self.num_experts,), initializer="zeros", name="bias")
 
     @property
     def properties(self) -> Properties:
@@ -32,8 +24,4 @@ class Softmax(Gate):
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (B, E), or (E,)."""
-        ops = keras.ops
-        logits = ops.convert_to_tensor(self.bias)
-        if not self.static:
-            logits = ops.matmul(x, self.kernel) + logits
-        return Routing(ops.softmax(self.check_logits(logits)), {}, {})
+        return Routing(softmax(self.logits(x)), {}, {})

@@ -1,0 +1,206 @@
+"""COMET gate: k soft trees whose leaves are the experts (MOESART, appendix S4; Ibrahim et al.)."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
+from model.gates.permutation import permutation_matrix, round_permutation
+from model.gates.schedule import Points, ScheduledGate, check_points, piecewise_linear
+from model.gates.selection import batch_mean, masked_softmax
+from model.gates.smooth_step import saturated, smooth_step
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Comet(ScheduledGate):
+    """k binary trees with E leaves each; one softmax over the scores of all their leaves.
+
+    Split i of tree r decides by t = (xV + c)_{r,i}: the share S(t) goes left and 1 - S(t) right,
+    S the smooth-step of width gamma.  Leaf e of tree r has path probability p[r, e], the product
+    along its path, and score xA[r, e] + b[r, e] + log p[r, e]; a leaf with p = 0 is dead (-inf).
+
+        w_e = sum_r softmax(all k * E scores)[r, e]
+
+    When every decision is 0 or 1, each tree has one live leaf: at most k experts.  The trees are
+    heaps: split i has children 2i + 1 and 2i + 2, and node E - 1 + e is leaf e.  So any E works
+    without unreachable leaves; where E is not a power of two, depths differ by one.
+
+    Loss while training:
+        entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), in nats.
+
+    With `permutation`, leaf weights pass through a learnt doubly stochastic matrix (E, E), shared
+    by the trees, before they are expert weights: w' = w P (`permutation_matrix`).  P is dense
+    until it converges, so then `harden` is what makes the gate sparse.
+
+    Args:
+        gamma: width of the smooth-step, > 0.
+        entropy_weight: lambda.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
+            between the pairs and constant outside.
+        permutation: learn which expert sits at which leaf.
+        permutation_temperature: temperature of P, > 0; lower is closer to a permutation.
+    """
+
+    has_static = False
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int = 1,
+        static: bool = False,
+        seed: int | None = None,
+        *,
+        gamma: float = 1.0,
+        entropy_weight: float = 0.0,
+        entropy_schedule: Points | None = None,
+        permutation: bool = False,
+        permutation_temperature: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
+        self.check_option("gamma", gamma, gamma > 0, "more than 0")
+        self.check_option("entropy_weight", entropy_weight, entropy_weight >= 0, "at least 0")
+        self.check_option(
+            "permutation_temperature",
+            permutation_temperature,
+            permutation_temperature > 0,
+            "more than 0",
+        )
+        self.gamma = gamma
+        self.entropy_weight = entropy_weight
+        self.entropy_schedule = check_points(entropy_schedule, "entropy_schedule")
+        self.permutation = permutation
+        self.permutation_temperature = permutation_temperature
+        self.path_columns = heap_paths(num_experts)
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create V (D, k(E-1)), c (k(E-1),), A (D, kE), b (kE,) and the permutation's logits."""
+        super().build(input_shape)
+        D, k, E = input_shape[-1], self.num_selected, self.num_experts
+        near_half = self.gamma / 100  # decisions start near 1/2, where gradients are alive
+
+        def uniform(label: str) -> Any:
+            return keras.initializers.RandomUniform(
+                -near_half, near_half, seed=derive_seed(self.seed, label)
+            )
+
+        if E > 1:
+            self.split_kernel = self.add_weight(
+                shape=(D, k * (E - 1)), initializer=uniform("split_kernel"), name="split_kernel"
+            )
+            self.split_bias = self.add_weight(
+                shape=(k * (E - 1),), initializer=uniform("split_bias"), name="split_bias"
+            )
+        self.kernel = self.add_weight(
+            shape=(D, k * E),
+            initializer=keras.initializers.GlorotUniform(seed=self.seed),
+            name="kernel",
+        )
+        self.bias = self.add_weight(shape=(k * E,), initializer="zeros", name="bias")
+        if self.permutation:
+            self.permutation_logits = self.add_weight(
+                shape=(E, E),
+                initializer=keras.initializers.RandomUniform(
+                    -0.01, 0.01, seed=derive_seed(self.seed, "permutation")
+                ),
+                name="permutation_logits",
+            )
+
+    @property
+    def properties(self) -> Properties:
+        """Dense at first, sparse as decisions saturate; k-sparse at inference once hardened."""
+        return Properties(False, sparse_in_training=False, sparse_at_inference=self.hardened)
+
+    def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
+        """Weights (B, E); loss `entropy` while training; diagnostics `convergence`, `path_entropy`.
+
+        `convergence` is the share of decisions with |t| >= gamma / 2.
+        """
+        ops = keras.ops
+        k, E = self.num_selected, self.num_experts
+        step = self.read_step(training)
+        scores = self.check_logits(ops.matmul(x, self.kernel) + self.bias)  # (B, kE)
+        scores = ops.reshape(scores, (-1, k, E))  # (B, k, E)
+        alive, log_p, convergence = self._paths(x)
+        hard = self.hardened and not training
+        if hard:
+            # The likeliest leaf of each tree gets all of the tree's probability: log p = 0.
+            live = ops.one_hot(ops.argmax(log_p, axis=-1), E, dtype="bool")
+        else:
+            live, scores = alive, scores + log_p
+        flat = (-1, k * E)
+        weights = masked_softmax(ops.reshape(scores, flat), ops.reshape(live, flat))  # (B, kE)
+        weights = ops.sum(ops.reshape(weights, (-1, k, E)), axis=1)  # (B, E)
+        if self.permutation:
+            matrix = permutation_matrix(self.permutation_logits, self.permutation_temperature)
+            weights = ops.matmul(weights, round_permutation(matrix) if hard else matrix)
+        path = ops.where(alive, ops.exp(log_p), ops.zeros_like(log_p))  # (B, k, E)
+        path_entropy = batch_mean(ops.sum(entropy(path), axis=-1))
+        diagnostics = {
+            "convergence": ops.stop_gradient(convergence),
+            "path_entropy": ops.stop_gradient(path_entropy),
+        }
+        losses = {}
+        if training and self.entropy_weight:
+            strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
+            losses["entropy"] = strength * path_entropy
+        return Routing(weights, losses, diagnostics)
+
+    def _paths(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Follow the decisions of x (B, D) to the leaves.
+
+        Logarithms are summed rather than factors multiplied: near its ends a decision moves in
+        steps of about 1e-15, so no factor underflows, but a product of several would.
+
+        Returns:
+            Which leaves are alive, (B, k, E) bool; their log path probabilities, (B, k, E), finite,
+            and -1e30 for dead ones; and the share of saturated decisions, a scalar.
+        """
+        ops = keras.ops
+        k, E = self.num_selected, self.num_experts
+        log_p = ops.zeros((ops.shape(x)[0], k, E), dtype=x.dtype)
+        alive = ops.ones_like(log_p, dtype="bool")
+        if E == 1:
+            return alive, log_p, ops.ones((), dtype=x.dtype)
+        t = self.check_logits(ops.matmul(x, self.split_kernel) + self.split_bias)
+        t = ops.reshape(t, (-1, k, E - 1))  # (B, k, E-1)
+        left, right = smooth_step(t, self.gamma)
+        # (B, k, 2(E-1) + 1): every decision's two shares, then the 1 that pads shorter paths.
+        shares = ops.concatenate([left, right, ops.ones_like(left[..., :1])], axis=-1)
+        positive = shares > 0
+        logs = ops.log(ops.where(positive, shares, ops.ones_like(shares)))
+        for columns in self.path_columns:  # one row (E,) for each level of the tree
+            log_p = log_p + ops.take(logs, columns, axis=-1)
+            alive = ops.logical_and(alive, ops.take(positive, columns, axis=-1))
+        convergence = batch_mean(ops.mean(ops.cast(saturated(t, self.gamma), x.dtype), (1, 2)))
+        return alive, ops.where(alive, log_p, ops.full_like(log_p, -1e30)), convergence
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same gate."""
+        return super().get_config() | {
+            "gamma": self.gamma,
+            "entropy_weight": self.entropy_weight,
+            "entropy_schedule": self.entropy_schedule,
+            "permutation": self.permutation,
+            "permutation_temperature": self.permutation_temperature,
+        }
+
+
+def heap_paths(num_leaves: int) -> np.ndarray:
+    """Paths from the leaves of a heap-shaped tree to its root.
+
+    Returns:
+        (depth, E) int32 columns of [shares that go left (E-1), shares that go right (E-1), 1]: the
+        factors whose product is a leaf's path probability.
+    """
+    E = num_leaves
+    columns = np.full(((E - 1).bit_length(), E), 2 * (E - 1), "int32")
+    for leaf in range(E):
+        node, level = E - 1 + leaf, 0
+        while node > 0:
+            parent = (node - 1) // 2
+            goes_right = node == 2 * parent + 2
+            columns[level, leaf] = parent + goes_right * (E - 1)
+            node, level = parent, level + 1
+    return columns

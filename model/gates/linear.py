@@ -1,0 +1,43 @@
+"""The part that most gates share: logits that are linear in the gate's input."""
+
+from typing import Any
+
+import keras
+
+from model.gates.base import Gate, Tensor, derive_seed
+
+
+class LinearGate(Gate):
+    """A gate with logits xA + b, or b alone in its static form.
+
+    A (D, E) starts at Glorot's uniform initialiser, b (E,) at zero.
+    """
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create A (D, E) and b (E,)."""
+        if not self.static:
+            self.kernel = self.add_weight(
+                shape=(input_shape[-1], self.num_experts),
+                initializer=keras.initializers.GlorotUniform(seed=self.seed),
+                name="kernel",
+            )
+        self.bias = self.add_weight(
+            shape=(self.num_experts,), initializer=self.bias_initializer(), name="bias"
+        )
+
+    def bias_initializer(self) -> Any:
+        """Initialiser of b."""
+        return "zeros"
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Finite logits (B, E), or (E,) from a static gate, of x (B, D)."""
+        ops = keras.ops
+        logits = ops.convert_to_tensor(self.bias)
+        if not self.static:
+            logits = ops.matmul(x, self.kernel) + logits
+        return self.check_logits(logits)
+
+
+def noise_generator(seed: int | None) -> keras.random.SeedGenerator:
+    """Generator of a gate's training noise; its draws do not repeat the initialisers'."""
+    return keras.random.SeedGenerator(derive_seed(seed, "noise"))
