@@ -1,0 +1,57 @@
+"""One hash of ids, for values that no vocabulary holds: the same in NumPy and in the graph.
+
+With P odd and all arithmetic modulo 2^64:
+
+    text of bytes c_0 .. c_{n-1}:  h = mixed(n + sum over i < 256 of (c_i + 1) * P^(i + 1))
+    integer v:                     h = mixed(v as two's complement)
+
+`mixed` is the finaliser of SplitMix64: without it the low bits of a polynomial depend on the low
+bits of the bytes alone.  Only a text's first 256 bytes and its length count.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+LONGEST = 256
+"""Bytes of a text that are looked at."""
+
+MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Rounds of the finaliser: h ^= h >> shift, then h *= factor; a last h ^= h >> 31 follows."""
+
+POWERS = np.cumprod(np.full(LONGEST, 0x9E3779B97F4A7C15, np.uint64))  # wraps modulo 2^64
+"""P^1 .. P^256."""
+
+
+def hash_ids(values: pa.Array, buckets: int) -> np.ndarray:
+    """Bucket of each id.
+
+    Args:
+        values: (N,) text or integers, without nulls.
+        buckets: number of buckets, at least 1.
+
+    Returns:
+        (N,) int64 in [0, buckets).
+    """
+    if pa.types.is_integer(values.type):
+        h = np.asarray(values.cast(pa.int64())).view(np.uint64)
+    else:
+        h = _polynomial(values)
+    for shift, factor in MIXER:
+        h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
+    h = h ^ (h >> np.uint64(31))
+    # The top bit goes, so that the remainder is that of a signed integer as well.
+    return (h >> np.uint64(1)).astype(np.int64) % buckets
+
+
+def _polynomial(texts: pa.Array) -> np.ndarray:
+    """The sum above, before mixing, of each text; (N,) uint64."""
+    binary = texts.cast(pa.large_binary())
+    lengths = np.asarray(pc.binary_length(binary))
+    ends = np.cumsum(lengths)
+    data = np.frombuffer(b"".join(binary.to_pylist()), np.uint8)
+    place = np.arange(len(data)) - np.repeat(ends - lengths, lengths)  # in its own text
+    terms = (data.astype(np.uint64) + np.uint64(1)) * POWERS[np.minimum(place, LONGEST - 1)]
+    terms[place >= LONGEST] = 0
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms)])
+    return sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64)
