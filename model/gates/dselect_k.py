@@ -1,0 +1,182 @@
+"""DSelect-k: differentiable selection of at most k experts by binary codes (section 3)."""
+
+from typing import Any
+
+import keras
+
+from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
+from model.gates.schedule import (
+    Points,
+    ScheduledGate,
+    check_annealing,
+    check_points,
+    check_strength,
+    geometric,
+    piecewise_linear,
+)
+from model.gates.selection import batch_mean
+from model.gates.smooth_step import code_probabilities, saturated, smooth_step
+
+_SMALLEST_MASS = 1e-6  # clamp of the reachable mass: all of a selector may sit on unreachable codes
+
+
+@keras.saving.register_keras_serializable("multigate")
+class DSelectK(ScheduledGate):
+    """w_e = sum_r softmax(a)_r p[r, e], with p[r, e] the product of selector r's bits on code e.
+
+    Each of the k selectors r has m = ceil(log2 E) bits z_r and a weight logit a_r.  Bit j takes
+    the value S(z_rj), S the smooth-step of width gamma.  Static: z and a are variables; per
+    example: z = x W_z + c_z, a = x W_a + c_a (the paper's section 3.2 has no biases; they cost
+    nothing and make the static gate a special case).  Once every bit is 0 or 1 each selector
+    picks one expert, so at most k weights are non-zero: two selectors may pick the same one.
+
+    Where E is not a power of two, codes E to 2^m - 1 lead nowhere: w is divided by its sum over
+    the reachable experts (clamped at 1e-6), and a penalty draws selectors to them.
+
+    Losses, while training:
+        entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), nats, over all 2^m codes.
+            (The paper's is summed over the batch: its lambda is this one divided by B.)
+        reachability: xi * mean over the batch of sum_r (1 / sum_{e < E} p[r, e] - 1).  The -1
+            takes away the penalty's floor, so that a converged gate adds zero.
+    Diagnostics: convergence, the share of bits that are exactly 0 or 1.
+
+    `harden()` makes inference take, for each selector, the reachable expert of largest p[r, e].
+
+    Args:
+        gamma: width of the smooth-step.
+        gamma_end: where given, gamma goes to it geometrically over `gamma_steps` training steps;
+            near zero every bit saturates for every example.
+        gamma_steps: see `gamma_end`.
+        entropy_weight: lambda.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
+            between the pairs and constant outside.
+        reachability_weight: xi.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int = 1,
+        static: bool = False,
+        gamma: float = 1.0,
+        gamma_end: float | None = None,
+        gamma_steps: int = 10_000,
+        entropy_weight: float = 0.0,
+        entropy_schedule: Points | None = None,
+        reachability_weight: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_experts, num_selected, static, **kwargs)
+        check_annealing("gamma", gamma, gamma_end, gamma_steps)
+        check_strength(entropy_weight=entropy_weight, reachability_weight=reachability_weight)
+        self.gamma = gamma
+        self.gamma_end = gamma_end
+        self.gamma_steps = gamma_steps
+        self.entropy_weight = entropy_weight
+        self.entropy_schedule = check_points(entropy_schedule, "entropy_schedule")
+        self.reachability_weight = reachability_weight
+        self.num_bits = (num_experts - 1).bit_length()  # m = ceil(log2 E); 0 where E = 1
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create c_z (k, m), c_a (k,) and, per example, W_z (D, k*m) and W_a (D, k).
+
+        The bits start within gamma/100 of 1/2, where gradients are largest.
+        """
+        super().build(input_shape)
+        k, bits = self.num_selected, self.num_selected * self.num_bits
+
+        def near_half(label: str) -> Any:
+            return keras.initializers.RandomUniform(
+                -self.gamma / 100, self.gamma / 100, seed=derive_seed(self.seed, label)
+            )
+
+        if bits:
+            self.bit_bias = self.add_weight(
+                shape=(bits,), initializer=near_half("bit_bias"), name="bit_bias"
+            )
+        self.mix_bias = self.add_weight(shape=(k,), initializer="zeros", name="mix_bias")
+        if not self.static:
+            D = input_shape[-1]
+            if bits:
+                self.bit_kernel = self.add_weight(
+                    shape=(D, bits), initializer=near_half("bit_kernel"), name="bit_kernel"
+                )
+            self.mix_kernel = self.add_weight(
+                shape=(D, k),
+                initializer=keras.initializers.GlorotUniform(
+                    seed=derive_seed(self.seed, "mix_kernel")
+                ),
+                name="mix_kernel",
+            )
+
+    @property
+    def properties(self) -> Properties:
+        """Dense at first; k-sparse at inference once hardened, before that only where it converged.
+
+        Weights sum to one unless every selector sits on an unreachable code.
+        """
+        return Properties(self.static, sparse_in_training=False, sparse_at_inference=self.hardened)
+
+    def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
+        """Weights (B, E), or (E,)."""
+        ops = keras.ops
+        k, E = self.num_selected, self.num_experts
+        step = self.read_step(training)
+        gamma = geometric(self.gamma, self.gamma_end, self.gamma_steps, step)
+        bits, mix = self._logits(x)  # (B, k, m), (B, k); B = 1 where static
+        on, off = smooth_step(bits, gamma)
+        p = code_probabilities(on, off)  # (B, k, 2^m)
+        reachable = p[..., :E]
+        mass = ops.sum(reachable, axis=-1)  # (B, k)
+        alpha = ops.softmax(mix)  # (B, k)
+        if self.hardened and not training:
+            # Rounding bit by bit could land on an unreachable code; the largest p cannot.
+            reachable = ops.one_hot(ops.argmax(reachable, axis=-1), E, dtype=p.dtype)
+        weights = ops.sum(alpha[..., None] * reachable, axis=1)  # (B, E)
+        if not (self.hardened and not training):
+            total = ops.sum(weights, axis=-1, keepdims=True)
+            weights = weights / ops.maximum(total, _SMALLEST_MASS)
+        losses = {}
+        if training and self.entropy_weight:
+            strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
+            losses["entropy"] = strength * batch_mean(ops.sum(entropy(p), axis=-1))
+        if training and self.reachability_weight and 2**self.num_bits > E:
+            excess = ops.sum(1.0 / ops.maximum(mass, _SMALLEST_MASS), axis=-1) - k
+            losses["reachability"] = self.reachability_weight * batch_mean(excess)
+        converged = saturated(ops.stop_gradient(bits), gamma)
+        diagnostics = {"convergence": _share(converged)}
+        return Routing(weights[0] if self.static else weights, losses, diagnostics)
+
+    def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Bits (B, k, m) before the smooth-step, and weight logits (B, k); B = 1 where static."""
+        ops = keras.ops
+        k, m = self.num_selected, self.num_bits
+        mix = ops.convert_to_tensor(self.mix_bias)[None]
+        if not self.static:
+            mix = ops.matmul(x, self.mix_kernel) + mix
+        self.check_logits(mix)
+        if not m:
+            return ops.zeros_like(mix)[..., None][..., :0], mix
+        bits = ops.convert_to_tensor(self.bit_bias)[None]
+        if not self.static:
+            bits = ops.matmul(x, self.bit_kernel) + bits
+        return ops.reshape(self.check_logits(bits), (-1, k, m)), mix  # (B, k, m)
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same gate."""
+        return super().get_config() | {
+            "gamma": self.gamma,
+            "gamma_end": self.gamma_end,
+            "gamma_steps": self.gamma_steps,
+            "entropy_weight": self.entropy_weight,
+            "entropy_schedule": self.entropy_schedule,
+            "reachability_weight": self.reachability_weight,
+        }
+
+
+def _share(marks: Tensor) -> Tensor:
+    """Share of True in `marks`; 1.0 where it is empty (E = 1 has no bits, B = 0 no rows)."""
+    ops = keras.ops
+    missing = 1.0 - ops.cast(marks, "float32")
+    count = ops.cast(ops.size(marks), "float32")
+    return 1.0 - ops.sum(missing) / ops.maximum(count, 1.0)

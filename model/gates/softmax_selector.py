@@ -1,0 +1,126 @@
+"""DSelect-k's ablations: a softmax instead of binary codes in each selector (appendix C.1)."""
+
+from typing import Any
+
+import keras
+
+from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
+from model.gates.schedule import (
+    Points,
+    ScheduledGate,
+    check_annealing,
+    check_points,
+    check_strength,
+    geometric,
+    piecewise_linear,
+)
+from model.gates.selection import batch_mean
+
+
+@keras.saving.register_keras_serializable("multigate")
+class SoftmaxSelector(ScheduledGate):
+    """w_e = sum_r softmax(a)_r softmax(psi_r / temperature)_e, with k selectors r.
+
+    Static: psi (k, E) and a (k,) are variables; per example both are linear in x.  A softmax
+    never is one-hot exactly, so inference takes each selector's argmax.  Two selectors may take
+    the same expert.  The paper's two variants are settings: "annealing" gives the temperature an
+    end, "entropy" gives `entropy_weight`; both together are allowed.
+
+    Losses, while training:
+        entropy: lambda(step) * mean over the batch of sum_r H(softmax(psi_r / temperature)), nats.
+
+    Args:
+        temperature: of the selectors' softmax.
+        temperature_end: where given, the temperature goes to it geometrically over
+            `temperature_steps` training steps (the paper ends at 1e-16).
+        temperature_steps: see `temperature_end`.
+        entropy_weight: lambda.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
+            between the pairs and constant outside.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int = 1,
+        static: bool = False,
+        temperature: float = 1.0,
+        temperature_end: float | None = None,
+        temperature_steps: int = 10_000,
+        entropy_weight: float = 0.0,
+        entropy_schedule: Points | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_experts, num_selected, static, **kwargs)
+        check_annealing("temperature", temperature, temperature_end, temperature_steps)
+        check_strength(entropy_weight=entropy_weight)
+        self.temperature = temperature
+        self.temperature_end = temperature_end
+        self.temperature_steps = temperature_steps
+        self.entropy_weight = entropy_weight
+        self.entropy_schedule = check_points(entropy_schedule, "entropy_schedule")
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create the biases of psi (k*E,) and a (k,), and per example their kernels.
+
+        psi's bias starts in U(-0.05, 0.05): equal selectors would get equal gradients for ever.
+        """
+        super().build(input_shape)
+        k, E = self.num_selected, self.num_experts
+        self.selector_bias = self.add_weight(
+            shape=(k * E,),
+            initializer=keras.initializers.RandomUniform(
+                seed=derive_seed(self.seed, "selector_bias")
+            ),
+            name="selector_bias",
+        )
+        self.mix_bias = self.add_weight(shape=(k,), initializer="zeros", name="mix_bias")
+        if not self.static:
+            for name, width in (("selector_kernel", k * E), ("mix_kernel", k)):
+                kernel = self.add_weight(
+                    shape=(input_shape[-1], width),
+                    initializer=keras.initializers.GlorotUniform(seed=derive_seed(self.seed, name)),
+                    name=name,
+                )
+                setattr(self, name, kernel)
+
+    @property
+    def properties(self) -> Properties:
+        """Dense while training, k-sparse at inference."""
+        return Properties(self.static, sparse_in_training=False, sparse_at_inference=True)
+
+    def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
+        """Weights (B, E), or (E,)."""
+        ops = keras.ops
+        k, E = self.num_selected, self.num_experts
+        step = self.read_step(training)
+        psi = ops.convert_to_tensor(self.selector_bias)[None]
+        mix = ops.convert_to_tensor(self.mix_bias)[None]
+        if not self.static:
+            psi = ops.matmul(x, self.selector_kernel) + psi
+            mix = ops.matmul(x, self.mix_kernel) + mix
+        psi = ops.reshape(self.check_logits(psi), (-1, k, E))  # (B, k, E); B = 1 where static
+        alpha = ops.softmax(self.check_logits(mix))  # (B, k)
+        losses = {}
+        if training:
+            temperature = geometric(
+                self.temperature, self.temperature_end, self.temperature_steps, step
+            )
+            selectors = ops.softmax(psi / temperature)  # (B, k, E)
+            if self.entropy_weight:
+                strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
+                losses["entropy"] = strength * batch_mean(ops.sum(entropy(selectors), axis=-1))
+        else:
+            selectors = ops.one_hot(ops.argmax(psi, axis=-1), E, dtype=psi.dtype)
+        weights = ops.sum(alpha[..., None] * selectors, axis=1)  # (B, E)
+        return Routing(weights[0] if self.static else weights, losses, {})
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same gate."""
+        return super().get_config() | {
+            "temperature": self.temperature,
+            "temperature_end": self.temperature_end,
+            "temperature_steps": self.temperature_steps,
+            "entropy_weight": self.entropy_weight,
+            "entropy_schedule": self.entropy_schedule,
+        }
