@@ -8,13 +8,11 @@ from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
 from model.gates.schedule import (
     Points,
     ScheduledGate,
-    check_annealing,
     check_points,
-    check_strength,
     geometric,
     piecewise_linear,
 )
-from model.gates.selection import batch_mean
+from model.gates.selection import batch_mean, softmax
 from model.gates.smooth_step import code_probabilities, saturated, smooth_step
 
 _SMALLEST_MASS = 1e-6  # clamp of the reachable mass: all of a selector may sit on unreachable codes
@@ -58,6 +56,8 @@ class DSelectK(ScheduledGate):
         num_experts: int,
         num_selected: int = 1,
         static: bool = False,
+        seed: int | None = None,
+        *,
         gamma: float = 1.0,
         gamma_end: float | None = None,
         gamma_steps: int = 10_000,
@@ -66,9 +66,12 @@ class DSelectK(ScheduledGate):
         reachability_weight: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, static, **kwargs)
-        check_annealing("gamma", gamma, gamma_end, gamma_steps)
-        check_strength(entropy_weight=entropy_weight, reachability_weight=reachability_weight)
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
+        self.check_annealing("gamma", gamma, gamma_end, gamma_steps)
+        self.check_option("entropy_weight", entropy_weight, entropy_weight >= 0, "at least 0")
+        self.check_option(
+            "reachability_weight", reachability_weight, reachability_weight >= 0, "at least 0"
+        )
         self.gamma = gamma
         self.gamma_end = gamma_end
         self.gamma_steps = gamma_steps
@@ -128,7 +131,7 @@ class DSelectK(ScheduledGate):
         p = code_probabilities(on, off)  # (B, k, 2^m)
         reachable = p[..., :E]
         mass = ops.sum(reachable, axis=-1)  # (B, k)
-        alpha = ops.softmax(mix)  # (B, k)
+        alpha = softmax(mix)  # (B, k)
         if self.hardened and not training:
             # Rounding bit by bit could land on an unreachable code; the largest p cannot.
             reachable = ops.one_hot(ops.argmax(reachable, axis=-1), E, dtype=p.dtype)

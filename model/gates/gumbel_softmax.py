@@ -7,7 +7,7 @@ import keras
 
 from model.gates.base import Gate, Properties, Routing, Tensor
 from model.gates.linear import noise_generator
-from model.gates.schedule import check_strength
+from model.gates.selection import softmax
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -40,20 +40,23 @@ class GumbelSoftmax(Gate):
         num_experts: int,
         num_selected: int = 1,
         static: bool = False,
+        seed: int | None = None,
+        *,
         temperature: float = 1.0,
         sparsity_weight: float = 0.0,
         hard: bool = False,
         initial_probability: float = 0.9,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, static, **kwargs)
-        if not temperature > 0:
-            raise ValueError(f"temperature: expected more than 0, received {temperature}")
-        if not 0 < initial_probability < 1:
-            raise ValueError(
-                f"initial_probability: expected between 0 and 1, received {initial_probability}"
-            )
-        check_strength(sparsity_weight=sparsity_weight)
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
+        self.check_option("temperature", temperature, temperature > 0, "more than 0")
+        self.check_option("sparsity_weight", sparsity_weight, sparsity_weight >= 0, "at least 0")
+        self.check_option(
+            "initial_probability",
+            initial_probability,
+            0 < initial_probability < 1,
+            "0 < initial_probability < 1",
+        )
         self.temperature = temperature
         self.sparsity_weight = sparsity_weight
         self.hard = hard
@@ -84,7 +87,7 @@ class GumbelSoftmax(Gate):
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (E,)."""
         ops = keras.ops
-        alpha = ops.softmax(self.check_logits(ops.convert_to_tensor(self.mix)))
+        alpha = softmax(self.check_logits(ops.convert_to_tensor(self.mix)))
         logit = self.check_logits(ops.convert_to_tensor(self.switch))  # (E,)
         if not training:
             return Routing(alpha * ops.cast(logit > 0, alpha.dtype), {}, {})

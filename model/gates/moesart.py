@@ -7,8 +7,13 @@ import keras
 from model.gates.base import Properties, Routing, Tensor
 from model.gates.linear import LinearGate, noise_generator
 from model.gates.noise import gumbel
-from model.gates.schedule import check_strength
-from model.gates.selection import batch_mean, masked_softmax, switch_balance_loss, top_k_mask
+from model.gates.selection import (
+    batch_mean,
+    masked_softmax,
+    softmax,
+    switch_balance_loss,
+    top_k_mask,
+)
 
 ADJUSTMENTS = ("randomised", "none", "counts", "expected_counts")
 
@@ -42,6 +47,8 @@ class Moesart(LinearGate):
         num_experts: int,
         num_selected: int = 2,
         static: bool = False,
+        seed: int | None = None,
+        *,
         temperature: float = 1.0,
         replacement: bool = False,
         adjustment: str = "randomised",
@@ -49,20 +56,22 @@ class Moesart(LinearGate):
         balance_weight: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, static, **kwargs)
-        if num_selected < 2:
-            raise ValueError(
-                f"num_selected: MOESART expected at least 2, received {num_selected}: the weight "
-                "of a single sampled expert is 1 whatever its logit, so the router would get no "
-                "gradient"
-            )
-        if not temperature > 0:
-            raise ValueError(f"temperature: expected more than 0, received {temperature}")
-        if adjustment not in ADJUSTMENTS:
-            raise ValueError(
-                f"adjustment: expected one of {', '.join(ADJUSTMENTS)}; received {adjustment!r}"
-            )
-        check_strength(trimmed_lasso_weight=trimmed_lasso_weight, balance_weight=balance_weight)
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
+        self.check_option(
+            "num_selected",
+            num_selected,
+            num_selected >= 2,
+            "at least 2 (the weight of a single sampled expert is 1 whatever its logit, so the "
+            "router would get no gradient)",
+        )
+        self.check_option("temperature", temperature, temperature > 0, "more than 0")
+        self.check_option(
+            "adjustment", adjustment, adjustment in ADJUSTMENTS, f"one of {', '.join(ADJUSTMENTS)}"
+        )
+        self.check_option(
+            "trimmed_lasso_weight", trimmed_lasso_weight, trimmed_lasso_weight >= 0, "at least 0"
+        )
+        self.check_option("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
         self.temperature = temperature
         self.replacement = replacement
         self.adjustment = adjustment
@@ -82,7 +91,7 @@ class Moesart(LinearGate):
         logits = self.logits(x) / self.temperature
         if not training:
             return Routing(ops.cast(top_k_mask(logits, k), logits.dtype) / k, {}, {})
-        g = ops.softmax(logits)
+        g = softmax(logits)
         losses = {}
         if self.trimmed_lasso_weight:
             beyond = ops.where(top_k_mask(logits, k), ops.zeros_like(g), g)

@@ -7,8 +7,7 @@ import keras
 from model.gates.assignment import STRATEGIES, assign
 from model.gates.base import Properties, Routing, Tensor
 from model.gates.linear import LinearGate, noise_generator
-from model.gates.schedule import check_strength
-from model.gates.selection import batch_mean, switch_balance_loss
+from model.gates.selection import batch_mean, softmax, switch_balance_loss
 
 ESTIMATORS = ("reinforce", "gating")
 
@@ -46,6 +45,8 @@ class Sampled(LinearGate):
         num_experts: int,
         num_selected: int = 1,
         static: bool = False,
+        seed: int | None = None,
+        *,
         estimator: str = "reinforce",
         strategy: str = "skip_iw",
         temperature: float = 1.0,
@@ -53,29 +54,24 @@ class Sampled(LinearGate):
         balance_weight: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, static, **kwargs)
-        if num_selected != 1:
-            raise ValueError(
-                f"num_selected: a sampled router draws one expert per example, expected 1, "
-                f"received {num_selected}"
-            )
-        if estimator not in ESTIMATORS:
-            raise ValueError(
-                f"estimator: expected one of {', '.join(ESTIMATORS)}; received {estimator!r}"
-            )
-        if strategy not in STRATEGIES:
-            raise ValueError(
-                f"strategy: expected one of {', '.join(STRATEGIES)}; received {strategy!r}"
-            )
-        if not temperature > 0:
-            raise ValueError(f"temperature: expected more than 0, received {temperature}")
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
         matching = strategy.startswith("gumbel_matching")
-        if matching and sinkhorn_proposal:
-            raise ValueError(
-                "sinkhorn_proposal: expected False with Gumbel-Matching, whose assignment it does "
-                "not change, received True; 'gumbel_matching_sinkhorn' weights by its marginals"
-            )
-        check_strength(balance_weight=balance_weight)
+        self.check_option("num_selected", num_selected, num_selected == 1, "1")
+        self.check_option(
+            "estimator", estimator, estimator in ESTIMATORS, f"one of {', '.join(ESTIMATORS)}"
+        )
+        self.check_option(
+            "strategy", strategy, strategy in STRATEGIES, f"one of {', '.join(STRATEGIES)}"
+        )
+        self.check_option("temperature", temperature, temperature > 0, "more than 0")
+        self.check_option(
+            "sinkhorn_proposal",
+            sinkhorn_proposal,
+            not (sinkhorn_proposal and matching),
+            "False with Gumbel-Matching, whose assignment it does not change "
+            "('gumbel_matching_sinkhorn' weights by the balanced marginals)",
+        )
+        self.check_option("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
         self.estimator = estimator
         self.strategy = strategy
         self.temperature = temperature
@@ -103,7 +99,7 @@ class Sampled(LinearGate):
         E = self.num_experts
         logits = self.logits(x)  # (B, E)
         gating = self.estimator == "gating"
-        p = ops.softmax(logits)
+        p = softmax(logits)
         if not training:
             weights = ops.one_hot(ops.argmax(logits, axis=-1), E, dtype=p.dtype)
             return Routing(weights * p if gating else weights, {}, {})

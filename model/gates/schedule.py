@@ -32,6 +32,16 @@ class ScheduledGate(Gate):
             self.step.assign(self.step + 1)
         return now
 
+    def check_annealing(self, name: str, start: float, end: float | None, steps: int) -> None:
+        """Check the three settings `name`, `name`_end and `name`_steps of `geometric`.
+
+        Raises:
+            ValueError: a value or the number of steps is not positive.
+        """
+        self.check_option(name, start, start > 0, "more than 0")
+        self.check_option(f"{name}_end", end, end is None or end > 0, "None or more than 0")
+        self.check_option(f"{name}_steps", steps, steps >= 1, "at least 1")
+
 
 def check_points(points: Points | None, argument: str) -> list[list[float]] | None:
     """Points as plain lists, checked.
@@ -72,28 +82,3 @@ def geometric(start: float, end: float | None, steps: int, step: Tensor) -> Any:
         return start
     share = keras.ops.clip(step / steps, 0.0, 1.0)
     return start * keras.ops.exp(share * math.log(end / start))
-
-
-def check_annealing(name: str, start: float, end: float | None, steps: int) -> None:
-    """Check the three settings `name`, `name`_end and `name`_steps of `geometric`.
-
-    Raises:
-        ValueError: a value or the number of steps is not positive.
-    """
-    if not start > 0:
-        raise ValueError(f"{name}: expected more than 0, received {start}")
-    if end is not None and not end > 0:
-        raise ValueError(f"{name}_end: expected more than 0, received {end}")
-    if steps < 1:
-        raise ValueError(f"{name}_steps: expected at least 1, received {steps}")
-
-
-def check_strength(**strengths: float) -> None:
-    """Check that regulariser strengths are not negative.
-
-    Raises:
-        ValueError: one is negative.
-    """
-    for name, strength in strengths.items():
-        if not strength >= 0:
-            raise ValueError(f"{name}: expected at least 0, received {strength}")

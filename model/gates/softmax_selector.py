@@ -8,13 +8,11 @@ from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
 from model.gates.schedule import (
     Points,
     ScheduledGate,
-    check_annealing,
     check_points,
-    check_strength,
     geometric,
     piecewise_linear,
 )
-from model.gates.selection import batch_mean
+from model.gates.selection import batch_mean, softmax
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -44,6 +42,8 @@ class SoftmaxSelector(ScheduledGate):
         num_experts: int,
         num_selected: int = 1,
         static: bool = False,
+        seed: int | None = None,
+        *,
         temperature: float = 1.0,
         temperature_end: float | None = None,
         temperature_steps: int = 10_000,
@@ -51,9 +51,9 @@ class SoftmaxSelector(ScheduledGate):
         entropy_schedule: Points | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_experts, num_selected, static, **kwargs)
-        check_annealing("temperature", temperature, temperature_end, temperature_steps)
-        check_strength(entropy_weight=entropy_weight)
+        super().__init__(num_experts, num_selected, static, seed, **kwargs)
+        self.check_annealing("temperature", temperature, temperature_end, temperature_steps)
+        self.check_option("entropy_weight", entropy_weight, entropy_weight >= 0, "at least 0")
         self.temperature = temperature
         self.temperature_end = temperature_end
         self.temperature_steps = temperature_steps
@@ -100,13 +100,13 @@ class SoftmaxSelector(ScheduledGate):
             psi = ops.matmul(x, self.selector_kernel) + psi
             mix = ops.matmul(x, self.mix_kernel) + mix
         psi = ops.reshape(self.check_logits(psi), (-1, k, E))  # (B, k, E); B = 1 where static
-        alpha = ops.softmax(self.check_logits(mix))  # (B, k)
+        alpha = softmax(self.check_logits(mix))  # (B, k)
         losses = {}
         if training:
             temperature = geometric(
                 self.temperature, self.temperature_end, self.temperature_steps, step
             )
-            selectors = ops.softmax(psi / temperature)  # (B, k, E)
+            selectors = softmax(psi / temperature)  # (B, k, E)
             if self.entropy_weight:
                 strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
                 losses["entropy"] = strength * batch_mean(ops.sum(entropy(selectors), axis=-1))
