@@ -218,6 +218,13 @@ class Encoder:
             return statistics.mean, statistics.std
         return 0.0, 1.0
 
+    def code(self, name: str, value: str | int | None) -> int:
+        """Code of one id; 0 for None."""
+        feature = self.contract.features[name]
+        assert isinstance(feature, IdFeature | IdListFeature)
+        kind = pa.string() if feature.dtype == "string" else pa.int64()
+        return int(self._codes(name, _as_ids(pa.array([value], kind), feature.dtype))[0])
+
     def _codes(self, name: str, values: pa.Array) -> np.ndarray:
         """Codes (N,) int32 of ids that may be null."""
         owner = self.contract.vocabulary_of(name)

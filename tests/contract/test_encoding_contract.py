@@ -1,0 +1,203 @@
+"""The encoding in NumPy and the encoding frozen into the graph agree on random raw values."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+from configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from configs.statistics import NumberStatistics, Statistics
+from model.encoding import Encoder
+from model.encoding_tensorflow import GraphEncoder, hash_ids, raw_inputs
+from model.hashing import hash_ids as hash_ids_numpy
+
+WORDS = ["ann", "bob", "Zoë", "日本語のタグ", "🎬🎬", "a b|c", "x" * 300, "nul\0nul", "-7"]
+UNSEEN = ["eve", "Ωmega", "y" * 255, "y" * 256, "y" * 257 + "z", "y" * 257 + "zz", "\0", "7 "]
+INTS = [0, 1, -1, 70, -500, 2**62, -(2**62)]
+UNSEEN_INTS = [2, -2, 2**63 - 1, -(2**63), 123456789]
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "user_id": {"kind": "id", "side": "user"},
+    "item_id": {"kind": "id", "side": "item", "dtype": "int", "oov_buckets": 4},
+    "region": {"kind": "id", "side": "user", "oov_buckets": 5, "missing": "indicator"},
+    "plan": {"kind": "id", "side": "user", "missing": "default", "default": "bob"},
+    "shop": {"kind": "id", "side": "item", "missing": "default", "default": "nowhere"},
+    "query": {"kind": "id", "side": "context", "hash_buckets": 9, "missing": "indicator"},
+    "hour": {
+        "kind": "id",
+        "side": "context",
+        "dtype": "int",
+        "hash_buckets": 5,
+        "missing": "default",
+        "default": -3,
+    },
+    "tags": {"kind": "id_list", "side": "item", "max_length": 3},
+    "hashed": {"kind": "id_list", "side": "item", "max_length": 4, "hash_buckets": 11},
+    "recent": {
+        "kind": "id_list",
+        "side": "user",
+        "dtype": "int",
+        "share": "item_id",
+        "max_length": 5,
+    },
+    "price": {"kind": "number", "side": "item"},
+    "views": {"kind": "number", "side": "item", "transform": "log1p", "missing": "indicator"},
+    "age": {
+        "kind": "number",
+        "side": "user",
+        "scale": "buckets",
+        "buckets": 4,
+        "missing": "indicator",
+    },
+    "sales": {
+        "kind": "number",
+        "side": "item",
+        "scale": "buckets",
+        "buckets": 4,
+        "transform": "log1p",
+        "missing": "default",
+        "default": 7.0,
+    },
+    "score_then": {"kind": "number", "side": "item", "scale": "none", "missing": "default"},
+    "position": {"kind": "position"},
+}
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    contract = Contract.model_validate(
+        {
+            "user": "user_id",
+            "item": "item_id",
+            "features": FEATURES,
+            "tasks": {
+                "click": {"group": "engagement", "type": "binary", "label": {"rule": "impression"}}
+            },
+        }
+    )
+    measured = NumberStatistics(
+        count=9, missing=0, mean=1.7, std=0.3, boundaries=(0.1, float(np.log1p(3.0)), 2.5)
+    )
+    words = pa.array(WORDS)
+    return Encoder(
+        contract,
+        Statistics(
+            features={n: measured for n, f in FEATURES.items() if f["kind"] == "number"},
+            tasks={},
+            rows={},
+        ),
+        {"item_id": pa.array(INTS)}
+        | dict.fromkeys(("user_id", "region", "plan", "shop", "tags"), words),
+    )
+
+
+def random_column(feature: Any, rows: int, rng: np.random.Generator) -> pa.Array:
+    """Values of a feature, with missing ones wherever the contract allows them."""
+    lost = rng.random(rows) < (0.0 if feature.missing == "error" else 0.3)
+    if isinstance(feature, NumberFeature):
+        pool = np.array([-2.0, 0.0, 0.1, 1.0, 2.5, 3.0, 1e6, 1e-30], np.float32)
+        drawn = np.where(rng.random(rows) < 0.5, rng.choice(pool, rows), rng.normal(3, 3, rows))
+        return pa.array(drawn.astype(np.float32), mask=lost)
+    if not isinstance(feature, IdFeature | IdListFeature):
+        return pa.array(rng.integers(0, 9, rows))
+    known: list[Any] = WORDS + UNSEEN if feature.dtype == "string" else INTS + UNSEEN_INTS
+    kind = pa.string() if feature.dtype == "string" else pa.int64()
+
+    def draw(count: int) -> list[Any]:
+        return [known[i] for i in rng.integers(0, len(known), count)]
+
+    if isinstance(feature, IdListFeature):
+        lists = [None if x else draw(rng.integers(0, 12)) for x in lost]
+        return pa.array(lists, pa.list_(kind))
+    return pa.array([None if x else v for x, v in zip(lost, draw(rows), strict=True)], kind)
+
+
+def raw_values(encoder: Encoder, table: pa.Table, rng: np.random.Generator) -> dict[str, Any]:
+    """The table as a client sends it: junk where a value is missing and in a list's padding."""
+    raw: dict[str, Any] = {}
+    for name, feature in encoder.contract.features.items():
+        column = table[name].combine_chunks()
+        if isinstance(feature, IdListFeature):
+            lists = [x or [] for x in column.to_pylist()]
+            lengths = np.array([len(x) for x in lists], np.int64)
+            width = lengths.max(initial=0) + rng.integers(0, 3)
+            junk: Any = "ann" if feature.dtype == "string" else 70
+            padded = np.full((len(lists), width), junk, object)
+            for row, values in enumerate(lists):
+                padded[row, : len(values)] = values
+            raw[name] = padded if feature.dtype == "string" else padded.astype(np.int64)
+            raw[f"{name}__length"] = lengths
+        elif isinstance(feature, IdFeature):
+            junk = "ann" if feature.dtype == "string" else 70
+            values = [junk if x is None else x for x in column.to_pylist()]
+            raw[name] = np.array(values, object if feature.dtype == "string" else np.int64)
+        elif isinstance(feature, NumberFeature):
+            raw[name] = np.asarray(column.fill_null(5.0))
+        if not isinstance(feature, IdListFeature) and feature.missing != "error":
+            raw[f"{name}__present"] = np.asarray(column.is_valid())
+    return raw
+
+
+@pytest.mark.parametrize("rows", [0, 1, 400])
+def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
+    contract = encoder.contract
+    rng = np.random.default_rng(rows)
+    table = pa.table({n: random_column(f, rows, rng) for n, f in contract.features.items()})
+    names = [name for name, _ in contract.of_side("user", "item", "context")]
+    graph = GraphEncoder(encoder)
+    encode = tf.function(lambda raw: graph(raw, names))
+    raw = raw_values(encoder, table, rng)
+    specs = raw_inputs(contract, names)
+    assert "position" not in specs
+    inputs = {name: tf.constant(raw[name], spec.dtype) for name, spec in specs.items()}
+
+    expected = encoder(table)
+    del expected["position"]
+    received = encode(inputs)
+    assert received.keys() == expected.keys()
+    for name, value in expected.items():
+        assert received[name].dtype == value.dtype, name
+        if value.dtype == np.int32:
+            np.testing.assert_array_equal(received[name], value, name)
+        else:
+            np.testing.assert_allclose(received[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+        if rows == 400:
+            assert len(np.unique(value)) > 1, f"{name} is the same everywhere: nothing was compared"
+
+
+def test_empty_text_and_numbers_that_are_not_finite_are_missing(encoder: Encoder) -> None:
+    graph = GraphEncoder(encoder)
+    raw = {
+        "region": tf.constant([""]),
+        "plan": tf.constant([""]),
+        "query": tf.constant([""]),
+        "hashed": tf.constant([["", "eve"]]),
+        "hashed__length": tf.constant([2], tf.int64),
+        "views": tf.constant([np.nan]),
+        "sales": tf.constant([np.inf]),
+    }
+    names = ["region", "plan", "query", "hashed", "views", "sales"]
+    raw |= {f"{name}__present": tf.constant([True]) for name in names if name != "hashed"}
+    rng = np.random.default_rng(0)
+    columns = {n: random_column(f, 1, rng) for n, f in encoder.contract.features.items()}
+    nothing = {n: pa.nulls(1, columns[n].type) for n in names}
+    lists = {"hashed": pa.array([[None, "eve"]])}
+    expected = encoder(pa.table(columns | nothing | lists))
+    for name, value in graph(raw, names).items():
+        np.testing.assert_array_equal(value, expected[name], name)
+
+
+def test_a_list_shorter_than_its_length_is_refused(encoder: Encoder) -> None:
+    raw = {"tags": tf.constant([["ann"]]), "tags__length": tf.constant([90], tf.int64)}
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        GraphEncoder(encoder)(raw, ["tags"])
+
+
+@pytest.mark.parametrize("values", [WORDS + UNSEEN, INTS + UNSEEN_INTS, [], [""]])
+def test_the_hashes_agree(values: list) -> None:
+    kind = pa.int64() if values and isinstance(values[0], int) else pa.string()
+    expected = hash_ids_numpy(pa.array(values, kind), 1_000_003)
+    graph = hash_ids(tf.constant(values, tf.int64 if kind == pa.int64() else tf.string), 1_000_003)
+    np.testing.assert_array_equal(graph, expected)
