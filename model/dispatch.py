@@ -3,33 +3,37 @@
 One function, one implementation per backend: TensorFlow has dynamic row counts, JAX static ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+import keras
 
 from model import backend
 from model.gates.base import Tensor
 
 
 def mix(
-    experts: Sequence[Callable[[Tensor], Tensor]], x: Tensor, weights: Tensor
+    experts: Sequence[keras.layers.Layer], x: Tensor, weights: Tensor, dense: bool = False
 ) -> tuple[list[Tensor], Tensor]:
     """Sum over e of weights[t, b, e] * experts[e](x)[b], for every task t and row b.
 
     Exact: no row is ever dropped, and gradients with respect to x, the weights that are not zero
     and the experts' variables equal those of the dense computation.  Weights that are zero
-    receive no gradient.
+    receive no gradient, unless `dense`.
 
     Args:
         experts: E row-wise Keras layers of equal output shape.
         x: (B, ...) the experts' input.
         weights: (T, B, E); an expert runs on row b if some task's weight is not zero.
+        dense: run every expert on every row, for gates whose zero weights carry gradient.
 
     Returns:
-        T tensors (B, ...), and the mean number of experts evaluated per row, a scalar.
+        T tensors (B, ...) of the weights' dtype, and the mean number of experts evaluated per row,
+        a scalar.
     """
     if backend.name() == "tensorflow":
         from model import dispatch_tensorflow
 
-        return dispatch_tensorflow.mix(experts, x, weights)
+        return dispatch_tensorflow.mix(experts, x, weights, dense)
     from model import dispatch_jax
 
-    return dispatch_jax.mix(experts, x, weights)
+    return dispatch_jax.mix(experts, x, weights, dense)

@@ -8,22 +8,24 @@ Moving rows costs as much as a small expert, so its two steps have gradients of 
 automatic ones scatter row by row on one core and mask out indices that cannot occur.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from model.gates.base import Tensor
 
 
 def mix(
-    experts: Sequence[Callable[[Tensor], Tensor]], x: Tensor, weights: Tensor
+    experts: Sequence[keras.layers.Layer], x: Tensor, weights: Tensor, dense: bool
 ) -> tuple[list[Tensor], Tensor]:
     """See `dispatch.mix`."""
     T, E = weights.shape[0], len(experts)
     B = tf.shape(x)[0]
     by_expert = tf.transpose(weights, (2, 1, 0))  # (E, B, T)
-    chosen = tf.where(by_expert != 0)  # (N, 3): expert, row, task
+    mask = tf.ones_like(by_expert, tf.bool) if dense else by_expert != 0
+    chosen = tf.where(mask)  # (N, 3): expert, row, task
     values = tf.gather_nd(by_expert, chosen)  # (N,)
     expert, row, task = tf.unstack(tf.cast(chosen, tf.int32), axis=1)
     pairs, pair_of = tf.unique(expert * B + row)  # (P,), and (N,) each choice's pair
@@ -34,6 +36,7 @@ def mix(
         rows.set_shape([None, *x.shape[1:]])
     results = tf.concat([run(rows) for run, rows in zip(experts, inputs, strict=True)], axis=0)
 
+    results = tf.cast(results, weights.dtype)
     flat = tf.reshape(results, [tf.shape(pairs)[0], tf.reduce_prod(tf.shape(results)[1:])])
     mixed = _combine(flat, values, pair_of, task * B + row, T * B)  # (T * B, U)
     mixed = tf.reshape(mixed, tf.concat([[T, B], tf.shape(results)[1:]], 0))

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
-from model.gates.base import Gate
-
-Tensor = Any
+from model.gates.base import Gate, Tensor, derive_seed
 
 # Layers that mix rows by construction.  Layers with an `axis` are judged by that axis instead.
 _MIXING = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
@@ -50,7 +47,9 @@ class Expert(keras.layers.Layer):
         self.seed = seed
         self.stack: list[keras.layers.Layer] = []
         for index, width in enumerate(self.units):
-            initializer = keras.initializers.GlorotUniform(seed=_derive(seed, 2 * index))
+            initializer = keras.initializers.GlorotUniform(
+                seed=derive_seed(seed, f"weights {index}")
+            )
             self.stack.append(
                 keras.layers.Dense(
                     width,
@@ -64,7 +63,7 @@ class Expert(keras.layers.Layer):
                 self.stack.append(
                     keras.layers.Dropout(
                         dropout,
-                        seed=_derive(seed, 2 * index + 1),
+                        seed=derive_seed(seed, f"dropout {index}"),
                         dtype=self.dtype_policy,
                         name=f"dropout_{index}",
                     )
@@ -112,7 +111,13 @@ def make_experts(
     if num_experts < 1:
         raise ValueError(f"num_experts: expected at least 1, received {num_experts}")
     return [
-        Expert(units, activation, dropout, seed=_derive(seed, number), name=f"expert_{number}")
+        Expert(
+            units,
+            activation,
+            dropout,
+            seed=derive_seed(seed, f"expert {number}"),
+            name=f"expert_{number}",
+        )
         for number in range(num_experts)
     ]
 
@@ -147,10 +152,3 @@ def check_row_wise(expert: keras.layers.Layer) -> None:
                 "runs only on the rows routed to it. Use LayerNormalization instead of batch "
                 "normalisation, or move the layer in front of the mixture"
             )
-
-
-def _derive(seed: int | None, number: int) -> int | None:
-    """Independent seed number `number` out of `seed`; None stays None, a fresh random seed."""
-    if seed is None:
-        return None
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)

@@ -125,7 +125,9 @@ class Mixture(keras.layers.Layer):
         weights = ops.stack(
             [ops.broadcast_to(r.weights, (rows, len(self.experts))) for r in routings]
         )  # (T, B, E)
-        outputs, experts_per_row = mix(self.experts, x, weights)
+        # A straight-through gate's zeros carry gradient while training.
+        dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
+        outputs, experts_per_row = mix(self.experts, x, weights, dense)
         return Mixed(outputs, routings, experts_per_row)
 
     def get_config(self) -> dict[str, Any]:
