@@ -240,5 +240,5 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 def test_nan_logits() -> None:
     gate = bits_as_input(4, 1)
     x = keras.ops.convert_to_tensor(np.array([[np.nan, 0]], F))
-    with pytest.raises(ValueError, match="logits of gate .*: expected finite values"):
+    with pytest.raises(ValueError, match=r"logits of gate .*: expected finite values"):
         gate(x)
