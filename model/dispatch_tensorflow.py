@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from model.experts import Expert
 from model.gates.base import Tensor
 
 
@@ -32,10 +33,8 @@ def mix(
     counts = tf.math.bincount(pairs // tf.maximum(B, 1), minlength=E, maxlength=E)
 
     inputs = tf.split(_take(x, pairs % tf.maximum(B, 1)), counts, num=E)
-    for rows in inputs:
-        rows.set_shape([None, *x.shape[1:]])
-    results = tf.concat([run(rows) for run, rows in zip(experts, inputs, strict=True)], axis=0)
-
+    results = [_run(run, rows, x.shape) for run, rows in zip(experts, inputs, strict=True)]
+    results = tf.concat(results, axis=0)
     results = tf.cast(results, weights.dtype)
     flat = tf.reshape(results, [tf.shape(pairs)[0], tf.reduce_prod(tf.shape(results)[1:])])
     mixed = _combine(flat, values, pair_of, task * B + row, T * B)  # (T * B, U)
@@ -43,6 +42,25 @@ def mix(
     mixed.set_shape([T, x.shape[0], *results.shape[1:]])
     evaluated = tf.cast(tf.shape(pairs)[0], weights.dtype)
     return tf.unstack(mixed), evaluated / tf.cast(tf.maximum(B, 1), weights.dtype)
+
+
+def _run(expert: keras.layers.Layer, rows: Tensor, shape: Any) -> Tensor:
+    """Run an expert on its rows, unless there are none.
+
+    Dense layers take an empty batch in their stride, and a branch costs them some 5 % of a step.
+    Other layers need not: TensorFlow's convolution (oneDNN) returns one of the wrong shape.
+    """
+    rows.set_shape([None, *shape[1:]])
+    if isinstance(expert, Expert):
+        return expert(rows)
+    empty = [0, *expert.compute_output_shape(rows.shape)[1:]]
+    result = tf.cond(
+        tf.shape(rows)[0] > 0,
+        lambda: expert(rows),
+        lambda: tf.zeros(empty, expert.compute_dtype),
+    )
+    result.set_shape([None, *empty[1:]])
+    return result
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:

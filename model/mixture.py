@@ -81,7 +81,7 @@ class Mixture(keras.layers.Layer):
         """Build the experts and gates.
 
         Raises:
-            ValueError: an expert's output shape differs from the first one's.
+            ValueError: an expert's output shape is not known, or differs from the first one's.
         """
         expected = None
         for expert in self.experts:
@@ -91,6 +91,11 @@ class Mixture(keras.layers.Layer):
             received = tuple(expert.compute_output_shape(x_shape))
             if expected is None:
                 expected = received
+            if None in received[1:]:
+                raise ValueError(
+                    "experts: expected an output shape that is known except for the batch, "
+                    f"expert {expert.name!r} has {received} on input {tuple(x_shape)}"
+                )
             if received != expected:
                 raise ValueError(
                     f"experts: expected output shape {expected}, that of expert "
