@@ -1,0 +1,228 @@
+"""Evaluation of a checkpoint on one split: a metric per task, summaries per group, the gates.
+
+Positions are left out, as when serving.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from rich.table import Table
+
+from configs.contract import Contract
+from configs.statistics import Statistics
+from model import checkpoint as checkpoints
+from model import metrics, scores
+from model.data import Examples, batches, read_split
+from model.ranker import Ranker
+
+_BATCH = 4096
+
+LOWER_IS_BETTER = frozenset({"rmse"})
+
+
+class Predictions:
+    """A ranker's outputs over many rows.
+
+    Attributes:
+        logits: by task, (N,) float32.
+        scores: by task, (N,) in the label's own units.
+        weights: by task, (E,) mean weight of each expert.
+        load: by task, (E,) share of the rows that use each expert.
+        used: by task, mean number of experts with a weight, per row.
+        experts_per_row: mean number of distinct experts evaluated per row, over all tasks.
+        diagnostics: by task, the gate's own numbers: scalars, means over the rows.
+    """
+
+    def __init__(
+        self, ranker: Ranker, contract: Contract, statistics: Statistics, examples: Examples
+    ) -> None:
+        sums: dict[str, dict[str, Any]] = {task: {} for task in contract.tasks}
+        logits: dict[str, list[np.ndarray]] = {task: [] for task in contract.tasks}
+        experts = 0.0
+        for encoded, labels in batches(examples.features, examples.labels, _BATCH):
+            rows = len(labels)
+            forward = ranker.forward(encoded, training=False)
+            experts += rows * float(_numpy(forward.mixed.experts_per_row))
+            for (task, z), routing in zip(
+                forward.logits.items(), forward.mixed.routings, strict=True
+            ):
+                logits[task].append(_numpy(z))
+                weights = _numpy(routing.weights)  # (B, E) or (E,)
+                found = {"weights": weights.reshape(-1, weights.shape[-1]).mean(axis=0)}
+                found |= {name: _numpy(value) for name, value in routing.diagnostics.items()}
+                for name, value in found.items():
+                    sums[task][name] = sums[task].get(name, 0.0) + rows * value
+        N = len(examples)
+        means = {task: {k: v / N for k, v in found.items()} for task, found in sums.items()}
+        self.logits = {task: np.concatenate(parts) for task, parts in logits.items()}
+        self.scores = {
+            task: _numpy(value)
+            for task, value in scores.scores(contract, statistics, self.logits).items()
+        }
+        self.weights = {task: found.pop("weights") for task, found in means.items()}
+        self.load = {task: found.pop("load") for task, found in means.items()}
+        self.used = {task: float(found.pop("experts_per_example")) for task, found in means.items()}
+        self.experts_per_row = experts / N
+        self.diagnostics = {
+            task: {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
+            for task, found in means.items()
+        }
+
+
+def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[str, Any]:
+    """Evaluate a checkpoint on a split of the examples that it was trained on.
+
+    Args:
+        checkpoint: folder that `training.train` wrote.
+        examples: folder of examples.
+        split: "train", "validation" or "test".
+
+    Returns:
+        split, rows; `tasks`: name -> group, type and what `metrics.binary` or `.regression` gives;
+        `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
+        regression, of the mean squared error of the transformed label in its own units (the tables
+        of the papers on DSelect-k and MOESART have this number); `experts_per_row`;
+        `gates`: task -> gate, weights (E,), load (E,), experts_per_row and its diagnostics.
+
+    Raises:
+        ModelError: not a checkpoint, or the fingerprints differ.
+        DataError: the split cannot be read.
+    """
+    ranker, encoder, config, contract = checkpoints.load(checkpoint)
+    checkpoints.check_examples(checkpoint, contract, examples)
+    rows = read_split(examples, split, encoder)
+    predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
+    tasks = task_metrics(config.contract, rows.labels, predictions.scores)
+    gates = {
+        name: {
+            "gate": config.model.gates.get(name, config.model.gate).name,
+            "weights": [float(w) for w in predictions.weights[name]],
+            "load": [float(share) for share in predictions.load[name]],
+            "experts_per_row": predictions.used[name],
+            **predictions.diagnostics[name],
+        }
+        for name in config.contract.tasks
+    }
+    return {
+        "split": split,
+        "rows": len(rows),
+        "tasks": tasks,
+        "groups": summarise(tasks),
+        "loss": _total_loss(config.contract, tasks, rows.labels, predictions.scores),
+        "experts_per_row": predictions.experts_per_row,
+        "experts": config.model.experts.count,
+        "gates": gates,
+    }
+
+
+def task_metrics(
+    contract: Contract, labels: np.ndarray, scored: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """Metrics of every task.
+
+    Args:
+        contract: names, groups and types of the tasks.
+        labels: (N, T) in own units, NaN where masked.
+        scored: (N,) by task, in own units.
+    """
+    return {
+        name: {"group": task.group, "type": task.type}
+        | (metrics.binary if task.type == "binary" else metrics.regression)(
+            labels[:, t], scored[name]
+        )
+        for t, (name, task) in enumerate(contract.tasks.items())
+    }
+
+
+def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Summarise the tasks of each group.
+
+    Returns:
+        By group: `auc`, the mean over its binary tasks, and `relative_rmse`, the mean over its
+        regression tasks of RMSE / standard deviation of the label; None without such tasks.
+        Tasks without a value are left out: `tasks` counts all, `measured` those with one.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for group in dict.fromkeys(task["group"] for task in tasks.values()):
+        members = [task for task in tasks.values() if task["group"] == group]
+        measured = [task for task in members if task["value"] is not None]
+        areas = [task["value"] for task in measured if task["type"] == "binary"]
+        errors = [
+            task["value"] / task["label_std"]
+            for task in measured
+            if task["type"] == "regression" and task["label_std"] > 0
+        ]
+        groups[group] = {
+            "tasks": len(members),
+            "measured": len(measured),
+            "auc": float(np.mean(areas)) if areas else None,
+            "relative_rmse": float(np.mean(errors)) if errors else None,
+        }
+    return groups
+
+
+def table(result: Mapping[str, Any], best: Mapping[str, float] | None = None) -> Table:
+    """The tasks' metrics for a terminal.
+
+    Args:
+        result: what `evaluate` returned.
+        best: best possible value by task, where it is known.
+    """
+    title = f"{result['split']} split, {result['rows']:,} rows"
+    view = Table(title=title, title_justify="left")
+    for heading in ("task", "group", "metric"):
+        view.add_column(heading)
+    for heading in ("value", *(["best possible"] if best else []), "rows", "positives"):
+        view.add_column(heading, justify="right")
+    previous = None
+    for name, task in sorted(result["tasks"].items(), key=lambda item: item[1]["group"]):
+        if previous not in (None, task["group"]):
+            view.add_section()
+        previous = task["group"]
+        value = f"{task['value']:.4f}" if task["value"] is not None else task["reason"]
+        cells = [name, task["group"], task["metric"].upper(), value]
+        if best:
+            cells.append(f"{best[name]:.4f}" if name in best else "")
+        rate = "" if task.get("rate") is None else f"{100 * task['rate']:.1f} %"
+        view.add_row(*cells, f"{task['rows']:,}", rate)
+    for group, summary in result["groups"].items():
+        parts = []
+        if summary["auc"] is not None:
+            parts.append(f"mean AUC {summary['auc']:.4f}")
+        if summary["relative_rmse"] is not None:
+            parts.append(f"RMSE {summary['relative_rmse']:.3f} of the label's deviation")
+        view.caption = "\n".join(
+            [
+                *([str(view.caption)] if view.caption else []),
+                f"{group}: {', '.join(parts) or 'nothing measured'}",
+            ]
+        )
+    return view
+
+
+def _total_loss(
+    contract: Contract,
+    tasks: Mapping[str, Mapping[str, Any]],
+    labels: np.ndarray,
+    scored: Mapping[str, np.ndarray],
+) -> float:
+    total = 0.0
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        if tasks[name]["rows"] == 0:
+            continue
+        if task.type == "binary":
+            total += task.weight * tasks[name]["log_loss"]
+        else:
+            known = ~np.isnan(labels[:, t])
+            error = scores.transform(task, scored[name][known]) - scores.transform(
+                task, labels[known, t]
+            )
+            total += task.weight * float(np.mean(np.square(error)))
+    return total
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))

@@ -1,0 +1,192 @@
+"""The ranker: embeddings, shared experts, one gate and one tower per task."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+
+from configs.contract import Contract, PositionFeature, Task
+from configs.model import ModelConfig
+from configs.statistics import Statistics, TaskStatistics
+from model import gates
+from model.experts import make_experts
+from model.features import Embedder
+from model.gates.base import Tensor, derive_seed
+from model.gates.estimators import SampledLoss
+from model.gates.sampled import Sampled
+from model.loss import masked_mean, regularisation, row_losses, task_loss
+from model.mixture import Mixed, Mixture
+from model.towers import PositionTower, Tower
+
+
+class Forward(NamedTuple):
+    """All that a pass over a batch computes.
+
+    Attributes:
+        logits: by task, (B,) each.
+        mixed: routings and experts evaluated, see `model.mixture.Mixed`.
+    """
+
+    logits: dict[str, Tensor]
+    mixed: Mixed
+
+
+class _Last:
+    """Holds the latest `Mixed` for the loss, out of sight of Keras's tracking of attributes."""
+
+    mixed: Mixed | None = None
+
+
+class Ranker(keras.Model):
+    """Encoded features to one logit per task.
+
+    Its parts, which export uses one by one: `embed`, `mixture`, `towers` (by task) and, if the
+    contract has a position feature, `position_tower`, which takes part in training only.
+
+    A regression task's logit is its label in standardised transformed units; `model.scores` turns
+    logits into scores.
+
+    Args:
+        contract: features and tasks.
+        config: widths, experts, gates, towers.
+        rows: rows of the embedding table of each feature that owns one (`Encoder.rows`).
+        statistics: of the training split; base rates start the towers.
+        seed: everything random derives its own seed from it.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        config: ModelConfig,
+        rows: Mapping[str, int],
+        statistics: Statistics,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"name": "ranker"} | kwargs)
+        self.contract = contract
+        self.embedder = Embedder(contract, config, rows, seed, name="embedder")
+        experts = make_experts(
+            config.experts.count,
+            config.experts.units,
+            config.experts.activation,
+            config.experts.dropout,
+            seed=derive_seed(seed, "experts"),
+        )
+        self.mixture = Mixture(
+            experts, [_make_gate(config, task, seed) for task in contract.tasks], name="mixture"
+        )
+        self.mixture.build((None, sum(self.embedder.widths.values())))
+        self.mixture.built = True
+        self.towers = {
+            name: Tower(
+                config.experts.units[-1],
+                config.towers.units,
+                config.towers.activation,
+                config.towers.dropout,
+                bias=_base_logit(task, statistics.tasks[name]),
+                seed=derive_seed(seed, "tower", name),
+                name=f"tower_{name}",
+            )
+            for name, task in contract.tasks.items()
+        }
+        self.position_tower = None
+        for feature in contract.features.values():
+            if isinstance(feature, PositionFeature):
+                self.position_tower = PositionTower(
+                    feature.max_position + 2, len(contract.tasks), name="position_tower"
+                )
+        self.estimators = {
+            task: SampledLoss(name=f"estimator_{task}")
+            for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
+            if isinstance(gate, Sampled)
+        }
+        self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
+        self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
+        self._last = _Last()
+        self.built = True
+        # Not under XLA: on TensorFlow dispatch has dynamic shapes.
+        self.supports_jit = keras.backend.backend() != "tensorflow"
+
+    def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
+        """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
+        return self.embedder(encoded, names)
+
+    def forward(self, encoded: Mapping[str, Tensor], training: bool = False) -> Forward:
+        """Logits, and what the gates decided.
+
+        Args:
+            encoded: arrays by feature (see `model.encoding`), B rows each.
+            training: whether dropout, the gates' noise and the position tower take part.
+        """
+        mixed = self.mixture(
+            self.embed(encoded), ids=encoded[self.contract.user], training=training
+        )
+        logits = {
+            task: self.towers[task](output, training=training)
+            for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
+        }
+        position = self.contract.position
+        if training and self.position_tower is not None and position is not None:
+            effect = self.position_tower(encoded[position])  # (B, T)
+            logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
+        return Forward(logits, mixed)
+
+    def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
+        """Logits (B,) by task; arguments as in `forward`."""
+        forward = self.forward(encoded, training)
+        self._last.mixed = forward.mixed
+        return forward.logits
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """The loss of `model.loss`, for the batch that `call` has just seen.
+
+        Args:
+            x: not read.
+            y: (B, T) targets in the contract's order of tasks, NaN where masked.
+            y_pred: logits (B,) by task.
+            sample_weight: not read.
+            training: whether regularisation takes part and sampled routers are trained.
+        """
+        ops = keras.ops
+        mixed = self._last.mixed
+        assert mixed is not None
+        total = ops.zeros(())
+        for t, (name, task) in enumerate(self.contract.tasks.items()):
+            losses, mask = row_losses(task.type, y_pred[name], y[:, t])
+            if training:
+                estimator = self.estimators.get(name)
+                total = total + task.weight * task_loss(losses, mask, mixed.routings[t], estimator)
+            else:
+                total = total + task.weight * masked_mean(losses, mask)
+            # Weighted by the rows that have a label, so that an epoch's mean is that over rows.
+            self.trackers[name].update_state(masked_mean(losses, mask), ops.sum(mask))
+        if training:
+            terms = regularisation(mixed.routings)
+            self.regularisation_tracker.update_state(terms)
+            total = total + terms
+        return total
+
+
+def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
+    """The gate of a task, with a seed of its own."""
+    options = config.gates.get(task, config.gate).options()
+    return gates.make(
+        num_experts=config.experts.count, seed=derive_seed(seed, "gate", task), **options
+    )
+
+
+def _base_logit(task: Task, statistics: TaskStatistics) -> float:
+    """Where a tower's output starts: the logit of the label's rate, kept within 1e-4 of 0 and 1."""
+    if task.type == "regression":
+        return 0.0
+    rate = min(max(statistics.mean, 1e-4), 1 - 1e-4)
+    return math.log(rate / (1 - rate))

@@ -1,0 +1,99 @@
+"""A ranker's weights as a file: HDF5 with one data set per variable, under a name that says whose.
+
+    embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
+    experts/<number>/...    towers/<task>/<variable>        position/<variable>
+
+where a variable is its place in the layer and its name, such as `0_kernel`.
+
+Keras's own weights file names layers by class and place among their like, and holds the
+optimiser's moments too; here a task's or feature's variables keep their name when others come or
+go, and the file holds what inference needs.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from configs.errors import ModelError
+from model.ranker import Ranker
+
+
+def variables(ranker: Ranker) -> dict[str, Any]:
+    """All variables by name; states of random generators and of the optimiser are left out."""
+    named: dict[str, Any] = {}
+    for owner, table in ranker.embedder.tables.items():
+        named[f"embeddings/{owner}"] = table.embeddings
+    for name, layer in _layers(ranker):
+        for index, variable in enumerate(layer.weights):
+            # Not by the variable's path: Keras numbers layers by what the process made before.
+            named[f"{name}/{index}_{variable.name}"] = variable
+    return named
+
+
+def save(ranker: Ranker, path: Path) -> None:
+    """Write the weights; the file is whole or as it was."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with h5py.File(temporary, "w") as file:
+        for name, variable in variables(ranker).items():
+            file[name] = _numpy(variable)
+    temporary.rename(path)
+
+
+def load(ranker: Ranker, path: Path) -> None:
+    """Set the ranker's weights to those of a file.
+
+    Raises:
+        ModelError: the file is missing or damaged, or a variable is missing, left over or of
+            another shape.
+    """
+    expected = variables(ranker)
+    try:
+        with h5py.File(path, "r") as file:
+            found: dict[str, np.ndarray] = {}
+            file.visititems(
+                lambda name, item: (
+                    found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+                )
+            )
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; train anew") from None
+    except (OSError, KeyError) as error:
+        raise ModelError(f"{path}: damaged: {error}; train anew") from None
+    for name in sorted(expected.keys() ^ found.keys()):
+        where = "missing in the file" if name in expected else "unknown to this configuration"
+        raise ModelError(f"{path}: variable {name}: {where}; train anew")
+    for name, variable in expected.items():
+        if tuple(variable.shape) != found[name].shape:
+            raise ModelError(
+                f"{path}: variable {name}: expected shape {tuple(variable.shape)}, received "
+                f"{found[name].shape}; train anew"
+            )
+    for name, variable in expected.items():
+        variable.assign(found[name])
+
+
+def copy(ranker: Ranker) -> dict[str, np.ndarray]:
+    """The weights' values by name, as they are now."""
+    return {name: _numpy(variable) for name, variable in variables(ranker).items()}
+
+
+def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
+    for number, expert in enumerate(ranker.mixture.experts):
+        yield f"experts/{number}", expert
+    for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True):
+        yield f"gates/{task}", gate
+    for task, tower in ranker.towers.items():
+        yield f"towers/{task}", tower
+    for task, estimator in ranker.estimators.items():
+        yield f"estimators/{task}", estimator
+    if ranker.position_tower is not None:
+        yield "position", ranker.position_tower
+
+
+def _numpy(variable: Any) -> np.ndarray:
+    # Not `convert_to_numpy`: NumPy 2 warns of how TensorFlow's variables convert themselves.
+    return np.array(variable.numpy())

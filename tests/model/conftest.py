@@ -1,0 +1,187 @@
+"""A small examples folder with every kind of feature, and the configuration that fits it."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from configs.base import parse
+from configs.config import Config
+from configs.contract import FrozenContract, fingerprint
+from configs.files import ExamplesFolder, write_json
+from configs.statistics import Statistics
+
+CONTRACT = {
+    "user": "user_id",
+    "item": "item_id",
+    "features": {
+        "user_id": {"kind": "id", "side": "user"},
+        "item_id": {"kind": "id", "side": "item", "dtype": "int"},
+        "country": {"kind": "id", "side": "user", "missing": "indicator"},
+        "age": {
+            "kind": "number",
+            "side": "user",
+            "scale": "buckets",
+            "buckets": 4,
+            "missing": "indicator",
+        },
+        "length": {"kind": "number", "side": "item", "transform": "log1p"},
+        "recent": {
+            "kind": "id_list",
+            "side": "user",
+            "dtype": "int",
+            "share": "item_id",
+            "history": {"events": ["click"], "last": 4},
+            "max_length": 4,
+        },
+        "position": {"kind": "position", "max_position": 5},
+    },
+    "tasks": {
+        "click": {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": "click"},
+        },
+        "dwell": {
+            "group": "engagement",
+            "type": "regression",
+            "label": {"rule": "column", "column": "dwell"},
+            "when": "click",
+            "transform": "log1p",
+            "weight": 0.5,
+        },
+        "like": {
+            "group": "satisfaction",
+            "type": "binary",
+            "label": {"rule": "column", "column": "like"},
+        },
+    },
+}
+
+PIPELINE = {
+    "log": {
+        "shape": "impressions",
+        "files": ["*.jsonl"],
+        "format": {"type": "jsonl"},
+        "columns": {"time": "time", "user": "user_id", "item": "item_id"},
+    },
+    "split": {"by": "time", "validation": 0.2, "test": 0.2},
+}
+
+TRAIN = {"epochs": 2, "batch_size": 64, "learning_rate": 0.01, "seed": 3}
+
+
+def make_config(**changes: object) -> Config:
+    """The configuration of the tiny data set; keyword arguments replace whole sections."""
+    values = {
+        "name": "tiny",
+        "contract": CONTRACT,
+        "pipeline": PIPELINE,
+        "model": {
+            "embedding_dim": 4,
+            "experts": {"count": 4, "units": [8]},
+            "gate": {"name": "topk", "num_selected": 2},
+            "towers": {"units": [4]},
+        },
+        "train": TRAIN,
+    }
+    return parse(Config, values | changes, "tiny.yaml")
+
+
+def write_examples(folder: Path, config: Config, rows: int = 500, seed: int = 0) -> None:
+    """Write an examples folder; clicks depend on user and item, positions bias them."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(0, 20, rows), rng.integers(0, 30, rows)
+    position = rng.integers(0, 6, rows)
+    taste = np.sin(user[:, None] * 1.7 + item[:, None] * 0.9)[:, 0] * 2.5
+    click = (rng.random(rows) < 1 / (1 + np.exp(0.3 * position - taste))).astype(np.float32)
+    dwell = np.where(click == 1, np.exp(1 + taste + 0.2 * rng.normal(size=rows)), np.nan)
+    like = np.where(rng.random(rows) < 0.3, np.nan, (taste > 0.5).astype(np.float32))
+    table = pl.DataFrame(
+        {
+            "user_id": [f"u{n}" for n in user],
+            "item_id": 100 + item,
+            "country": [None if n % 5 == 0 else f"c{n % 3}" for n in user],
+            "age": [None if n % 4 == 0 else float(20 + n) for n in user],
+            "length": (10.0 * (1 + item)).astype(np.float32),
+            "recent": [(100 + rng.integers(0, 30, n % 6)).tolist() for n in user],
+            "position": [None if n == 5 else int(n) for n in position],
+            "label/click": click,
+            "label/dwell": pl.Series(dwell.astype(np.float32)).fill_nan(None),
+            "label/like": pl.Series(like.astype(np.float32)).fill_nan(None),
+            "meta/impression": np.arange(rows),
+        },
+        schema_overrides={"recent": pl.List(pl.Int64)},
+    )
+    files = ExamplesFolder(folder)
+    cuts = [0, int(0.6 * rows), int(0.8 * rows), rows]
+    for name, start, stop in zip(("train", "validation", "test"), cuts, cuts[1:], strict=False):
+        files.split(name).mkdir(parents=True)
+        table[start:stop].write_parquet(files.split(name) / "part-0.parquet")
+    train = table[: cuts[1]]
+    (folder / "vocabularies").mkdir()
+    for name in ("user_id", "item_id", "country"):
+        counts = Counter(value for value in train[name].to_list() if value is not None)
+        ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        pl.DataFrame(
+            {"value": [value for value, _ in ordered], "count": [count for _, count in ordered]}
+        ).write_parquet(files.vocabulary(name))
+    ages = train["age"].drop_nulls().to_numpy()
+    lengths = np.log1p(train["length"].to_numpy().astype(float))
+    tasks = {}
+    for name, task in config.contract.tasks.items():
+        values = train[f"label/{name}"].drop_nulls().to_numpy().astype(float)
+        values = np.log1p(values) if task.transform == "log1p" else values
+        tasks[name] = {
+            "count": len(values),
+            "masked": len(train) - len(values),
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+        }
+    statistics = {
+        "features": {
+            "age": {
+                "count": len(ages),
+                "missing": len(train) - len(ages),
+                "mean": float(ages.mean()),
+                "std": float(ages.std()),
+                "boundaries": [float(q) for q in np.quantile(ages, [0.25, 0.5, 0.75])],
+            },
+            "length": {
+                "count": len(lengths),
+                "missing": 0,
+                "mean": float(lengths.mean()),
+                "std": float(lengths.std()),
+            },
+        },
+        "tasks": tasks,
+        "rows": {"train": cuts[1], "validation": cuts[2] - cuts[1], "test": rows - cuts[2]},
+    }
+    write_json(files.statistics, statistics)
+    frozen = FrozenContract(
+        contract=config.contract,
+        schema_fingerprint=config.contract.schema_fingerprint(),
+        data_fingerprint=fingerprint([statistics, seed]),
+    )
+    write_json(files.contract, frozen.model_dump(mode="json"))
+    Statistics.read(files.statistics)  # the fixture itself is well-formed
+
+
+class Tiny:
+    """A configuration, and examples that fit it."""
+
+    def __init__(self, examples: Path) -> None:
+        self.examples = examples
+        self.config = make_config()
+        self.make_config = make_config
+        self.write_examples = write_examples
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Examples on disk, made once; tests must not write into them."""
+    tiny = Tiny(tmp_path_factory.mktemp("tiny") / "examples")
+    write_examples(tiny.examples, tiny.config)
+    return tiny
