@@ -1,6 +1,8 @@
 """The typed options of configs.gates and the gates' constructors cannot part."""
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -90,3 +92,20 @@ def test_a_hierarchy_is_static_where_both_levels_are() -> None:
 def test_bad_options_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         TypeAdapter(options.GateConfig).validate_python(values)
+
+
+@pytest.mark.parametrize("name", gates.names())
+def test_documentation_has_every_gate_and_option(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "gates.md").read_text(encoding="utf-8")
+    section = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    for field, info in CONFIGS[name].model_fields.items():
+        if field not in ("name", "num_selected", "static"):
+            row = re.search(rf"^\| `{field}` \| (.+?) \|", section, re.MULTILINE)
+            assert row, field
+            default = info.default
+            if isinstance(default, bool):
+                assert row[1] == str(default).lower()
+            elif isinstance(default, int | float):
+                assert float(row[1]) == default
+            elif not info.is_required():
+                assert row[1].strip("`") == str(default or "none").lower()
