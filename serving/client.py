@@ -1,0 +1,247 @@
+"""A client for Rank that needs grpcio and protobuf only.
+
+with RankClient("localhost:8500") as client:
+    for item in client.rank("demo", user={"user_id": "u1"}, item_ids=["a", "b"]):
+        print(item["item_id"], item["score"], item["tasks"])
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypedDict
+
+import grpc
+
+from configs.errors import ServingError
+from serving.protos import ranking_pb2, ranking_pb2_grpc
+
+# Retries only what never ran, and only while nine calls in ten succeed: retries of every failure
+# would feed an overload.
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": "multigate.RankingService"}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+
+_MAX_MESSAGE = 64 << 20  # bytes
+
+Scalar = str | int | float
+Feature = Scalar | Sequence[Scalar]
+
+
+class CallError(ServingError):
+    """A call that failed."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+        """Name of the gRPC status, such as INVALID_ARGUMENT."""
+
+
+class RankedItem(TypedDict):
+    """One ranked item."""
+
+    index: int
+    """Its place among the candidates as they were sent."""
+    item_id: str | int
+    score: float
+    """Combined."""
+    tasks: dict[str, float]
+    """Score of each task: a probability, or a value in the label's own units."""
+
+
+class Ranking(list[RankedItem]):
+    """Ranked items, best first, and what is known about the answer."""
+
+    def __init__(self, response: Any) -> None:
+        ids = getattr(response.item_id, response.item_id.WhichOneof("values") or "texts").values
+        columns = {task: scores.values for task, scores in response.task_scores.items()}
+        super().__init__(
+            {
+                "index": index,
+                "item_id": ids[place],
+                "score": response.score[place],
+                "tasks": {task: values[place] for task, values in sorted(columns.items())},
+            }
+            for place, index in enumerate(response.item_index)
+        )
+        self.model_version: int = response.model_version
+        self.schema: str = response.schema
+        self.request_id: str = response.request_id
+        self.warnings: list[str] = list(response.warnings)
+
+
+class RankClient:
+    """Calls a ranking server; safe to share between threads."""
+
+    def __init__(self, target: str, *, timeout: float = 5.0) -> None:
+        """Connect on the first call.
+
+        Args:
+            target: host:port of the server.
+            timeout: seconds that a call may take, retries included.
+        """
+        self._target = target
+        self._timeout = timeout
+        self._channel = grpc.insecure_channel(
+            target,
+            options=[
+                ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+                ("grpc.max_receive_message_length", _MAX_MESSAGE),
+                ("grpc.max_send_message_length", _MAX_MESSAGE),
+            ],
+        )
+        self._stub = ranking_pb2_grpc.RankingServiceStub(self._channel)
+
+    def rank(
+        self,
+        model: str,
+        *,
+        user: Mapping[str, Feature | None],
+        item_ids: Sequence[str] | Sequence[int],
+        columns: Mapping[str, Sequence[Feature | None]] | None = None,
+        context: Mapping[str, Feature | None] | None = None,
+        weights: Mapping[str, float] | None = None,
+        floors: Mapping[str, tuple[float | None, float | None]] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Ranking:
+        """Rank candidates for one user.
+
+        Args:
+            model: name of the model.
+            user: user features by name; None and an absent name are missing values.
+            item_ids: the candidates.
+            columns: further item features by name, one entry per candidate.
+            context: context features by name.
+            weights: task weights that replace the contract's in the combined score.
+            floors: lowest and highest score that an item may have, by task.
+            limit: items of the answer at most; all where absent.
+            version: of the model; the newest where absent.
+            request_id: names the call in logs; the server chooses one where empty.
+            timeout: seconds; the client's where absent.
+
+        Returns:
+            Ranked items, best first.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+            ServingError: a value is of a type that no feature has.
+        """
+        request = ranking_pb2.RankRequest(
+            model=_model(model, version),
+            user={name: _value(name, value) for name, value in user.items()},
+            context={name: _value(name, value) for name, value in (context or {}).items()},
+            task_weights=weights or {},
+            floors={
+                task: ranking_pb2.Floor(min=low, max=high)
+                for task, (low, high) in (floors or {}).items()
+            },
+            request_id=request_id,
+        )
+        if limit is not None:
+            if limit < 1:
+                raise ServingError(f"limit: expected 1 or more, received {limit}")
+            request.limit = limit
+        _pack("item_ids", request.candidates.item_id, item_ids)
+        for name, values in (columns or {}).items():
+            request.candidates.columns[name].CopyFrom(_column(name, values))
+        return Ranking(self._call(self._stub.Rank, request, timeout))
+
+    def contract(self, model: str, version: int | None = None) -> Any:
+        """What a request may say: the GetContractResponse of the model that serves.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+        """
+        request = ranking_pb2.GetContractRequest(model=_model(model, version))
+        return self._call(self._stub.GetContract, request, None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> "RankClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+        try:
+            return method(request, timeout=self._timeout if timeout is None else timeout)
+        except grpc.RpcError as error:
+            code = error.code().name
+            raise CallError(f"{self._target}: {code}: {error.details()}", code) from None
+
+
+def _model(name: str, version: int | None) -> Any:
+    spec = ranking_pb2.ModelSpec(name=name)
+    if version is not None:
+        spec.version = version
+    return spec
+
+
+def _value(name: str, value: Any) -> Any:
+    """A user or context feature."""
+    message = ranking_pb2.Value()
+    if value is None:
+        return message
+    if isinstance(value, str | Real):
+        kind = {"texts": "text", "integers": "integer", "numbers": "number"}[_kind(name, [value])]
+        setattr(message, kind, value)
+        return message
+    values = list(value)
+    kind = _kind(name, values)
+    getattr(message, kind).SetInParent()
+    getattr(message, kind).values.extend(values)
+    return message
+
+
+def _column(name: str, values: Sequence[Any]) -> Any:
+    """An item feature: one entry, or one list, per candidate."""
+    message = ranking_pb2.Column()
+    values = list(values)
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        message.present.extend(value is not None for value in values)
+    if known and not isinstance(known[0], str | Real):
+        lists = [[] if value is None else list(value) for value in values]
+        message.lengths.extend(map(len, lists))
+        flat = [one for part in lists for one in part]
+        if flat:
+            _pack(name, message, flat)
+        return message
+    filler: Any = "" if known and isinstance(known[0], str) else 0
+    _pack(name, message, [filler if value is None else value for value in values])
+    return message
+
+
+def _pack(name: str, message: Any, values: Sequence[Any]) -> None:
+    values = list(values)
+    if values:
+        getattr(message, _kind(name, values)).values.extend(values)
+
+
+def _kind(name: str, values: Sequence[Any]) -> str:
+    """The field for values of one type; whole numbers among others are numbers."""
+    if all(isinstance(value, str) for value in values):
+        return "texts"
+    if any(isinstance(value, bool) or not isinstance(value, Real) for value in values):
+        odd = next(v for v in values if isinstance(v, bool) or not isinstance(v, Real))
+        raise ServingError(
+            f"{name}: expected texts, whole numbers or numbers, all of one type, received {odd!r}"
+        )
+    return "integers" if all(isinstance(value, Integral) for value in values) else "numbers"

@@ -1,0 +1,99 @@
+"""What a signature takes: its inputs as the contract implies them, and along which axis they run.
+
+Axes: N rows (candidates, or plain rows), M users, L values of a list, T tasks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from configs.contract import LENGTH, PRESENT, Contract, IdListFeature, NumberFeature
+
+DEFAULT, RANK = "serving_default", "rank"
+USER_INDEX, TASK_WEIGHTS, SCORE = "user_index", "task_weights", "score"
+
+Role = Literal["value", "list", "length", "present", "index", "weights"]
+Axis = Literal["rows", "users"]
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One input of a signature."""
+
+    dtype: str
+    """string, int64, int32, float32 or bool."""
+    axis: Axis
+    """What its first dimension counts."""
+    role: Role
+    feature: str = ""
+    """The feature it belongs to; empty for the index and the weights."""
+
+    @property
+    def dimensions(self) -> int:
+        """Lists (N, L) and weights (M, T) have two."""
+        return 2 if self.role in {"list", "weights"} else 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The inputs of one signature, by name."""
+
+    inputs: dict[str, Input]
+
+    @property
+    def on_users(self) -> frozenset[str]:
+        """Inputs with one row per user."""
+        return frozenset(name for name, i in self.inputs.items() if i.axis == "users")
+
+
+def default_layout(contract: Contract) -> Layout:
+    """`serving_default`: N rows of every feature."""
+    inputs: dict[str, Input] = {}
+    for name, feature in contract.of_side("user", "context", "item"):
+        inputs |= _inputs_of(name, feature, "rows")
+    return Layout(inputs)
+
+
+def rank_layout(contract: Contract) -> Layout:
+    """`rank`: M users with their context, N candidates, and the user of each candidate."""
+    inputs: dict[str, Input] = {}
+    for name, feature in contract.of_side("user", "context", "item"):
+        inputs |= _inputs_of(name, feature, "rows" if feature.side == "item" else "users")
+    inputs[USER_INDEX] = Input("int32", "rows", "index")
+    inputs[TASK_WEIGHTS] = Input("float32", "users", "weights")
+    return Layout(inputs)
+
+
+def value_dtype(feature: Any) -> str:
+    """The dtype of a feature's raw values in a signature."""
+    if isinstance(feature, NumberFeature):
+        return "float32"
+    return "string" if feature.dtype == "string" else "int64"
+
+
+def may_be_missing(feature: Any) -> bool:
+    """Whether a signature takes a presence column for the feature."""
+    return feature.missing != "error" and not isinstance(feature, IdListFeature)
+
+
+def empty_like(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """An array of fillers: zero, False or the empty text (as bytes)."""
+    if dtype == "string":
+        return np.full(shape, b"", object)
+    return np.zeros(shape, dtype)
+
+
+def _inputs_of(name: str, feature: Any, axis: Axis) -> dict[str, Input]:
+    """The feature's values and their companions."""
+    dtype = value_dtype(feature)
+    if isinstance(feature, IdListFeature):
+        return {
+            name: Input(dtype, axis, "list", name),
+            name + LENGTH: Input("int64", axis, "length", name),
+        }
+    found = {name: Input(dtype, axis, "value", name)}
+    if may_be_missing(feature):
+        found[name + PRESENT] = Input("bool", axis, "present", name)
+    return found

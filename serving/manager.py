@@ -1,0 +1,245 @@
+"""Which versions serve: polls a base path, loads what is new, swaps, and gives memory back."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from configs.errors import ServingError
+from serving.batching import Batcher
+from serving.metrics import ServerMetrics
+from serving.options import ServerOptions
+from serving.request import RequestReader
+from serving.servable import LoadError, Servable, Signature
+from serving.status import LOG, InvalidRequestError, NotServedError
+from serving.versions import Stamp, scan, stamp
+from serving.warmup import prepare
+
+State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
+
+
+@dataclass
+class Record:
+    """What became of a version."""
+
+    state: State
+    error: str = ""
+    """Why it does not serve."""
+    tries: int = 0
+    """Failed attempts with the files as they are."""
+    failed_at: float = 0.0
+    """On the monotonic clock."""
+    files: Stamp = ()
+    """Of the folder at the last attempt."""
+
+
+class Served:
+    """A version that serves, with the queues of its signatures."""
+
+    def __init__(self, servable: Servable, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self.servable = servable
+        self.reader = RequestReader(servable.contract, options.max_candidates)
+        self.batchers = {
+            name: Batcher(
+                signature,
+                signature.layout,
+                name,
+                metrics,
+                max_rows=options.max_batch_rows,
+                slots=options.num_batch_threads,
+                max_queued=options.max_queued_calls,
+            )
+            for name, signature in servable.signatures.items()
+            if signature.layout is not None
+        }
+
+    def signature(self, name: str) -> Signature | None:
+        """A signature by name."""
+        return self.servable.signatures.get(name)
+
+
+class Manager:
+    """Keeps the newest good version of one model ready."""
+
+    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self.name = options.model_name
+        self._base = Path(options.model_base_path)
+        self._options = options
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._serving: dict[int, Served] = {}
+        self._records: dict[int, Record] = {}
+        self._stop = threading.Event()
+        self._poller = threading.Thread(target=self._follow, name="versions", daemon=True)
+
+    def start(self) -> None:
+        """Load the newest version that can serve, then follow the base path.
+
+        Raises:
+            ServingError: there is no version, or none that can serve.
+        """
+        if not self._base.is_dir():
+            raise ServingError(f"{self._base}: expected a folder of versions, there is none")
+        if not scan(self._base):
+            raise ServingError(
+                f"{self._base}: expected numbered version folders such as {self._base / '1'}, "
+                "there are none; export a model first"
+            )
+        self.poll()
+        if not self._serving:
+            reasons = "; ".join(record.error for record in self._records.values())
+            raise ServingError(f"{self._base}: no version can serve: {reasons}")
+        self._poller.start()
+
+    def close(self) -> None:
+        """Follow no longer, and unload everything when its calls have ended."""
+        self._stop.set()
+        if self._poller.is_alive():
+            self._poller.join()
+        with self._lock:
+            served, self._serving = self._serving, {}
+        for version, one in served.items():
+            self._retire(version, one)
+
+    @contextmanager
+    def use(self, name: str, version: int | None = None, label: str = "") -> Iterator[Served]:
+        """A version for one call; it stays open until the block ends.
+
+        Args:
+            name: the model's name as the caller gave it.
+            version: a number, or None for the newest that serves.
+            label: a version label.
+
+        Raises:
+            InvalidRequestError: no model name, or an unknown label.
+            NotServedError: unknown model or version, or the version is not ready.
+        """
+        self.check_name(name)
+        if label:
+            raise InvalidRequestError(f"version label {label!r}: model {name!r} has no labels")
+        with self._lock:
+            number = max(self._serving, default=0) if version is None else version
+            served = self._serving.get(number)
+            # Acquired under the lock, so that a swap cannot retire it in between.
+            if served is None or not served.servable.acquire():
+                ready = ", ".join(map(str, sorted(self._serving))) or "none"
+                raise NotServedError(
+                    f"model {name!r}: version {number} does not serve; ready: {ready}"
+                )
+        try:
+            yield served
+        finally:
+            served.servable.release()
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that is not this model's.
+
+        Raises:
+            InvalidRequestError: no name was given.
+            NotServedError: the name is another one.
+        """
+        if not name:
+            raise InvalidRequestError(f"model name: required; this server has {self.name!r}")
+        if name != self.name:
+            raise NotServedError(f"model {name!r}: not served here; this server has {self.name!r}")
+
+    def records(self) -> dict[int, Record]:
+        """State of every version that was ever tried, by number."""
+        with self._lock:
+            return dict(sorted(self._records.items()))
+
+    def poll(self) -> None:
+        """Look at the base path once: load what is new, retire what is replaced."""
+        for version, folder in scan(self._base).items():
+            if version in self._serving:
+                break
+            if self._due(version, folder) and self._load(version, folder):
+                break
+        else:
+            return  # nothing there can serve: what serves goes on
+        with self._lock:
+            replaced = {n: self._serving.pop(n) for n in list(self._serving) if n != version}
+        for number, served in replaced.items():
+            self._retire(number, served)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._options.file_system_poll_wait_seconds):
+            try:
+                self.poll()
+            except Exception:
+                LOG.exception("looking for versions in %s failed; trying again", self._base)
+
+    def _due(self, version: int, folder: Path) -> bool:
+        """Whether a version that does not serve should be tried now."""
+        record = self._records.get(version)
+        if record is None or record.files != stamp(folder):
+            return True
+        waited = time.monotonic() - record.failed_at
+        return (
+            record.tries <= self._options.max_num_load_retries
+            and waited >= self._options.load_retry_interval_micros / 1e6
+        )
+
+    def _load(self, version: int, folder: Path) -> bool:
+        """Load, warm up and check a version off the serving path, then let it serve."""
+        files = stamp(folder)
+        before = self._records.get(version)
+        tries = before.tries if before is not None and before.files == files else 0
+        self._record(version, Record("LOADING"))
+        started = time.monotonic()
+        try:
+            servable = self._ready(version, folder)
+        except LoadError as error:
+            message = str(error)
+            self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
+            self._metrics.loads.add(self.name, "failed")
+            LOG.error("model %s version %d does not serve: %s", self.name, version, message)
+            return False
+        served = Served(servable, self._options, self._metrics)
+        with self._lock:
+            self._serving[version] = served
+            self._records[version] = Record("AVAILABLE")
+        self._metrics.loads.add(self.name, "loaded")
+        self._metrics.version.set(version, self.name)
+        self._metrics.loaded_at.set(time.time(), self.name)
+        LOG.info(
+            "model %s version %d serves after %.1f s",
+            self.name,
+            version,
+            time.monotonic() - started,
+        )
+        return True
+
+    def _ready(self, version: int, folder: Path) -> Servable:
+        options = self._options
+        parallelism = (
+            options.tensorflow_intra_op_parallelism,
+            options.tensorflow_inter_op_parallelism,
+        )
+        servable = Servable.load(version, folder, parallelism)
+        try:
+            with self._lock:
+                schemas = {one.servable.schema for one in self._serving.values()}
+            if schemas and servable.schema not in schemas:
+                raise LoadError(
+                    f"{folder}: schema {servable.schema} differs from {', '.join(schemas)} of the "
+                    "version that serves, whose clients would break; restart the server to "
+                    "change features or tasks"
+                )
+            prepare(servable, folder, options.enable_model_warmup)
+        except LoadError:
+            servable.retire()
+            raise
+        return servable
+
+    def _retire(self, version: int, served: Served) -> None:
+        self._record(version, Record("UNLOADING"))
+        served.servable.retire(lambda: self._record(version, Record("END")))
+        LOG.info("model %s version %d is retired", self.name, version)
+
+    def _record(self, version: int, record: Record) -> None:
+        with self._lock:
+            self._records[version] = record

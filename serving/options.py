@@ -1,0 +1,143 @@
+"""What the server can be told, on the command line and from Python.
+
+Flags have TensorFlow Serving's names where it has one.  Imports no TensorFlow, so that `--help`
+stays fast.
+"""
+
+import argparse
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from configs.errors import ServingError
+
+_LARGE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What the command line says of an option, and the bounds of its number."""
+
+    text: str
+    least: float = 1
+    most: float = _LARGE
+    variable: str = ""
+    """Environment variable that stands in for an absent flag."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of one server process; every field is also a flag of that name."""
+
+    model_name: Annotated[
+        str, Flag("name under which clients ask for the model", variable="MODEL_NAME")
+    ]
+    model_base_path: Annotated[
+        Path, Flag("folder of the model's numbered versions", variable="MODEL_BASE_PATH")
+    ]
+    host: Annotated[
+        str, Flag("address to listen on; the default is reachable from this machine only")
+    ] = "127.0.0.1"
+    port: Annotated[int, Flag("port of all gRPC services; 0: a free one", 0, 65535)] = 8500
+    metrics_port: Annotated[
+        int, Flag("port of the Prometheus metrics; 0: a free one; -1: no metrics", -1, 65535)
+    ] = -1
+    file_system_poll_wait_seconds: Annotated[
+        float, Flag("time between looks at the base path for new versions", 0.01)
+    ] = 1.0
+    max_num_load_retries: Annotated[
+        int, Flag("tries again of a version that failed, while its files stay the same", 0)
+    ] = 5
+    load_retry_interval_micros: Annotated[int, Flag("time between these tries", 0)] = 10_000_000
+    enable_model_warmup: Annotated[
+        bool, Flag("replay a version's recorded requests before it serves")
+    ] = True
+    max_message_mebibytes: Annotated[int, Flag("largest request message", 1, 1024)] = 64
+    max_candidates: Annotated[int, Flag("most candidates of one Rank call")] = 10_000
+    grpc_max_threads: Annotated[int, Flag("calls that are worked on at once")] = 64
+    max_concurrent_calls: Annotated[
+        int, Flag("calls accepted at once; more are refused with RESOURCE_EXHAUSTED")
+    ] = 256
+    max_batch_rows: Annotated[
+        int, Flag("rows of one joined run of the model; on CPUs joining stops paying near 800")
+    ] = 800
+    max_queued_calls: Annotated[
+        int, Flag("calls that may wait for a run; more are refused with UNAVAILABLE", 0)
+    ] = 64
+    num_batch_threads: Annotated[
+        int, Flag("runs at once, per version and signature; the default is the CPU count")
+    ] = field(default_factory=lambda: os.cpu_count() or 1)
+    tensorflow_intra_op_parallelism: Annotated[
+        int, Flag("threads of one operation; 0: TensorFlow chooses", 0)
+    ] = 0
+    tensorflow_inter_op_parallelism: Annotated[
+        int, Flag("threads for operations that run at once; 0: TensorFlow chooses", 0)
+    ] = 0
+    drain_delay_seconds: Annotated[
+        float, Flag("time from reporting NOT_SERVING to closing, for load balancers to notice", 0)
+    ] = 0.0
+    drain_grace_seconds: Annotated[
+        float, Flag("time that calls in flight have to finish when the server stops", 0)
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work.
+
+        Raises:
+            ServingError: names the flag, the expectation and what came.
+        """
+        for name, _, flag in _flags():
+            value = getattr(self, name)
+            if value == "":
+                raise ServingError(f"--{name}: expected a name, received an empty one")
+            numeric = isinstance(value, int | float) and not isinstance(value, bool)
+            # The comparison is false for NaN, which is thereby refused.
+            if numeric and not flag.least <= value <= flag.most:
+                raise ServingError(
+                    f"--{name}: expected {flag.least} to {flag.most}, received {value}"
+                )
+
+
+def _flags() -> list[tuple[str, type, Flag]]:
+    """Name, type and flag of every option."""
+    hints = typing.get_type_hints(ServerOptions, include_extras=True)
+    return [(name, *typing.get_args(hint)) for name, hint in hints.items()]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one flag per option; absent flags are None and take the option's default."""
+    defaults = {option.name: option.default for option in fields(ServerOptions)}
+    for name, kind, flag in _flags():
+        text, default = flag.text, defaults[name]
+        if flag.variable:
+            text += f" (or environment variable {flag.variable})"
+        elif isinstance(default, str | int | float):
+            text += f" (default: {default})"
+        if kind is bool:
+            parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(f"--{name}", type=kind, metavar="VALUE", help=text)
+
+
+def from_arguments(
+    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> ServerOptions:
+    """Options from parsed flags and, for those that have one, environment variables.
+
+    Raises:
+        ServingError: a flag is missing or cannot work.
+    """
+    values: dict[str, Any] = {}
+    for name, kind, flag in _flags():
+        given = getattr(arguments, name)
+        if given is None and flag.variable:
+            text = environment.get(flag.variable)
+            if not text:
+                raise ServingError(f"--{name}: required; pass it or set {flag.variable}")
+            given = kind(text)
+        if given is not None:
+            values[name] = given
+    return ServerOptions(**values)

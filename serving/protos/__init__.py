@@ -1,0 +1,1 @@
+"""The ranking protocol: `ranking.proto` and the code generated from it (`make protos`)."""

@@ -1,0 +1,135 @@
+"""`multigate.RankingService`: candidates in, ranked items with a score per task out."""
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from configs.contract import IdListFeature
+from serving.layout import RANK, SCORE, Arrays, value_dtype
+from serving.manager import Manager, Served
+from serving.metrics import ServerMetrics
+from serving.protos import ranking_pb2, ranking_pb2_grpc
+from serving.request import ParsedRequest
+from serving.status import Call, InvalidRequestError
+
+_DTYPES = {"string": "string", "int64": "int", "float32": "float"}
+
+
+class RankingService(ranking_pb2_grpc.RankingServiceServicer):
+    """Rank and GetContract; failures leave as the exceptions of `serving.status`."""
+
+    def __init__(self, manager: Manager, metrics: ServerMetrics, max_candidates: int) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._max_candidates = max_candidates
+
+    def Rank(self, request: Any, context: Any) -> Any:
+        """Score the candidates for one user and order them."""
+        call = Call(context)
+        call.check("before the request was read")
+        with self._manager.use(*requested(request.model)) as served:
+            parsed = served.reader.read(request)
+            self._metrics.candidates.observe(parsed.rows, self._manager.name)
+            for feature, count in parsed.missing.items():
+                self._metrics.missing.add(self._manager.name, feature, by=count)
+            outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
+            _refuse_overflow(outputs)
+            return self._answer(request, served, parsed, outputs)
+
+    def GetContract(self, request: Any, context: Any) -> Any:
+        """What a request may say."""
+        with self._manager.use(*requested(request.model)) as served:
+            contract = served.servable.contract
+            response = ranking_pb2.GetContractResponse(
+                model_name=self._manager.name,
+                model_version=served.servable.version,
+                schema=served.servable.schema,
+                user=contract.user,
+                item=contract.item,
+                combine=contract.combine.kind,
+                max_candidates=self._max_candidates,
+            )
+            for name, feature in contract.of_side("user", "context", "item"):
+                response.features.append(_feature(name, feature))
+            for name, task in contract.tasks.items():
+                response.tasks.add(
+                    name=name, group=task.group, type=task.type, score_weight=task.score_weight
+                )
+            return response
+
+    def _answer(self, request: Any, served: Served, parsed: ParsedRequest, outputs: Arrays) -> Any:
+        order = rank_order(outputs, parsed)
+        response = ranking_pb2.RankResponse(
+            item_index=order.tolist(),
+            model_name=self._manager.name,
+            model_version=served.servable.version,
+            schema=served.servable.schema,
+            request_id=request.request_id or uuid.uuid4().hex,
+            warnings=parsed.warnings(),
+        )
+        which = request.candidates.item_id.WhichOneof("values")
+        ids = getattr(request.candidates.item_id, which).values
+        getattr(response.item_id, which).values.extend([ids[index] for index in order])
+        if request.returns == ranking_pb2.TASK_SCORES:
+            response.score.extend(outputs[SCORE][order].tolist())
+            for task in served.servable.contract.tasks:
+                response.task_scores[task].values.extend(outputs[task][order].tolist())
+        return response
+
+
+def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
+    """Indices of the candidates that stay, best first; equals keep the caller's order.
+
+    Args:
+        outputs: of the `rank` signature, (N,) each.
+        parsed: says floors and limit.
+
+    Returns:
+        (K,) with K <= limit.
+    """
+    stays = np.ones(parsed.rows, bool)
+    for task, (low, high) in parsed.floors.items():
+        stays &= (outputs[task] >= low) & (outputs[task] <= high)
+    candidates = np.flatnonzero(stays)
+    order = np.argsort(-outputs[SCORE][candidates], kind="stable")
+    return candidates[order][: parsed.limit]
+
+
+def requested(model: Any) -> tuple[str, int | None, str]:
+    """Name, version and label of our ModelSpec."""
+    which = model.WhichOneof("version_choice")
+    return (
+        model.name,
+        model.version if which == "version" else None,
+        model.version_label if which == "version_label" else "",
+    )
+
+
+def _refuse_overflow(outputs: Arrays) -> None:
+    """Numbers may be finite and yet too large to compute with; such a score has no rank."""
+    for name, scores in outputs.items():
+        finite = np.isfinite(scores)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise InvalidRequestError(
+                f"candidate {row}: output {name!r}: expected a finite score, the model computes "
+                f"{scores[row]}: the request's numbers or weights are too large"
+            )
+
+
+def _feature(name: str, feature: Any) -> Any:
+    """A feature as GetContract tells it."""
+    described = ranking_pb2.Feature(
+        name=name,
+        side=feature.side,
+        kind=feature.kind,
+        dtype=_DTYPES[value_dtype(feature)],
+        missing=feature.missing,
+        max_length=feature.max_length if isinstance(feature, IdListFeature) else 0,
+    )
+    default = getattr(feature, "default", None)
+    if feature.missing == "default" and default is not None:
+        field = {"string": "text", "int": "integer", "float": "number"}[described.dtype]
+        setattr(described.default, field, default)
+    return described

@@ -1,0 +1,178 @@
+"""Failures of calls, and the one place that turns them into gRPC status.
+
+    RequestError                (a ServingError)
+    ├── InvalidRequestError     INVALID_ARGUMENT     contradicts the contract or the signature
+    ├── NotServedError          NOT_FOUND            no such model or version, or not ready yet
+    ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
+    ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
+    ├── DrainingError           UNAVAILABLE          the server is stopping
+    ├── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
+    └── CancelledError          CANCELLED            the caller went away
+
+gRPC itself answers RESOURCE_EXHAUSTED for messages over the limit and for calls over the admission
+cap.  Anything else is a bug of ours: INTERNAL, with an id that the log carries.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import tensorflow as tf
+
+from configs.errors import ServingError
+from serving.metrics import ServerMetrics
+
+LOG = logging.getLogger("multigate.serving")
+
+_LONGEST_MESSAGE = 1000  # characters; status travels in headers, which clients limit to 8 KiB
+
+
+class RequestError(ServingError):
+    """A call that cannot be answered; the message is meant for the caller."""
+
+    code = grpc.StatusCode.UNKNOWN
+
+
+class InvalidRequestError(RequestError):
+    """The request contradicts the contract or the signature."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotServedError(RequestError):
+    """No such model or version, or it is not ready."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class WrongStateError(RequestError):
+    """The model does not offer what was asked for."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class OverloadedError(RequestError):
+    """A queue is full."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DrainingError(RequestError):
+    """The server is stopping."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class TooLateError(RequestError):
+    """The deadline has passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class CancelledError(RequestError):
+    """The caller cancelled the call."""
+
+    code = grpc.StatusCode.CANCELLED
+
+
+class Call:
+    """How long the caller of one call waits, and whether it still does."""
+
+    def __init__(self, context: Any) -> None:
+        """Read the deadline once: asking gRPC for it costs more than asking the clock."""
+        remaining = context.time_remaining()
+        self._context = context
+        # A client without a deadline reports some 290 years, which no lock can wait for.
+        bounded = remaining is not None and remaining < 1e6
+        self.deadline = time.monotonic() + remaining if bounded else None
+
+    def remaining(self) -> float | None:
+        """Seconds left, or None without a deadline."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def check(self, stage: str) -> None:
+        """Stop work that nobody waits for.
+
+        Raises:
+            TooLateError: the deadline has passed.
+            CancelledError: the caller went away.
+        """
+        remaining = self.remaining()
+        if remaining is not None and remaining <= 0:
+            raise TooLateError(f"the deadline passed {stage}; nothing was computed")
+        if not self._context.is_active():
+            raise CancelledError(f"the call was cancelled {stage}; nothing was computed")
+
+
+class _Malformed:
+    """Stands for a message whose bytes are not of its type."""
+
+
+class StatusInterceptor(grpc.ServerInterceptor):
+    """Wraps every unary method: maps failures to status, refuses calls while draining, counts."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self.draining = False
+        self._metrics = metrics
+        self._handlers: dict[str, Any] = {}
+
+    def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
+        """The method's handler, wrapped once per method."""
+        method = call.method
+        if method not in self._handlers:
+            handler = continuation(call)
+            if handler is None or handler.unary_unary is None:
+                return handler
+            self._handlers[method] = self._wrap(method, handler)
+        return self._handlers[method]
+
+    def _wrap(self, path: str, handler: Any) -> Any:
+        method = path.rpartition("/")[2]
+        always = path == "/grpc.health.v1.Health/Check"  # must answer while draining
+
+        def deserialize(data: bytes) -> Any:
+            # gRPC would answer INTERNAL for bytes that do not parse, as if the bug were ours.
+            try:
+                return handler.request_deserializer(data)
+            except Exception:
+                return _Malformed()
+
+        def answer(request: Any, context: Any) -> Any:
+            started = time.perf_counter()
+            code, message, response = grpc.StatusCode.OK, "", None
+            try:
+                if self.draining and not always:
+                    raise DrainingError("the server is stopping; call another one")
+                if isinstance(request, _Malformed):
+                    raise InvalidRequestError(
+                        f"{method}: the bytes received are not its request message"
+                    )
+                response = handler.unary_unary(request, context)
+            except Exception as error:
+                code, message = _status(method, error)
+            self._metrics.answered(method, code.name, time.perf_counter() - started)
+            if response is None:
+                context.abort(code, message)
+            return response
+
+        return grpc.unary_unary_rpc_method_handler(answer, deserialize, handler.response_serializer)
+
+
+def _status(method: str, error: Exception) -> tuple[grpc.StatusCode, str]:
+    """The status and message of a failure."""
+    if isinstance(error, RequestError):
+        code, message = error.code, str(error)
+    elif isinstance(error, tf.errors.InvalidArgumentError):
+        # The graph refuses its inputs itself where no contract describes them (tf.Example).
+        code, message = grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error.message}"
+    else:
+        incident = uuid.uuid4().hex
+        LOG.error("incident %s in %s", incident, method, exc_info=error)
+        code = grpc.StatusCode.INTERNAL
+        message = f"{method}: internal error; the server's log names its cause under {incident}"
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + " ..."
+    return code, message

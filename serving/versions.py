@@ -1,0 +1,48 @@
+"""Version folders: which ones a base path offers, and whether one is whole."""
+
+import re
+from pathlib import Path
+
+GRAPH = "saved_model.pb"
+EXTRA = "assets.extra"
+CONTRACT = f"{EXTRA}/contract.json"
+GOLDEN = f"{EXTRA}/golden.json"
+WARMUP = f"{EXTRA}/tf_serving_warmup_requests"
+
+_NEEDED = (GRAPH, "variables/variables.index", CONTRACT, GOLDEN)
+
+_VERSION = re.compile("0|[1-9][0-9]*")
+
+Stamp = tuple[tuple[str, int, int], ...]
+"""Names, sizes and times of a folder's files: it changes when the folder is repaired."""
+
+
+def scan(base: Path) -> dict[int, Path]:
+    """Version folders of a base path, highest number first (9 comes after 10).
+
+    A folder counts when its name is an int64 as `str` writes it; `7.partial`, `.7` and `007` are
+    somebody's temporary or mistaken names.  A base path that is absent offers nothing.
+    """
+    try:
+        entries = [path for path in base.iterdir() if path.is_dir()]
+    except OSError:
+        return {}
+    named = {int(path.name): path for path in entries if _VERSION.fullmatch(path.name)}
+    return {number: named[number] for number in sorted(named, reverse=True) if number < 1 << 63}
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Files without which a version cannot be served: not empty while it is being copied."""
+    return [name for name in _NEEDED if not (folder / name).is_file()]
+
+
+def stamp(folder: Path) -> Stamp:
+    """Fingerprint of the folder's files without reading them."""
+    found = []
+    for path in sorted(folder.rglob("*")):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # renamed since it was listed
+            continue
+        found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return tuple(found)

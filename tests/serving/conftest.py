@@ -1,0 +1,365 @@
+"""A small version folder built with plain TensorFlow, and servers that serve it."""
+
+import json
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import (
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_log_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from configs.base import parse
+from configs.contract import LENGTH, Contract, FrozenContract
+from serving.layout import default_layout, empty_like, rank_layout
+from serving.options import ServerOptions
+from serving.protos import ranking_pb2_grpc
+from serving.server import Server
+
+CONTRACT = {
+    "user": "user_id",
+    "item": "item_id",
+    "features": {
+        "user_id": {"kind": "id", "side": "user"},
+        "country": {"kind": "id", "side": "user", "missing": "indicator"},
+        "age": {"kind": "number", "side": "user", "missing": "indicator"},
+        "segment": {
+            "kind": "id",
+            "side": "user",
+            "dtype": "int",
+            "missing": "default",
+            "default": 7,
+        },
+        "recent": {"kind": "id_list", "side": "user", "share": "item_id", "max_length": 4},
+        "hour": {"kind": "id", "side": "context", "dtype": "int"},
+        "item_id": {"kind": "id", "side": "item"},
+        "topic": {"kind": "id", "side": "item", "missing": "default", "default": "none"},
+        "length": {"kind": "number", "side": "item"},
+        "tags": {"kind": "id_list", "side": "item", "max_length": 3},
+        "position": {"kind": "position"},
+    },
+    "tasks": {
+        "click": {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": "click"},
+            "score_weight": 1,
+        },
+        "like": {
+            "group": "satisfaction",
+            "type": "binary",
+            "label": {"rule": "column", "column": "like"},
+            "score_weight": 2,
+        },
+        "rating": {
+            "group": "satisfaction",
+            "type": "regression",
+            "label": {"rule": "column", "column": "rating"},
+            "score_weight": 0.5,
+        },
+    },
+}
+WIDTH = 4  # of every embedding
+SLOW_FROM = 1000  # hours above this make the graph spin, some microseconds each
+
+
+class SmallRanker(tf.Module):
+    """Embeds every feature by lookup or hash and scores with one dense layer."""
+
+    def __init__(self, contract):
+        super().__init__()
+        self.contract = contract
+        random = np.random.default_rng(7)
+        features = dict(contract.of_side("user", "context", "item"))
+        self.table = tf.Variable(random.normal(size=(997, WIDTH)).astype(np.float32))
+        self.weights = tf.Variable(
+            random.normal(size=(len(features) * WIDTH, len(contract.tasks))).astype(np.float32)
+        )
+        known = tf.lookup.KeyValueTensorInitializer(
+            [f"i{n}" for n in range(50)], tf.range(1, 51, dtype=tf.int64)
+        )
+        self.items = tf.lookup.StaticHashTable(known, 0)
+
+    def rows_of(self, values):
+        if values.dtype == tf.string:
+            hashed = 60 + tf.strings.to_hash_bucket_fast(values, 900)
+            found = self.items.lookup(values)
+            return tf.where(found > 0, found, hashed)
+        return tf.math.floormod(values, 997)
+
+    def embed(self, inputs, names):
+        """(rows, WIDTH * len(names))."""
+        parts = []
+        for name in names:
+            values, feature = inputs[name], self.contract.features[name]
+            if feature.kind == "number":
+                part = tf.math.tanh(values / 10)[:, None] * tf.ones([1, WIDTH])
+            elif feature.kind == "id":
+                part = tf.gather(self.table, self.rows_of(values))
+            else:
+                start = tf.maximum(inputs[name + LENGTH] - feature.max_length, 0)
+                places = tf.range(tf.shape(values, tf.int64)[1])[None, :]
+                pooled = (places >= start[:, None]) & (places < inputs[name + LENGTH][:, None])
+                rows = tf.gather(self.table, self.rows_of(values))
+                part = tf.reduce_sum(tf.where(pooled[:, :, None], rows, 0.0), 1)
+            if (present := inputs.get(name + "__present")) is not None:
+                part = tf.where(present[:, None], part, -0.3)
+            parts.append(part)
+        return tf.concat(parts, 1)
+
+    def rank(self, **inputs):
+        sides = {
+            side: [name for name, _ in self.contract.of_side(*side.split())]
+            for side in ("user context", "item")
+        }
+        users = tf.gather(self.embed(inputs, sides["user context"]), inputs["user_index"])
+        x = tf.concat([users, self.embed(inputs, sides["item"])], 1)
+        logits = x @ self.weights + self.spin(tf.reduce_max(inputs["hour"]))
+        scores = {}
+        for place, (name, task) in enumerate(self.contract.tasks.items()):
+            binary = task.type == "binary"
+            logit = logits[:, place]
+            scores[name] = tf.sigmoid(logit) if binary else 3 + logit
+        weights = tf.gather(inputs["task_weights"], inputs["user_index"])
+        stacked = tf.stack(list(scores.values()), 1)
+        return scores | {"score": tf.reduce_sum(stacked * weights, 1)}
+
+    def spin(self, hour):
+        """Zero, after a time that grows with the hour."""
+        spins = tf.maximum(hour - SLOW_FROM, 0)
+        _, x = tf.while_loop(
+            lambda i, x: i < spins,
+            lambda i, x: (i + 1, tf.sin(x) + 0.1),
+            (tf.constant(0, tf.int64), tf.constant(0.5)),
+        )
+        return tf.minimum(x, 0.0)
+
+    def default(self, **inputs):
+        rows = tf.shape(inputs["item_id"])[0]
+        weights = [task.score_weight for task in self.contract.tasks.values()]
+        return self.rank(
+            **inputs,
+            user_index=tf.range(rows),
+            task_weights=tf.tile(tf.constant([weights], tf.float32), [rows, 1]),
+        )
+
+    def examples(self, examples):
+        parsed = tf.io.parse_example(
+            examples,
+            {
+                "item_id": tf.io.FixedLenFeature([], tf.string, "i0"),
+                "length": tf.io.FixedLenFeature([], tf.float32, 0.0),
+            },
+        )
+        rows = self.rows_of(parsed["item_id"])
+        return tf.gather(self.table, rows)[:, :2] * (1 + parsed["length"][:, None])
+
+    def classify(self, examples):
+        scores = tf.nn.softmax(self.examples(examples))
+        classes = tf.tile(tf.constant([["no", "yes"]]), [tf.shape(scores)[0], 1])
+        return {"scores": scores, "classes": classes}
+
+    def regress(self, examples):
+        return {"outputs": self.examples(examples)[:, :1]}
+
+
+def specs_of(layout):
+    shapes = {1: [None], 2: [None, None]}
+    return {
+        name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
+        for name, what in layout.inputs.items()
+    }
+
+
+def sample_inputs(contract, rows, users=None, seed=0):
+    """Random inputs of `rank` (with `users`) or `serving_default`."""
+    random = np.random.default_rng(seed)
+    layout = default_layout(contract) if users is None else rank_layout(contract)
+    inputs = {}
+    for name, what in layout.inputs.items():
+        count = users if users is not None and what.axis == "users" else rows
+        width = 2 + seed % 3
+        if what.role == "index":
+            inputs[name] = random.integers(0, users, count).astype(np.int32)
+        elif what.role == "weights":
+            inputs[name] = random.normal(size=(count, 3)).astype(np.float32)
+        elif what.role == "length":
+            inputs[name] = random.integers(0, width + 1, count)
+        elif what.role == "present":
+            inputs[name] = random.random(count) < 0.7
+        elif what.dtype == "float32":
+            inputs[name] = random.normal(size=count).astype(np.float32)
+        else:
+            shape = (count, width) if what.role == "list" else (count,)
+            numbers = random.integers(0, 60, shape)
+            values = empty_like(what.dtype, shape)
+            values[...] = (
+                np.vectorize(lambda n: f"i{n}".encode(), otypes=[object])(numbers)
+                if what.dtype == "string"
+                else numbers
+            )
+            inputs[name] = values
+    return inputs
+
+
+def predict_request(inputs, signature="serving_default", model="small"):
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    request.model_spec.signature_name = signature
+    for name, values in inputs.items():
+        request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
+    return request
+
+
+def as_json(arrays):
+    return {
+        name: {
+            "dtype": "string" if values.dtype == object else values.dtype.name,
+            "shape": list(values.shape),
+            "values": [v.decode() if isinstance(v, bytes) else v for v in values.ravel().tolist()],
+        }
+        for name, values in arrays.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def contract():
+    return parse(Contract, CONTRACT, "test")
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, contract):
+    """A complete version folder."""
+    folder = tmp_path_factory.mktemp("exported") / "1"
+    module = SmallRanker(contract)
+    signatures = {
+        "serving_default": tf.function(module.default, autograph=False).get_concrete_function(
+            **specs_of(default_layout(contract))
+        ),
+        "rank": tf.function(module.rank, autograph=False).get_concrete_function(**specs_of(rank_layout(contract))),
+    }
+    text = tf.TensorSpec([None], tf.string, "examples")
+    signatures["classify"] = tf.function(module.classify, autograph=False).get_concrete_function(text)
+    signatures["regress"] = tf.function(module.regress, autograph=False).get_concrete_function(text)
+    tf.saved_model.save(module, str(folder), signatures)
+    extra = folder / "assets.extra"
+    extra.mkdir()
+    frozen = FrozenContract(
+        contract=contract,
+        schema_fingerprint=contract.schema_fingerprint(),
+        data_fingerprint="0" * 16,
+    )
+    (extra / "contract.json").write_text(frozen.model_dump_json())
+    golden = sample_inputs(contract, rows=3, users=2, seed=1)
+    answers = module.rank(**{name: tf.constant(values) for name, values in golden.items()})
+    outputs = {name: values.numpy() for name, values in answers.items()}
+    described = {"signature": "rank", "inputs": as_json(golden), "outputs": as_json(outputs)}
+    (extra / "golden.json").write_text(json.dumps(described))
+    with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as writer:
+        for rows in (1, 8):
+            request = predict_request(sample_inputs(contract, rows, users=1, seed=rows), "rank")
+            log = prediction_log_pb2.PredictionLog(
+                predict_log=prediction_log_pb2.PredictLog(request=request)
+            )
+            writer.write(log.SerializeToString())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def publish(exported):
+    """Copy the version under a number, whole or not at all."""
+
+    def copy(base, version, change=lambda folder: None):
+        temporary = Path(base) / f".{version}.partial"
+        shutil.copytree(exported, temporary)
+        change(temporary)
+        temporary.rename(Path(base) / str(version))
+        return Path(base) / str(version)
+
+    return copy
+
+
+@dataclass
+class Running:
+    """A server with a channel and all stubs."""
+
+    server: Server
+    channel: grpc.Channel
+
+    def __post_init__(self):
+        self.ranking = ranking_pb2_grpc.RankingServiceStub(self.channel)
+        self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
+        self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
+        self.target = f"127.0.0.1:{self.server.port}"
+
+
+@pytest.fixture(scope="session")
+def run_server():
+    """Start a server with these options; a context manager of `Running`."""
+
+    class Context:
+        def __init__(self, base, **options):
+            options = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0} | options
+            self.server = Server(ServerOptions("small", Path(base), port=0, **options))
+
+        def __enter__(self):
+            self.server.start()
+            self.channel = grpc.insecure_channel(
+                f"127.0.0.1:{self.server.port}",
+                options=[
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.max_receive_message_length", -1),
+                    ("grpc.use_local_subchannel_pool", 1),
+                ],
+            )
+            return Running(self.server, self.channel)
+
+        def __exit__(self, *_):
+            self.channel.close()
+            self.server.stop()
+
+    return Context
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory, publish, run_server):
+    """One server for all tests that change nothing."""
+    base = tmp_path_factory.mktemp("models")
+    publish(base, 1)
+    with run_server(base, metrics_port=0) as running:
+        yield running
+
+
+@pytest.fixture
+def until():
+    """Wait for a condition, up to half a minute."""
+
+    def wait(condition, what="the condition"):
+        pause = threading.Event()
+        for _ in range(600):
+            if condition():
+                return
+            pause.wait(0.05)
+        raise AssertionError(f"{what} did not come about")
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def helpers():
+    """Functions that tests share."""
+
+    class Helpers:
+        sample_inputs = staticmethod(sample_inputs)
+        predict_request = staticmethod(predict_request)
+        slow_from = SLOW_FROM
+
+    return Helpers
