@@ -47,18 +47,20 @@ def raw_inputs(contract: Contract, names: Iterable[str]) -> dict[str, tf.TensorS
     return inputs
 
 
-class GraphEncoder(tf.Module):
+class GraphEncoder:
     """Encodes raw values in-graph; holds the vocabularies as lookup tables.
 
     Args:
         encoder: whose contract, statistics and vocabularies are frozen in.
+
+    Attributes:
+        tables: lookup tables by feature; a SavedModel has to track them.
     """
 
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
         self._encoder = encoder
         self._contract = encoder.contract
-        self._tables = {
+        self.tables = {
             name: _table(encoder, name)
             for name in self._contract.features
             if keeps_vocabulary(self._contract, name)
@@ -134,7 +136,7 @@ class GraphEncoder(tf.Module):
         if feature.hash_buckets is not None:
             codes = 1 + hash_ids(values, feature.hash_buckets)
             return tf.where(values == "", 0, codes) if values.dtype == tf.string else codes
-        codes = self._tables[owner].lookup(values)
+        codes = self.tables[owner].lookup(values)
         if feature.oov_buckets == 1:
             return codes
         return tf.where(codes == _UNSEEN, 1 + hash_ids(values, feature.oov_buckets), codes)

@@ -1,0 +1,146 @@
+"""Export: a checkpoint becomes a numbered SavedModel version, checked before it is published.
+
+Layout of a version, besides TensorFlow's own files:
+
+    assets.extra/contract.json                  the contract with both fingerprints
+    assets.extra/metrics.json                   evaluation of the checkpoint on the test split
+    assets.extra/sparsity.json                  which experts are in the file, hardening, parity
+    assets.extra/golden.json                    one request and its answer
+    assets.extra/tf_serving_warmup_requests     as TensorFlow Serving replays them
+    assets.extra/README.md                      model card
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from configs.errors import DataError, ExportError
+from configs.files import LABEL, ExamplesFolder, new_folder, write_json
+from model import checkpoint as checkpoints
+from model import model_card, requests, sparsity
+from model.data import Examples
+from model.encoding import Encoder
+from model.evaluation import Predictions, evaluate
+from model.parity import check_parity, harden
+from model.servable import Servable
+
+log = logging.getLogger(__name__)
+
+EXTRA = "assets.extra"
+
+
+def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
+    """Export a checkpoint.
+
+    Args:
+        checkpoint: folder that `training.train` wrote, under either backend.
+        examples: the examples that it was trained on; their test split is what is checked.
+        out: base folder of the versions.
+        version: number of the version; the highest in `out` plus one by default.
+
+    Returns:
+        `out/<version>`, complete.
+
+    Raises:
+        ExportError: the version exists, a gate cannot be hardened within tolerance, the parity
+            check failed, or the folder could not be written.  Nothing is published.
+        ModelError: not a checkpoint, or the examples are others than it was trained on.
+        DataError: the test split cannot be read.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ExportError(
+            f"export writes TensorFlow graphs; Keras runs on {keras.backend.backend()!r}: set "
+            "KERAS_BACKEND=tensorflow (a checkpoint trained on JAX exports to the same scores)"
+        )
+    target = out / str(_next_version(out) if version is None else _free(out, version))
+    loaded = checkpoints.load(checkpoint)
+    checkpoints.check_examples(checkpoint, loaded.contract, examples)
+    metrics = evaluate(checkpoint, examples)
+    options = loaded.config.export
+    table = _test_rows(examples, loaded.encoder, options.parity_rows)
+    sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
+    hardening = harden(loaded.ranker, loaded.encoder, sample, options.hardening_tolerance)
+    servable = Servable(loaded.ranker, loaded.encoder)
+    try:
+        with new_folder(target) as folder:
+            servable.save(folder)
+            signatures = tf.saved_model.load(str(folder)).signatures
+            parity = check_parity(
+                signatures, loaded.ranker, loaded.encoder, table, options.parity_tolerance
+            )
+            predictions = Predictions(
+                loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, sample
+            )
+            report = sparsity.report(
+                loaded.ranker,
+                servable,
+                len(sample),
+                predictions.experts_per_row,
+                predictions.load,
+            ) | {"hardening": hardening, "parity": parity}
+            extra = folder / EXTRA
+            extra.mkdir()
+            write_json(extra / "contract.json", loaded.contract.model_dump(mode="json"))
+            write_json(extra / "metrics.json", metrics)
+            write_json(extra / "sparsity.json", report)
+            requests.write(extra, loaded.config.name, loaded.encoder.contract, table, signatures)
+            (extra / "README.md").write_text(
+                model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"
+            )
+    except (OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ExportError(
+            f"{target}: could not be written: {reason}; nothing was published; make room or "
+            "choose another folder, then export again"
+        ) from error
+    except DataError as error:  # another export published the same number meanwhile
+        raise ExportError(f"{error}; export again") from None
+    log.info("published %s", target)
+    return target
+
+
+def _next_version(out: Path) -> int:
+    """The highest version in a base folder plus one; 1 where there is none."""
+    if out.exists() and not out.is_dir():
+        raise ExportError(f"{out}: expected a folder of versions, found a file; choose another")
+    names = [path.name for path in out.iterdir()] if out.exists() else []
+    return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def _free(out: Path, version: int) -> int:
+    if version < 0:
+        raise ExportError(f"version: expected a number of at least 0, received {version}")
+    if (out / str(version)).exists():
+        raise ExportError(
+            f"{out / str(version)}: this version exists, and versions are never changed; "
+            f"choose another, such as {_next_version(out)}"
+        )
+    return version
+
+
+def _test_rows(examples: Path, encoder: Encoder, limit: int) -> pa.Table:
+    """At most `limit` test rows, evenly spread over the split, with features and labels."""
+    folder = ExamplesFolder(examples).split("test")
+    contract = encoder.contract
+    columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
+    table = pa.concat_tables(
+        pq.read_table(path, columns=columns) for path in sorted(folder.glob("*.parquet"))
+    )
+    if table.num_rows <= limit:
+        return table
+    return table.take(np.linspace(0, table.num_rows - 1, limit).astype(np.int64))
+
+
+def _labels(table: pa.Table, encoder: Encoder) -> np.ndarray:
+    """Labels (N, T) float32, NaN where masked."""
+    columns: list[Any] = [
+        table[LABEL + task].cast(pa.float32()).fill_null(np.nan).to_numpy()
+        for task in encoder.contract.tasks
+    ]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,69 @@
+"""The model card that lies beside an exported version."""
+
+from typing import Any
+
+from configs.config import Config
+from configs.contract import FrozenContract
+
+
+def text(
+    config: Config, frozen: FrozenContract, metrics: dict[str, Any], sparsity: dict[str, Any]
+) -> str:
+    """Markdown: what the model predicts, how well, and what to know before relying on it."""
+    contract = frozen.contract
+    flops = sparsity["flops_per_candidate"]
+    lines = [
+        f"# {config.name}",
+        "",
+        f"Ranks `{contract.item}` for `{contract.user}`: {len(contract.tasks)} tasks over shared "
+        f"experts. Schema `{frozen.schema_fingerprint}`, data `{frozen.data_fingerprint}`.",
+        "",
+        f"| task | group | score | metric | test ({metrics['rows']} rows) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, task in contract.tasks.items():
+        found = metrics["tasks"][name]
+        unit = "probability" if task.type == "binary" else "the label's own units"
+        value = "not measured" if found["value"] is None else f"{found['value']:.4f}"
+        lines.append(f"| {name} | {task.group} | {unit} | {found['metric'].upper()} | {value} |")
+    lines += [
+        "",
+        f"The combined score is a {contract.combine.kind} over tasks with the weights "
+        + ", ".join(f"{n} {t.score_weight:g}" for n, t in contract.tasks.items())
+        + ", unless a request brings its own.",
+        "",
+        "## Experts",
+        "",
+        f"{sparsity['experts_in_file']} of {sparsity['experts']} experts are in the file; a "
+        f"candidate needs {sparsity['experts_per_row']:.2f} of them, {flops['rank']:,} "
+        f"floating-point operations in place of {flops['dense']:,}.",
+    ]
+    if sparsity["dense"]:
+        lines.append("A softmax gate weights every expert, so that none can be left out.")
+    for name, change in sparsity["hardening"].items():
+        lines.append(
+            f"Hardening the gates changed {name}'s {change['metric'].upper()} from "
+            f"{change['before']:.4f} to {change['after']:.4f}."
+        )
+    lines += [
+        "",
+        "## Know before use",
+        "",
+        "- Users, items and other ids that training has not seen share out-of-vocabulary rows: "
+        "their scores rest on the remaining features.",
+        "- Labels of a task are known only where its mask rule allows; elsewhere the score is an "
+        "extrapolation.",
+    ]
+    if contract.position is not None:
+        lines.append(
+            f"- `{contract.position}` was used in training only; scores are those of an item "
+            "without the effect of its place."
+        )
+    negatives = config.pipeline.negatives
+    if negatives is not None:
+        lines.append(
+            f"- {negatives.per_positive} negatives per positive were sampled from items that the "
+            "log does not show: probabilities are relative to this sample, not corrected for it. "
+            "Their order is what counts."
+        )
+    return "\n".join(lines) + "\n"

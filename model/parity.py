@@ -1,0 +1,208 @@
+"""What has to hold before a version is published: same scores, and metrics that hardening spares.
+
+A row is compared relative to its own score where that is a probability, else relative to the
+larger of its score and the scores' standard deviation: a sum near zero has no relative precision.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+
+from configs.contract import PRESENT, Contract
+from configs.errors import ExportError
+from model import scores
+from model.data import Examples
+from model.encoding import Encoded, Encoder
+from model.evaluation import LOWER_IS_BETTER, Predictions, task_metrics
+from model.ranker import Ranker
+from model.raw import Raw, raw_values, take
+from model.servable import RANK, ROWS
+
+MARGIN = 1e-5
+"""Relative change of a gate's input under which a row that changes its experts is undecided."""
+
+_BATCH = 512
+_TRIALS = 16
+
+
+def expected_scores(ranker: Ranker, encoder: Encoder, encoded: Encoded) -> dict[str, np.ndarray]:
+    """The Keras model's score per task and the combined one, (N,) float64."""
+    contract = encoder.contract
+    logits = ranker.forward(encoded, training=False).logits
+    found = {
+        name: _numpy(value).astype(np.float64)
+        for name, value in scores.scores(contract, encoder.statistics, logits).items()
+    }
+    weights = np.array([task.score_weight for task in contract.tasks.values()])
+    stacked = np.stack(list(found.values()), axis=1)
+    if contract.combine.kind == "sum":
+        return found | {"score": stacked @ weights}
+    floored = np.maximum(stacked, contract.combine.epsilon)
+    return found | {"score": np.prod(floored**weights, axis=1)}
+
+
+def relative_differences(
+    contract: Contract, expected: Mapping[str, np.ndarray], received: Mapping[str, Any]
+) -> np.ndarray:
+    """Largest relative difference over tasks and combined score, (N,); see the module's text."""
+    worst = np.zeros(len(expected["score"]))
+    for name, value in expected.items():
+        scale = np.abs(value)
+        if name not in contract.tasks or contract.tasks[name].type == "regression":
+            scale = np.maximum(scale, value.std())
+        difference = np.abs(np.asarray(received[name], np.float64) - value)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(difference == 0, 0.0, difference / scale)
+        worst = np.maximum(worst, np.where(np.isnan(ratio), np.inf, ratio))
+    return worst
+
+
+def check_parity(
+    signatures: Mapping[str, Any],
+    ranker: Ranker,
+    encoder: Encoder,
+    table: pa.Table,
+    tolerance: float,
+) -> dict[str, Any]:
+    """Compare both signatures of a loaded SavedModel with the Keras model.
+
+    `serving_default` gets the rows as they are, `rank` every row's item for another row's user.
+
+    Args:
+        signatures: of the loaded SavedModel.
+        ranker: what was exported.
+        encoder: of its contract.
+        table: rows to compare on, with the features as columns.
+        tolerance: largest relative difference.
+
+    Returns:
+        rows (compared, both signatures together), undecided (rows that differ because tiny
+        changes of the gate's input change their experts), largest_difference (of the others).
+
+    Raises:
+        ExportError: a row differs by more.
+    """
+    compared, undecided, largest = 0, 0, 0.0
+    for start in range(0, table.num_rows, _BATCH):
+        part = table.slice(start, _BATCH)
+        for name, raw, encoded in (_rows(encoder, part), _pairs(encoder, part)):
+            received = {k: v.numpy() for k, v in signatures[name](**raw).items()}
+            expected = expected_scores(ranker, encoder, encoded)
+            worst = relative_differences(encoder.contract, expected, received)
+            wrong = np.flatnonzero(worst > tolerance)
+            excused = wrong[changes_experts(ranker, {k: v[wrong] for k, v in encoded.items()})]
+            compared += len(worst)
+            undecided += len(excused)
+            worst[excused] = 0.0
+            largest = max(largest, float(worst.max(initial=0.0)))
+            if largest > tolerance:
+                row = int(worst.argmax())
+                values = ", ".join(
+                    f"{k} {float(received[k][row]):.9g} for {float(v[row]):.9g}"
+                    for k, v in expected.items()
+                )
+                raise ExportError(
+                    f"parity: test row {start + row} differs by {largest:.2g} from the Keras "
+                    f"model through {name} ({values}); export.parity_tolerance allows "
+                    f"{tolerance:g}; nothing was published: this is a fault of the export, "
+                    "please report it with the checkpoint's config.json"
+                )
+    return {"rows": compared, "undecided": undecided, "largest_difference": largest}
+
+
+def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
+    """Rows (N,) bool whose experts change when the gates' input changes by `MARGIN` (seeded)."""
+    x = _numpy(ranker.embedder(encoded))
+    rng = np.random.default_rng(0)
+    ids = encoded[ranker.contract.user]
+    changed = np.zeros(len(x), bool)
+    for gate in ranker.mixture.gates:
+        if gate.static or not len(x):
+            continue
+        selected = _numpy(gate(x, ids=ids).weights) != 0
+        for _ in range(_TRIALS):
+            noise = 1 + MARGIN * rng.uniform(-1, 1, x.shape).astype(np.float32)
+            again = _numpy(gate(x * noise, ids=ids).weights) != 0
+            changed |= (again != selected).any(axis=1)
+    return changed
+
+
+def harden(
+    ranker: Ranker, encoder: Encoder, examples: Examples, tolerance: float
+) -> dict[str, dict[str, Any]]:
+    """Switch every gate to its k-sparse form and measure what that does to the metrics.
+
+    Args:
+        ranker: its gates are hardened in place.
+        encoder: of its contract.
+        examples: rows to measure on.
+        tolerance: largest loss of a task's AUC, or relative rise of its RMSE.
+
+    Returns:
+        By task: metric, before, after, loss.  Empty where no gate has another form.
+
+    Raises:
+        ExportError: a task loses more.
+    """
+    soft = [gate for gate in ranker.mixture.gates if not gate.properties.sparse_at_inference]
+    before = _measure(ranker, encoder, examples) if soft else {}
+    for gate in ranker.mixture.gates:
+        gate.harden()
+    if not any(gate.properties.sparse_at_inference for gate in soft):
+        return {}
+    after = _measure(ranker, encoder, examples)
+    report: dict[str, dict[str, Any]] = {}
+    for name, task in before.items():
+        old, new = task["value"], after[name]["value"]
+        if old is None or new is None or old == new:
+            continue
+        loss = (new - old) / old if task["metric"] in LOWER_IS_BETTER and old else old - new
+        report[name] = {"metric": task["metric"], "before": old, "after": new, "loss": loss}
+        if loss > tolerance:
+            relative = " (relative)" if task["metric"] in LOWER_IS_BETTER else ""
+            raise ExportError(
+                f"task {name!r}: hardening the gates to their k-sparse form changes "
+                f"{task['metric'].upper()} from {old:.4f} to {new:.4f} on {len(examples)} test "
+                f"rows, a loss of {loss:.4f}{relative}; export.hardening_tolerance allows "
+                f"{tolerance:g}. The gates have not converged: train longer, raise the gate's "
+                "entropy_weight or anneal its gamma, or allow more in the configuration"
+            )
+    return report
+
+
+def _measure(ranker: Ranker, encoder: Encoder, examples: Examples) -> dict[str, dict[str, Any]]:
+    """Metrics of every task."""
+    contract = encoder.contract
+    predictions = Predictions(ranker, contract, encoder.statistics, examples)
+    return task_metrics(contract, examples.labels, predictions.scores)
+
+
+def _rows(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
+    """Signature, raw inputs and the Keras model's input: the rows as they are."""
+    names = [name for name, _ in encoder.contract.of_side("user", "item", "context")]
+    return ROWS, raw_values(encoder.contract, table, names), encoder(table)
+
+
+def _pairs(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
+    """The same for `rank`: each row's item for the user and context of one of a few rows."""
+    contract, N = encoder.contract, table.num_rows
+    user_names = [name for name, _ in contract.of_side("user", "context")]
+    item_names = [name for name, _ in contract.of_side("item")]
+    M = max(1, N // 8)
+    index = np.random.default_rng(N).integers(0, M, N).astype(np.int32)
+    raw = take(raw_values(contract, table, user_names), slice(M))
+    raw |= raw_values(contract, table, item_names)
+    weights = [task.score_weight for task in contract.tasks.values()]
+    raw |= {"user_index": index, "task_weights": np.tile(np.array(weights, np.float32), (M, 1))}
+    encoded = {
+        name: values if name.removesuffix(PRESENT) in item_names else values[index]
+        for name, values in encoder(table).items()
+    }
+    return RANK, raw, encoded
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))

@@ -1,0 +1,147 @@
+"""The graph that is served: raw features in, scores out, with the user's work done once."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from configs.contract import Combine
+from model import scores
+from model.encoding import Encoder
+from model.encoding_tensorflow import GraphEncoder, raw_inputs
+from model.frozen_mixture import FrozenMixture, Halves
+from model.ranker import Ranker
+
+Tensor = Any
+Scores = dict[str, Tensor]
+
+ROWS, RANK = "serving_default", "rank"
+"""Names of the two signatures."""
+
+
+class Servable:
+    """A trained ranker as two signatures over raw values (position features take no part).
+
+        serving_default   every feature with N rows
+        rank              user and context features with M rows, item features with N rows,
+                          `user_index` (N,) int32 in [0, M), `task_weights` (M, T) float32 in the
+                          contract's order of tasks
+
+    Both answer one score per task, (N,) float32 in the task's own units, and the combined `score`.
+
+    Args:
+        ranker: trained, under the TensorFlow backend, its gates as they are to be exported.
+        encoder: of the same contract.
+    """
+
+    def __init__(self, ranker: Ranker, encoder: Encoder) -> None:
+        self.contract = encoder.contract
+        self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
+        self.item_names = [name for name, _ in self.contract.of_side("item")]
+        self._ranker = ranker
+        self._statistics = encoder.statistics
+        self._encode = GraphEncoder(encoder)
+        widths = ranker.embedder.widths
+        of_user = {name: name in self.user_names for name in widths}  # in the contract's order
+        self._runs = _runs([(of_user[name], width) for name, width in widths.items()])
+        side = np.repeat(list(of_user.values()), list(widths.values()))  # (D,)
+        columns = np.concatenate([np.flatnonzero(side), np.flatnonzero(~side)])
+        self.mixture = FrozenMixture(
+            ranker.mixture,
+            list(self.contract.tasks),
+            columns,
+            int(side.sum()),
+        )
+
+    def signatures(self) -> dict[str, Any]:
+        """Both signatures as concrete functions."""
+        contract = self.contract
+        rows = raw_inputs(
+            contract, [name for name, _ in contract.of_side("user", "item", "context")]
+        )
+        rank = raw_inputs(contract, [*self.user_names, *self.item_names])
+        rank["user_index"] = tf.TensorSpec([None], tf.int32, name="user_index")
+        rank["task_weights"] = tf.TensorSpec(
+            [None, len(contract.tasks)], tf.float32, name="task_weights"
+        )
+        return {
+            ROWS: tf.function(self.score_rows, autograph=False).get_concrete_function(**rows),
+            RANK: tf.function(self.rank, autograph=False).get_concrete_function(**rank),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the SavedModel; it holds the variables that the signatures read, no others."""
+        signatures = self.signatures()
+        root = tf.Module()
+        root.tables = self._encode.tables
+        root.weights = list(
+            {id(v): v for f in signatures.values() for v in f.graph.variables}.values()
+        )
+        tf.saved_model.save(root, str(folder), signatures=signatures)
+
+    def score_rows(self, **raw: Tensor) -> Scores:
+        """Signature `serving_default`."""
+        task_scores = self._score(raw, None)
+        weights = [task.score_weight for task in self.contract.tasks.values()]
+        stacked = tf.stack(list(task_scores.values()), axis=1)
+        combined = combine(self.contract.combine, stacked, tf.constant([weights], tf.float32))
+        return task_scores | {"score": combined}
+
+    def rank(self, user_index: Tensor, task_weights: Tensor, **raw: Tensor) -> Scores:
+        """Signature `rank`."""
+        task_scores = self._score(raw, user_index)
+        stacked = tf.stack(list(task_scores.values()), axis=1)
+        weights = tf.gather(task_weights, user_index)
+        return task_scores | {"score": combine(self.contract.combine, stacked, weights)}
+
+    def _score(self, raw: dict[str, Tensor], user_index: Tensor | None) -> Scores:
+        """Score per task, (N,)."""
+        users = self._encode(raw, self.user_names)
+        halves = Halves(
+            self._ranker.embedder(users, names=self.user_names),
+            self._ranker.embedder(self._encode(raw, self.item_names), names=self.item_names),
+            user_index,
+        )
+        ids = users[self.contract.user]
+        user_rows = halves.user
+        if user_index is not None:
+            user_rows, ids = tf.gather(user_rows, user_index), tf.gather(ids, user_index)
+        gate_input = self._in_order(user_rows, halves.item)
+        outputs = self.mixture(halves, gate_input, ids)
+        logits = {
+            task: self._ranker.towers[task](output)
+            for task, output in zip(self.contract.tasks, outputs, strict=True)
+        }
+        return scores.scores(self.contract, self._statistics, logits)
+
+    def _in_order(self, user: Tensor, item: Tensor) -> Tensor:
+        """Columns of users (N, Du) and items (N, Di) in the contract's order, (N, D)."""
+        parts = {
+            True: iter(tf.split(user, [w for of_user, w in self._runs if of_user], axis=1)),
+            False: iter(tf.split(item, [w for of_user, w in self._runs if not of_user], axis=1)),
+        }
+        return tf.concat([next(parts[of_user]) for of_user, _ in self._runs], axis=1)
+
+
+def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
+    """Combined score (N,) of task scores (N, T) with weights (N, T) or (1, T).
+
+    `sum`: the sum over tasks of weight * score; `product`: the product of
+    max(score, epsilon) ** weight.
+    """
+    if rule.kind == "sum":
+        return tf.reduce_sum(weights * task_scores, axis=1)
+    logs = tf.math.log(tf.maximum(task_scores, rule.epsilon))
+    return tf.exp(tf.reduce_sum(weights * logs, axis=1))
+
+
+def _runs(columns: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
+    """Join neighbours of the same side: (is it the user's?, width) of each run."""
+    runs: list[tuple[bool, int]] = []
+    for of_user, width in columns:
+        if runs and runs[-1][0] == of_user:
+            runs[-1] = (of_user, runs[-1][1] + width)
+        else:
+            runs.append((of_user, width))
+    return runs

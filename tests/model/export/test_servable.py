@@ -1,0 +1,218 @@
+"""What the exported graph computes: the Keras model's scores, on the selected experts only."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from configs.contract import Combine
+from configs.errors import ExportError
+from model import checkpoint as checkpoints
+from model.parity import expected_scores, relative_differences
+from model.raw import raw_values, take
+from model.servable import Servable, combine
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+GATES: dict[str, dict[str, Any]] = {
+    "softmax": {"name": "softmax"},
+    "softmax_static": {"name": "softmax", "static": True},
+    "topk": {"name": "topk", "num_selected": 2},
+    "topk_static": {"name": "topk", "num_selected": 2, "static": True},
+    "topk_static_single": {"name": "topk", "num_selected": 1, "static": True},
+    "dselect_k": {"name": "dselect_k", "num_selected": 2},
+    "dselect_k_static": {"name": "dselect_k", "num_selected": 2, "static": True},
+    "moesart": {"name": "moesart", "num_selected": 2},
+    "noisy_topk": {"name": "noisy_topk", "num_selected": 2},
+    "switch": {"name": "switch", "num_selected": 1},
+    "xmoe": {"name": "xmoe", "num_selected": 2},
+    "expert_choice": {"name": "expert_choice", "num_selected": 2},
+    "hash": {"name": "hash"},
+    "comet": {"name": "comet", "num_selected": 2},
+}
+
+
+class Exported:
+    """A servable on disk, called as a server calls it, beside the Keras model that it came from."""
+
+    def __init__(self, checkpoint: Path, folder: Path, examples: Path) -> None:
+        loaded = checkpoints.load(checkpoint)
+        self.ranker, self.encoder = loaded.ranker, loaded.encoder
+        for gate in self.ranker.mixture.gates:
+            gate.harden()
+        self.contract = self.encoder.contract
+        self.servable = Servable(self.ranker, self.encoder)
+        self.servable.save(folder)
+        self.graph = tf.Graph()
+        self.session = tf.compat.v1.Session(graph=self.graph)
+        with self.graph.as_default():
+            meta = tf.compat.v1.saved_model.load(self.session, ["serve"], str(folder))
+        self.signature_def = meta.signature_def
+        self.table = pq.read_table(examples / "test")
+
+    def call(self, signature: str, raw: dict[str, Any], **options: Any) -> dict[str, np.ndarray]:
+        definition = self.signature_def[signature]
+        assert set(raw) == set(definition.inputs)
+        feed = {definition.inputs[name].name: value for name, value in raw.items()}
+        fetch = {name: info.name for name, info in definition.outputs.items()}
+        return self.session.run(fetch, feed, **options)
+
+    def raw(self, *sides: str) -> dict[str, np.ndarray]:
+        names = [name for name, _ in self.contract.of_side(*sides)]
+        return raw_values(self.contract, self.table, names)
+
+    def request(self, users: np.ndarray, items: np.ndarray, index: np.ndarray) -> Any:
+        """Raw inputs of `rank` for some rows' users and others' items, and the table of pairs."""
+        weights = [task.score_weight for task in self.contract.tasks.values()]
+        raw = take(self.raw("user", "context"), users) | take(self.raw("item"), items)
+        raw["user_index"] = index.astype(np.int32)
+        raw["task_weights"] = np.tile(np.float32(weights), (len(users), 1))
+        items_side = {name for name, _ in self.contract.of_side("item")}
+        pairs = {
+            name: self.table[name].take(items if name in items_side else users[index])
+            for name in self.contract.features
+        }
+        return raw, pa.table(pairs)
+
+    def rank(self, users: np.ndarray, items: np.ndarray, index: np.ndarray) -> Any:
+        return self.call("rank", self.request(users, items, index)[0])
+
+    def expected(self, table: pa.Table) -> dict[str, np.ndarray]:
+        return expected_scores(self.ranker, self.encoder, self.encoder(table))
+
+    def selected(self, table: pa.Table) -> int:
+        """Distinct (row, expert) pairs that some task of the Keras model weights."""
+        encoded = self.encoder(table)
+        routings = self.ranker.forward(encoded).mixed.routings
+        weights = [np.broadcast_to(r.weights, (table.num_rows, 6)) for r in routings]
+        return int((np.stack(weights) != 0).any(axis=0).sum())
+
+
+def assert_scores_equal(exported: Exported, received: dict[str, Any], expected: Any) -> None:
+    assert received.keys() == expected.keys()
+    assert relative_differences(exported.contract, expected, received).max() < 1e-5
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> None:
+    exported = Exported(case.checkpoint(model={"gate": gate}), tmp_path / "m", case.examples)
+    rows = exported.raw("user", "item", "context")
+    received = exported.call("serving_default", rows)
+    assert_scores_equal(exported, received, exported.expected(exported.table))
+    users, items = np.arange(5), np.arange(40, 100)
+    index = np.arange(60) * 7 % 5
+    _, table = exported.request(users, items, index)
+    assert_scores_equal(exported, exported.rank(users, items, index), exported.expected(table))
+
+
+def evaluated_rows(
+    exported: Exported, signature: str, raw: dict[str, Any], layer: str = "first"
+) -> dict[int, int]:
+    """Rows of each expert's matrix product, as the runtime recorded their shapes while it ran."""
+    trace = tf.compat.v1.RunMetadata()
+    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    exported.call(signature, raw, options=full, run_metadata=trace)
+    rows: dict[int, int] = {}
+    for device in trace.step_stats.dev_stats:
+        for node in device.node_stats:
+            found = re.search(rf"/expert_(\d+)/.*{layer}", node.node_name)
+            if found and "MatMul" in node.timeline_label:
+                shape = node.output[0].tensor_description.shape
+                rows[int(found[1])] = rows.get(int(found[1]), 0) + shape.dim[0].size
+    return rows
+
+
+@pytest.mark.parametrize("gate", ["topk", "moesart", "dselect_k", "comet", "hash"])
+def test_the_graph_evaluates_the_selected_experts_and_no_more(case, tmp_path, gate) -> None:
+    exported = Exported(case.checkpoint(model={"gate": GATES[gate]}), tmp_path / "m", case.examples)
+    raw = exported.raw("user", "item", "context")
+    for signature, request, table in (
+        ("serving_default", raw, exported.table),
+        ("rank", *exported.request(np.arange(5), np.arange(100, 400), np.arange(300) % 5)),
+    ):
+        rows = evaluated_rows(exported, signature, request)
+        assert len(rows) == 6
+        assert sum(rows.values()) == exported.selected(table)
+        assert sum(rows.values()) < 6 * table.num_rows
+
+
+def test_later_layers_run_on_the_same_rows(case, tmp_path) -> None:
+    experts = {"count": 6, "units": [10, 7], "activation": "gelu"}
+    checkpoint = case.checkpoint(model={"experts": experts})
+    exported = Exported(checkpoint, tmp_path / "m", case.examples)
+    rows = exported.raw("user", "item", "context")
+    received = exported.call("serving_default", rows)
+    assert_scores_equal(exported, received, exported.expected(exported.table))
+    first = evaluated_rows(exported, "serving_default", rows)
+    assert first == evaluated_rows(exported, "serving_default", rows, "later")
+    assert sum(first.values()) == exported.selected(exported.table)
+
+
+def test_experts_that_no_static_gate_selects_do_not_run(case, tmp_path) -> None:
+    checkpoint = case.checkpoint(model={"gate": GATES["topk_static_single"]})
+    exported = Exported(checkpoint, tmp_path / "m", case.examples)
+    kept = exported.servable.mixture.kept
+    assert 1 <= len(kept) <= 3
+    rows = evaluated_rows(exported, "serving_default", exported.raw("user", "item", "context"))
+    assert rows == dict.fromkeys(kept, 600)
+
+
+def test_gates_of_different_kinds(case, tmp_path) -> None:
+    gates = {"click": GATES["topk_static"], "dwell": GATES["moesart"], "like": GATES["dselect_k"]}
+    exported = Exported(case.checkpoint(model={"gates": gates}), tmp_path / "a", case.examples)
+    assert exported.servable.mixture.mode == "dispatch"
+    rows = exported.raw("user", "item", "context")
+    received = exported.call("serving_default", rows)
+    assert_scores_equal(exported, received, exported.expected(exported.table))
+
+    gates["dwell"] = GATES["softmax"]
+    exported = Exported(case.checkpoint(model={"gates": gates}), tmp_path / "b", case.examples)
+    assert exported.servable.mixture.mode == "dense"
+    received = exported.call("serving_default", rows)
+    assert_scores_equal(exported, received, exported.expected(exported.table))
+
+
+@pytest.mark.parametrize("gate", ["topk", "dselect_k", "expert_choice", "topk_static"])
+def test_a_row_scores_the_same_in_any_company(case, tmp_path, gate) -> None:
+    exported = Exported(case.checkpoint(model={"gate": GATES[gate]}), tmp_path / "m", case.examples)
+    raw = exported.raw("user", "item", "context")
+    together = exported.call("serving_default", raw)
+    order = np.random.default_rng(1).permutation(600)
+    shuffled = exported.call("serving_default", take(raw, order))
+    once = {name: value[order] for name, value in together.items()}
+    assert_scores_equal(exported, shuffled, once)
+    some = [0, 17, 599]
+    alone = [exported.call("serving_default", take(raw, [row])) for row in some]
+    ranked = [exported.rank(np.array([row]), np.array([row]), np.zeros(1)) for row in some]
+    for calls in (alone, ranked):
+        joined = {name: np.concatenate([call[name] for call in calls]) for name in together}
+        assert_scores_equal(exported, joined, {n: v[some] for n, v in together.items()})
+
+
+def test_no_rows(case, tmp_path) -> None:
+    exported = Exported(case.checkpoint(), tmp_path / "m", case.examples)
+    nothing = take(exported.raw("user", "item", "context"), slice(0))
+    assert exported.call("serving_default", nothing)["score"].shape == (0,)
+
+
+@pytest.mark.parametrize("kind", ["sum", "product"])
+def test_the_combined_score_takes_each_users_weights(kind) -> None:
+    task_scores = tf.constant([[0.5, 0.0], [0.5, 4.0]])
+    weights = tf.constant([[2.0, -1.0], [1.0, 0.5]])
+    # 2 * 0.5 - 0 and 0.5 + 0.5 * 4; 0.5^2 / 0.01 (0 counts as epsilon) and 0.5 * sqrt(4)
+    expected = {"sum": [1.0, 2.5], "product": [25.0, 1.0]}[kind]
+    rule = Combine(kind=kind, epsilon=0.01)
+    np.testing.assert_allclose(combine(rule, task_scores, weights), expected, rtol=1e-6)
+
+
+def test_a_gate_that_selects_nothing_is_refused(case) -> None:
+    loaded = checkpoints.load(case.checkpoint(model={"gate": {"name": "gumbel_softmax"}}))
+    for gate in loaded.ranker.mixture.gates:
+        gate.switch.assign(np.full(6, -1.0))
+    with pytest.raises(ExportError, match="task 'click': its gate selects none of the 6 experts"):
+        Servable(loaded.ranker, loaded.encoder)
