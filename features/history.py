@@ -1,0 +1,35 @@
+"""The user's last items: the history feature, for the pipeline and for clients."""
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from features.earlier import Timeline
+
+
+def last_items(events: pl.DataFrame, queries: pl.DataFrame, last: int) -> pl.Series:
+    """List the items of each user's last events strictly before each query's time.
+
+    Events at the query's very time are not visible: when an impression is scored, they have not
+    happened yet. Events of one user at the same time keep the order of the table.
+
+    Args:
+        events: columns `user`, `time`, `item`; already filtered to the events that count.
+            Events without a time are in no history.
+        queries: columns `user`, `time`; a query without a time has an empty history.
+        last: how many items to keep, at least 1.
+
+    Returns:
+        One list per query, oldest first, empty where there is nothing: (B,) lists of up to `last`.
+    """
+    events = events.filter(pl.col("user").is_not_null())
+    timeline = Timeline(events, ["user"])
+    start, stop, _ = timeline.earlier(queries)
+    start = np.maximum(start, stop - last)
+    offsets = np.zeros(len(start) + 1, np.int64)
+    np.cumsum(stop - start, out=offsets[1:])
+    # Positions start[i], start[i] + 1, ..., stop[i] - 1 of every query, one after another.
+    flat = np.arange(offsets[-1]) + np.repeat(start - offsets[:-1], stop - start)
+    items = events["item"].gather(timeline.rows[flat]).to_arrow()
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets), items)
+    return pl.Series("history", lists, dtype=pl.List(events.schema["item"]))

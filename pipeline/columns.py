@@ -1,0 +1,137 @@
+"""Names and types of the tables inside the job, and which columns of the files they need."""
+
+import pyarrow as pa
+
+from configs import Config, ConfigError
+from configs.contract import ColumnLabel, EventLabel, Feature, IdFeature, IdListFeature
+from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from configs.log import EventLog
+
+# Columns of normalised events: user, item, time, row (a hash of the full row), event, value,
+# session, request and event_id where the log has them, and:
+FEATURE = "feature/"  # a feature's value
+COLUMN = "column/"  # a number of an impression log that labels or histories read
+
+
+def log_features(config: Config) -> dict[str, Feature]:
+    """The features that columns of the log hold, besides the user's and the item's ids."""
+    contract = config.contract
+    return {
+        name: feature
+        for name, feature in contract.features.items()
+        if feature.source == "log"
+        and name not in (contract.user, contract.item)
+        and not (isinstance(feature, IdListFeature) and feature.history is not None)
+    }
+
+
+def table_features(config: Config, source: str) -> dict[str, Feature]:
+    """The features that the side table `source` (`users` or `items`) holds."""
+    features = config.contract.features
+    return {name: feature for name, feature in features.items() if feature.source == source}
+
+
+def history_features(config: Config) -> dict[str, IdListFeature]:
+    """The features that are computed from the user's past."""
+    return {
+        name: feature
+        for name, feature in config.contract.features.items()
+        if isinstance(feature, IdListFeature) and feature.history is not None
+    }
+
+
+def number_columns(config: Config) -> list[str]:
+    """The columns of an impression log that labels and histories read as numbers."""
+    if isinstance(config.pipeline.log, EventLog):
+        return []
+    names = [
+        task.label.column
+        for task in config.contract.tasks.values()
+        if isinstance(task.label, ColumnLabel)
+    ]
+    for feature in history_features(config).values():
+        if feature.history is not None:
+            names += [name for name in feature.history.events if name != "impression"]
+    return sorted(set(names))
+
+
+def event_types(config: Config) -> dict[str, str]:
+    """Event types that the configuration names, and where it does; `impression` left out."""
+    log = config.pipeline.log
+    if not isinstance(log, EventLog):
+        return {}
+    found = {log.impression: "pipeline.log.impression"}
+    for name, feature in history_features(config).items():
+        for event in feature.history.events if feature.history is not None else ():
+            if event != "impression":
+                found.setdefault(event, f"contract.features.{name}.history.events")
+    for name, task in config.contract.tasks.items():
+        if isinstance(task.label, EventLabel):
+            for event in task.label.events:
+                found.setdefault(event, f"contract.tasks.{name}.label.events")
+    return found
+
+
+def wanted_columns(config: Config) -> list[str]:
+    """All columns that the job reads from the log."""
+    roles = [name for name in config.pipeline.log.columns.model_dump().values() if name is not None]
+    features = [feature.column or name for name, feature in log_features(config).items()]
+    return sorted({*roles, *features, *number_columns(config)})
+
+
+def example_schema(config: Config) -> pa.Schema:
+    """The columns of the examples, in the contract's order."""
+    fields = [(name, arrow_type(f)) for name, f in config.contract.features.items()]
+    fields += [(LABEL + name, pa.float32()) for name in config.contract.tasks]
+    fields += [
+        (TIME, pa.timestamp("us", "UTC")),
+        (REQUEST, pa.string()),
+        (SAMPLED, pa.bool_()),
+        (IMPRESSION, pa.int64()),
+    ]
+    return pa.schema(fields)
+
+
+def arrow_type(feature: Feature) -> pa.DataType:
+    """The Parquet type of a feature's raw value."""
+    if feature.kind == "number":
+        return pa.float32()
+    if feature.kind == "position":
+        return pa.int64()
+    value = pa.string() if feature.dtype == "string" else pa.int64()
+    return pa.list_(value) if feature.kind == "id_list" else value
+
+
+def check(config: Config) -> None:
+    """Check what the log's shape asks of the contract.
+
+    Raises:
+        ConfigError: the user or the item is no column of the log, or a side table is missing.
+    """
+    contract, columns = config.contract, config.pipeline.log.columns
+    for name, column in ((contract.user, columns.user), (contract.item, columns.item)):
+        feature = contract.features[name]
+        if feature.source != "log" or (feature.column or name) != column:
+            where = f"{feature.source} column {feature.column or name!r}"
+            raise ConfigError(
+                f"contract.features.{name}: expected the log's column {column!r}, which "
+                f"pipeline.log.columns names; received {where}"
+            )
+    for source in ("users", "items"):
+        names = table_features(config, source)
+        if names and getattr(config.pipeline, source) is None:
+            raise ConfigError(
+                f"contract.features.{next(iter(names))}: source: {source} needs pipeline.{source}"
+            )
+        wrong = [n for n, f in names.items() if f.side == ("item" if source == "users" else "user")]
+        if wrong:
+            raise ConfigError(
+                f"contract.features.{wrong[0]}: a feature of the {source} table cannot be of side "
+                f"{names[wrong[0]].side!r}"
+            )
+
+
+def id_type(config: Config, name: str) -> str:
+    """`string` or `int`: the type of the user's or the item's id."""
+    feature = config.contract.features[name]
+    return feature.dtype if isinstance(feature, IdFeature) else "string"

@@ -1,0 +1,105 @@
+"""Opens plain and compressed files, and members of zips, as streams of bytes.
+
+The kind is told by the file's first bytes, not by its name. A damaged file gives what can be read
+of it, then raises `Damaged`.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+_FAILURES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
+
+
+class Damaged(Exception):
+    """The rest of a file cannot be read; the message says why."""
+
+
+class Stream:
+    """A stream of decompressed bytes that says `Damaged` whatever the library raised."""
+
+    def __init__(self, raw: Any) -> None:
+        # read1 returns what one step of decompression gave, so that no good byte before the
+        # damage is lost; Arrow's stream has it not, and is asked for little at a time.
+        self._read = getattr(raw, "read1", raw.read)
+        self._piece = 1 << 16 if hasattr(raw, "read1") else 1 << 12
+
+    def read(self) -> bytes:
+        """Return the next piece of the file, empty at its end.
+
+        Raises:
+            Damaged: nothing more can be read.
+        """
+        try:
+            return bytes(self._read(self._piece))
+        except _FAILURES as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Damaged(f"damaged file, the rest of it was not read: {reason}") from None
+
+
+@contextmanager
+def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
+    """Open a file, or one member of a zip, decompressed.
+
+    Raises:
+        Damaged: the file's beginning already cannot be read.
+    """
+    with ExitStack() as stack:
+        try:
+            if member is None:
+                raw: Any = stack.enter_context(path.open("rb"))
+            else:
+                archive = stack.enter_context(zipfile.ZipFile(path))
+                raw = stack.enter_context(archive.open(member))
+            stream = stack.enter_context(_decompress(raw, member or path.name))
+        except (*_FAILURES, NotImplementedError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise Damaged(f"damaged file, nothing of it was read: {reason}") from None
+        yield Stream(stream)
+
+
+def members(path: Path) -> list[str] | None:
+    """List the files in a zip, sorted; None where `path` is not a zip.
+
+    Raises:
+        Damaged: it begins like a zip and cannot be read as one.
+    """
+    with path.open("rb") as raw:
+        if raw.read(4) != b"PK\x03\x04":
+            return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    except zipfile.BadZipFile as error:
+        raise Damaged(f"damaged zip: {error}") from None
+    # Archives made on a Mac carry a shadow of every file.
+    return sorted(name for name in names if not name.startswith("__MACOSX/"))
+
+
+def _decompress(raw: Any, name: str) -> Any:
+    head = io.BufferedReader(raw)
+    start = head.peek(8)
+    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+    claimed = _SUFFIXES.get(Path(name).suffix.lower())
+    if kind is None and claimed is not None and start:
+        raise OSError(f"its name says {claimed}, its first bytes do not")
+    if kind == "gzip":
+        return gzip.GzipFile(fileobj=head)
+    if kind == "bzip2":
+        return bz2.BZ2File(head)
+    if kind == "xz":
+        return lzma.LZMAFile(head)
+    if kind == "zstd":
+        return pa.CompressedInputStream(pa.PythonFile(head, mode="r"), "zstd")
+    return head

@@ -1,0 +1,173 @@
+"""Parses records of delimited text into columns, all text."""
+
+import csv
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+
+from configs.log import CsvFormat
+from pipeline.lines import REJECT, Lines
+
+
+def parse_header(line: str, form: CsvFormat) -> list[str]:
+    """Column names in a file's first line."""
+    if form.quoted:
+        return next(csv.reader([line], delimiter=form.delimiter))
+    return line.split(form.delimiter)
+
+
+def parse_delimited(
+    lines: Lines, header: list[str], form: CsvFormat
+) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
+    """Split records into columns; the empty text is null.
+
+    Args:
+        lines: records, (B,).
+        header: the file's column names.
+        form: delimiter and quoting.
+
+    Returns:
+        The columns as text, (b, len(header)); the records they come from, (b,); and rejects
+        (line, reason, text) for the others.
+    """
+    if form.quoted:
+        lines = _unmerge(lines, len(header), form.delimiter)
+        fields, reasons = _quoted(lines.text, header, form.delimiter)
+    else:
+        fields, reasons = _unquoted(lines.text, header, form.delimiter)
+    frame = fields.with_row_index("__at", 0).with_columns(__reason=reasons)
+    bad = frame.filter(pl.col("__reason").is_not_null())
+    rejects = pl.DataFrame(
+        {
+            "line": lines.number.gather(bad["__at"]),
+            "reason": bad["__reason"],
+            "text": lines.text.gather(bad["__at"]).str.head(500),
+        },
+        schema=REJECT,
+    )
+    good = frame.filter(pl.col("__reason").is_null())
+    kept = good["__at"]
+    source = Lines(lines.text.gather(kept), lines.number.gather(kept), lines.rejects)
+    return good.select(_names(header)), source, rejects
+
+
+def _names(header: list[str]) -> list[pl.Expr]:
+    """Rename c0, c1, ... to the header's names; of names given twice, the first counts."""
+    first = {name: at for at, name in reversed(list(enumerate(header)))}
+    return [pl.col(f"c{at}").alias(name) for name, at in sorted(first.items(), key=lambda x: x[1])]
+
+
+def _wrong_count(received: int | str, expected: int) -> str:
+    return f"malformed line: expected {expected} fields, received {received}"
+
+
+def _unquoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
+    n = len(header)
+    parts = text.str.splitn(delimiter, n + 1).struct.unnest()
+    parts.columns = [*(f"c{i}" for i in range(n)), "__more"]
+    short, long = pl.col(f"c{n - 1}").is_null(), pl.col("__more").is_not_null()
+    reasons = parts.select(
+        pl.when(short)
+        .then(pl.lit(_wrong_count("fewer", n)))
+        .when(long)
+        .then(pl.lit(_wrong_count("more", n)))
+    ).to_series()
+    fields = parts.drop("__more").with_columns(pl.all().replace({"": None}))
+    return fields, reasons
+
+
+def _unmerge(lines: Lines, n: int, delimiter: str) -> Lines:
+    """Take records of several lines apart where they are no record: a stray quote merged them."""
+    several = lines.text.str.contains("\n", literal=True)
+    if not several.any():
+        return lines
+    texts: list[str] = []
+    numbers: list[int] = []
+    for record, number, merged in zip(lines.text, lines.number, several, strict=True):
+        pieces = [record]
+        if merged and len(_read_record(record, delimiter) or []) != n:
+            pieces = record.split("\n")
+        for at, piece in enumerate(pieces):
+            if piece.strip():
+                texts.append(piece.removesuffix("\r"))
+                numbers.append(number + at)
+    text = pl.Series("text", texts, dtype=pl.String)
+    return Lines(text, pl.Series("line", numbers, dtype=pl.Int64), lines.rejects)
+
+
+def _read_record(record: str, delimiter: str) -> list[str] | None:
+    """Fields of one record; None where it is not exactly one."""
+    try:
+        parsed = list(csv.reader([record], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return None
+    return parsed[0] if len(parsed) == 1 else None
+
+
+def _quoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
+    fast = _arrow_csv(text, len(header), delimiter)
+    return fast if fast is not None else _python_csv(text, len(header), delimiter)
+
+
+def _arrow_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, pl.Series] | None:
+    """Parse with Arrow; None where its rows and our records do not match one to one."""
+    if len(text) == 0 or text.str.contains("\n", literal=True).any():
+        return None
+    bad: dict[int, int] = {}
+
+    def skip(row: pa.csv.InvalidRow) -> str:
+        bad[row.number - 1] = row.actual_columns
+        return "skip"
+
+    names = [f"c{i}" for i in range(n)]
+    data = text.str.join("\n").item().encode()
+    try:
+        table = pa.csv.read_csv(
+            pa.py_buffer(data),
+            read_options=pa.csv.ReadOptions(
+                column_names=names, use_threads=False, block_size=len(data) + 1
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter, invalid_row_handler=skip, ignore_empty_lines=False
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows + len(bad) != len(text):
+        return None
+    fields = pl.DataFrame(table)
+    if not bad:
+        return fields, pl.Series([None] * len(text), dtype=pl.String)
+    at = pl.DataFrame({"at": range(len(text))}, schema={"at": pl.UInt32})
+    reasons = pl.DataFrame(
+        {"at": list(bad), "reason": [_wrong_count(count, n) for count in bad.values()]},
+        schema={"at": pl.UInt32, "reason": pl.String},
+    )
+    kept = at.join(reasons, on="at", how="anti", maintain_order="left")["at"]
+    placed = at.join(fields.with_columns(at=kept), on="at", how="left", maintain_order="left")
+    found = at.join(reasons, on="at", how="left", maintain_order="left")["reason"]
+    return placed.drop("at"), found
+
+
+def _python_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
+    """Parse record by record: slow, and exact where line breaks or stray quotes confuse."""
+    rows: list[list[str | None]] = []
+    reasons: list[str | None] = []
+    for record in text.to_list():
+        fields = _read_record(record, delimiter)
+        if fields is not None and len(fields) == n:
+            rows.append([field or None for field in fields])
+            reasons.append(None)
+            continue
+        rows.append([None] * n)
+        unclosed = "malformed line: a quote that nothing closes"
+        reasons.append(unclosed if fields is None else _wrong_count(len(fields), n))
+    schema = {f"c{i}": pl.String for i in range(n)}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    return table, pl.Series(reasons, dtype=pl.String)

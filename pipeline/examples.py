@@ -1,0 +1,113 @@
+"""One bucket of events -> its impressions with labels, features and histories."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from configs import Config
+from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from configs.log import EventLog
+from features import last_items
+from pipeline import labels, tables
+from pipeline.attribute import attribute
+from pipeline.buckets import deduplicate
+from pipeline.columns import (
+    COLUMN,
+    FEATURE,
+    example_schema,
+    history_features,
+    log_features,
+)
+from pipeline.hashing import mix
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """`impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
+    time and number. `touched`: (user, item, time) of everything that the users did. `counts`: what
+    became of the rows.
+    """
+
+    impressions: pl.DataFrame
+    touched: pl.DataFrame
+    counts: dict[str, int]
+
+
+def make_examples(
+    events: pl.DataFrame, config: Config, side_tables: dict[str, pl.DataFrame]
+) -> Bucket:
+    """Label a bucket's impressions and give them their features.
+
+    Args:
+        events: normalised events in the order of `buckets.gather`.
+        config: the contract and the log's shape.
+        side_tables: `users` and `items`, where there are.
+    """
+    log, contract = config.pipeline.log, config.contract
+    rows = len(events)
+    events = deduplicate(events)
+    counts = {"rows": rows, "duplicates": rows - len(events)}
+    if isinstance(log, EventLog):
+        impressions = events.filter(pl.col("event") == log.impression)
+        given = attribute(
+            impressions,
+            events.filter(pl.col("event") != log.impression),
+            config.pipeline.attribution,
+        )
+        feedback = given.feedback
+        counts |= {"feedback": len(feedback), "late": given.late, "orphans": given.orphans}
+    else:
+        impressions, feedback = events, events.clear()
+        counts |= {"feedback": 0, "late": 0, "orphans": 0}
+    values = labels.logged_values(contract, impressions, events, feedback)
+    nothing = pl.Series([None] * len(impressions), dtype=pl.String)
+    columns = {
+        contract.user: impressions["user"],
+        contract.item: impressions["item"],
+        **{name: impressions[FEATURE + name] for name in log_features(config)},
+        **histories(events, impressions, config),
+        **{LABEL + name: label for name, label in labels.finish(contract, values).items()},
+        TIME: impressions["time"],
+        IMPRESSION: pl.Series(mix(impressions["row"].to_numpy()) >> 1, dtype=pl.Int64),
+        REQUEST: impressions["request"] if "request" in impressions.columns else nothing,
+        SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
+    }
+    frame = pl.DataFrame([column.alias(name) for name, column in columns.items()])
+    # An impression of no request is a request of its own: its sampled negatives belong to it.
+    frame = frame.with_columns(pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)))
+    kept = pl.lit(True)
+    for source, table in side_tables.items():
+        frame = tables.join(frame, config, source, table)
+        for feature in tables.required(config, source):
+            kept &= pl.col(feature).is_not_null()
+    complete = frame.filter(kept)
+    counts |= {"dropped": len(frame) - len(complete), "impressions": len(complete)}
+    ordered = complete.sort(TIME, IMPRESSION, nulls_last=False)
+    touched = events.group_by("user", "item").agg(
+        pl.col("time").min(), unknown=pl.col("time").is_null().any()
+    )
+    return Bucket(ordered.select(example_schema(config).names), touched, counts)
+
+
+def histories(
+    events: pl.DataFrame, impressions: pl.DataFrame, config: Config
+) -> dict[str, pl.Series]:
+    """Compute the history features of impressions from all events of the same users."""
+    log, found = config.pipeline.log, {}
+    for name, feature in history_features(config).items():
+        history = feature.history
+        if history is None:
+            continue
+        if isinstance(log, EventLog):
+            types = [log.impression if t == "impression" else t for t in history.events]
+            counting = events.filter(pl.col("event").is_in(types))
+        elif "impression" in history.events:
+            counting = events
+        else:
+            positive = [pl.col(COLUMN + column) > 0 for column in history.events]
+            counting = events.filter(pl.any_horizontal(positive).fill_null(False))
+        last = min(history.last, feature.max_length)
+        found[name] = last_items(
+            counting.select("user", "time", "item"), impressions.select("user", "time"), last
+        )
+    return found

@@ -1,0 +1,88 @@
+"""Stable 64-bit hashes of columns: the same on every machine, version and run.
+
+Buckets, random splits, sampled negatives and the numbers of impressions are functions of these, so
+that no result depends on how the rows were bundled or ordered.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+
+_BASE = np.uint64(0x9E3779B97F4A7C15)
+_BYTES_AT_ONCE = 8 << 20
+
+
+def mix(values: Any) -> Hashes:
+    """Scramble 64-bit numbers one to one: the finaliser of SplitMix64 (Steele et al., 2014).
+
+    Args:
+        values: (B,) integers of 64 bits.
+
+    Returns:
+        (B,) numbers each of whose bits depends on every bit of the value.
+    """
+    h = np.asarray(values).astype(np.uint64) + _BASE
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+def combine(left: Any, right: Any) -> Hashes:
+    """Hash pairs of hashes; the order of the two matters."""
+    left = np.asarray(left).astype(np.uint64)
+    return mix(left * _BASE + np.asarray(right).astype(np.uint64))
+
+
+def hash_column(column: Any) -> Hashes:
+    """Hash a polars column of integers or text; null hashes like the empty text.
+
+    Returns:
+        (B,) hashes. Text: sum of word_j * base**j over its 8-byte words, scrambled.
+    """
+    if column.dtype.is_integer():
+        return mix(column.fill_null(0).to_numpy())
+    texts = column.cast(str).fill_null("").to_arrow().cast(pa.large_binary())
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    if len(texts) == 0:
+        return np.zeros(0, np.uint64)
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    # Eight spare bytes: the last text's last word is read whole and masked.
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    raw = np.concatenate([raw[bounds[0] : bounds[-1]], np.zeros(8, np.uint8)])
+    bounds = bounds - bounds[0]
+    result = np.empty(len(texts), np.uint64)
+    first = 0
+    while first < len(texts):
+        limit = np.searchsorted(bounds, bounds[first] + _BYTES_AT_ONCE, side="right") - 1
+        last = min(max(int(limit), first + 1), len(texts))
+        result[first:last] = _hash_texts(raw, bounds[first : last + 1])
+        first = last
+    return result
+
+
+def _hash_texts(raw: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Hashes:
+    """Hash the texts raw[bounds[i] : bounds[i + 1]]; `raw` has eight spare bytes at its end."""
+    lengths = np.diff(bounds)
+    words = np.maximum((lengths + 7) // 8, 1)  # an empty text is one word of no bytes
+    first = np.cumsum(words) - words
+    index = np.arange(int(words.sum())) - np.repeat(first, words)  # the word's place in its text
+    overlapping = np.lib.stride_tricks.as_strided(
+        raw[:1].view(np.uint8), (len(raw) - 7, 8), (1, 1), writeable=False
+    )
+    at = np.repeat(bounds[:-1], words) + 8 * index
+    values = np.ascontiguousarray(overlapping[at]).view("<u8")[:, 0]
+    left = np.clip(np.repeat(lengths, words) - 8 * index, 0, 8)  # bytes of the word in its text
+    keep = np.where(left == 8, 0, 8 * (8 - left)).astype(np.uint64)
+    values = np.where(left == 0, np.uint64(0), (values << keep) >> keep)
+    powers = np.full(int(words.max()), _BASE)
+    powers[0] = 1
+    powers = np.cumprod(powers, dtype=np.uint64)
+    values = (values ^ (values >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    sums = np.add.reduceat(values * powers[index], first, dtype=np.uint64)
+    return mix(sums ^ (lengths.astype(np.uint64) << np.uint64(48)))

@@ -1,0 +1,136 @@
+"""The job: wires the stages with Apache Beam and publishes a folder of examples.
+
+    files ─► read_shard ─► (bucket, path) ─► GroupByKey ─► label_bucket ─► finish_bucket ─► finish
+                 │                                          ▲      │            ▲
+                 └──────────────► judge ────────────────────┘      └► merge_catalogue
+
+Beam moves paths and counts; the stages move rows, as Arrow tables in files.
+"""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from configs import Config, DataError
+from configs.files import new_folder, write_json
+from pipeline import manifest, stages, tables
+from pipeline.columns import check
+from pipeline.sources import Shard, expand
+from pipeline.stages import Plan
+
+_log = logging.getLogger(__name__)
+
+# Named in full: the plain DirectRunner first tries a runner that it has to download.
+RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+def run(config: Config, data: Path, out: Path, options: list[str] | None = None) -> dict[str, Any]:
+    """Make examples from a log.
+
+    Args:
+        config: the log, the contract and the split.
+        data: the folder that holds the log's files.
+        out: the folder to make; see `configs.files.ExamplesFolder`.
+        options: Beam's own options, such as `--runner=FlinkRunner`.
+
+    Returns:
+        The manifest, as in `manifest.json`.
+
+    Raises:
+        ConfigError: the contract does not fit the log's shape.
+        DataError: the log cannot be used, or `out` exists. Nothing is left of `out`; rejects,
+            where there are too many, are left in `<out>.rejects`.
+    """
+    check(config)
+    shards = expand(data, config.pipeline.log.files)
+    with new_folder(out) as folder:
+        work = folder / ".work"
+        work.mkdir()
+        plan = Plan(config, folder, work, out)
+        for source in ("users", "items"):
+            table = tables.read_table(config, data, source)
+            if table is not None:
+                table.write_ipc(plan.table(source))
+        _run_beam(shards, plan, options or [f"--runner={RUNNER}"])
+        read = json.loads((work / "read.json").read_text(encoding="utf-8"))
+        if read["problem"] is not None:
+            _leave_rejects(plan)
+            raise DataError(read["problem"])
+        labelled, finished = (
+            json.loads((work / name).read_text(encoding="utf-8"))
+            for name in ("labelled.json", "finished.json")
+        )
+        account = manifest.build(config, read["shards"], labelled, finished)
+        _check_splits(account, config)
+        stages.write_no_rejects(plan)
+        write_json(plan.examples.manifest, account)
+        shutil.rmtree(work)
+    return account
+
+
+def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
+    beam, pipeline_options = _import_beam()
+    one = beam.pvalue.AsSingleton
+    every = beam.pvalue.AsList
+    with beam.Pipeline(options=pipeline_options(options)) as p:
+        read = (
+            p
+            | "Files" >> beam.Create(list(enumerate(shards)))
+            | "Spread" >> beam.Reshuffle()
+            | "Read" >> beam.Map(stages.read_shard, plan)
+        )
+        verdict = p | "Once read" >> beam.Create([None])
+        verdict |= "Judge" >> beam.Map(stages.judge, every(read), plan)
+        labelled = (
+            read
+            | "Spilled" >> beam.FlatMap(_spilled)
+            | "By bucket" >> beam.GroupByKey()
+            | "Label" >> beam.FlatMap(stages.label_bucket, one(verdict), plan)
+        )
+        known = p | "Once labelled" >> beam.Create([None])
+        known |= "Catalogue" >> beam.Map(stages.merge_catalogue, every(labelled), plan)
+        finished = labelled | "Finish bucket" >> beam.Map(stages.finish_bucket, one(known), plan)
+        last = p | "Once finished" >> beam.Create([None])
+        last | "Finish" >> beam.Map(stages.finish, every(finished), plan)
+
+
+def _spilled(facts: manifest.Facts) -> list[tuple[int, str]]:
+    """Pairs (bucket, path), to be grouped."""
+    return facts["spilled"]
+
+
+def _import_beam() -> tuple[Any, Any]:
+    """Import Beam without its warning about cloud libraries that nothing here uses."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    finally:
+        logging.disable(level)
+    return beam, PipelineOptions
+
+
+def _leave_rejects(plan: Plan) -> None:
+    """Keep the rejects of a failed run beside the folder that it did not make."""
+    beside = manifest.rejects_beside(plan.out)
+    if plan.examples.rejects.exists():
+        beside.mkdir(exist_ok=True)
+        for old in beside.glob("part-*.parquet"):
+            old.unlink()
+        for path in plan.examples.rejects.iterdir():
+            shutil.move(path, beside / path.name)
+
+
+def _check_splits(account: dict[str, Any], config: Config) -> None:
+    splits = account["examples"]["splits"]
+    if not splits.get("train"):
+        raise DataError(
+            f"the training split is empty: {account['examples']['impressions']} impressions were "
+            f"split by {config.pipeline.split.by}; change pipeline.split or bring more data"
+        )
+    for name in ("validation", "test"):
+        if not splits.get(name):
+            _log.warning("the %s split is empty", name)

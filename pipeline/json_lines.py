@@ -1,0 +1,129 @@
+"""Parses records of JSON, one object a line."""
+
+import json
+from typing import Any
+
+import polars as pl
+
+from pipeline.lines import REJECT, Lines
+
+_FEW = 64
+
+
+def parse_json(lines: Lines, wanted: list[str]) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
+    """Parse JSON objects.
+
+    Args:
+        lines: records, (B,).
+        wanted: the names to read. A list of values stays a list, and becomes a text with `|`
+            between the values where the same name also holds plain values.
+
+    Returns:
+        The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
+    """
+    pieces: list[tuple[pl.DataFrame, int, int]] = []
+    rejects: list[pl.DataFrame] = []
+
+    def visit(start: int, count: int) -> None:
+        """Halve until the bad lines stand alone: the good ones go the fast way."""
+        texts = lines.text.slice(start, count)
+        frame = _fast(texts, wanted)
+        if frame is not None:
+            pieces.append((frame, start, count))
+        elif count > _FEW:
+            visit(start, count // 2)
+            visit(start + count // 2, count - count // 2)
+        else:
+            for at in range(count):
+                row = _slow(texts[at], wanted)
+                if isinstance(row, str):
+                    values = {"line": lines.number[start + at], "reason": row}
+                    values["text"] = texts[at][:500]
+                    rejects.append(pl.DataFrame([values], schema=REJECT))
+                else:
+                    pieces.append((row, start + at, 1))
+
+    if len(lines.text):
+        visit(0, len(lines.text))
+    if not pieces:
+        empty = Lines(lines.text.clear(), lines.number.clear(), lines.rejects)
+        return pl.DataFrame(), empty, pl.concat([pl.DataFrame(schema=REJECT), *rejects])
+    frame = _stack([piece for piece, _, _ in pieces], [count for _, _, count in pieces])
+    kept = pl.concat([pl.int_range(s, s + n, eager=True) for _, s, n in pieces])
+    source = Lines(lines.text.gather(kept), lines.number.gather(kept), lines.rejects)
+    return frame, source, pl.concat([pl.DataFrame(schema=REJECT), *rejects])
+
+
+def _fast(texts: pl.Series, wanted: list[str]) -> pl.DataFrame | None:
+    """Parse with polars; None where that fails or changes the number of rows."""
+    data = texts.str.join("\n").item().encode()
+    try:
+        frame = pl.read_ndjson(data, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+    if len(frame) != len(texts):
+        return None
+    frame = frame.select([name for name in wanted if name in frame.columns])
+    if any(isinstance(kind, pl.Struct) for kind in frame.dtypes):
+        return None
+    return frame
+
+
+def _slow(text: str, wanted: list[str]) -> pl.DataFrame | str:
+    """Parse one line; a text says why it cannot be used."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return "malformed line: not valid JSON"
+    if not isinstance(row, dict):
+        return "malformed line: expected a JSON object"
+    values: dict[str, Any] = {}
+    for name in wanted:
+        value = row.get(name)
+        if isinstance(value, dict) or (
+            isinstance(value, list) and any(isinstance(x, dict | list) for x in value)
+        ):
+            return f"{name}: expected a value, received nested JSON"
+        if name in row:
+            values[name] = [_plain(value)]
+    frame = pl.DataFrame(values) if values else pl.DataFrame({"__none": [None]})
+    return frame
+
+
+def _plain(value: Any) -> Any:
+    """Text for scalars, so that rows of any types stack."""
+    if isinstance(value, list):
+        return "|".join(str(_plain(x)) for x in value if x is not None)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else str(value)
+
+
+def _stack(frames: list[pl.DataFrame], counts: list[int]) -> pl.DataFrame:
+    """Concatenate; a column whose types differ between the frames becomes text."""
+    names = list(dict.fromkeys(name for frame in frames for name in frame.columns))
+    kinds: dict[str, set[Any]] = {name: set() for name in names}
+    for frame in frames:
+        for name, kind in frame.schema.items():
+            if kind != pl.Null:
+                kinds[name].add(kind)
+    columns = {}
+    for name in names:
+        kind = next(iter(kinds[name])) if len(kinds[name]) == 1 else pl.String
+        parts = [
+            as_text(frame[name])
+            if kind == pl.String and name in frame.columns
+            else frame[name].cast(kind)
+            if name in frame.columns
+            else pl.Series(name, [None] * count, dtype=kind)
+            for frame, count in zip(frames, counts, strict=True)
+        ]
+        columns[name] = pl.concat(parts)
+    return pl.DataFrame(columns).select([name for name in names if name != "__none"])
+
+
+def as_text(column: pl.Series) -> pl.Series:
+    """A column as text; the values of a list with `|` between them."""
+    if isinstance(column.dtype, pl.List | pl.Array):
+        return column.cast(pl.List(pl.String)).list.join("|", ignore_nulls=True)
+    return column.cast(pl.String)

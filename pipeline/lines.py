@@ -1,0 +1,169 @@
+"""Cuts a stream of bytes into blocks of whole lines, with line numbers.
+
+A block is what is parsed at once. Under quoting, a line break inside quotes belongs to the record,
+so that a record may be several lines; a quote that nothing closes must not swallow the file, so
+that a record is given up after `_LONGEST` bytes and then counts line by line.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipeline.compressed import Damaged, Stream
+
+_BLOCK = 16 << 20
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Consecutive records of a file, blank ones left out.
+
+    `text` and `number` (B,): the records without their last line break, and the number (from 1) of
+    each one's first line. `rejects`: rows (line, reason, text) for what was no text.
+    """
+
+    text: pl.Series
+    number: pl.Series
+    rejects: pl.DataFrame
+
+
+REJECT = {"line": pl.Int64, "reason": pl.String, "text": pl.String}
+
+
+def reject(line: int, reason: str, text: str = "") -> pl.DataFrame:
+    """Make one reject row."""
+    row = {"line": [line], "reason": [reason], "text": [text[:500]]}
+    return pl.DataFrame(row, schema=REJECT)
+
+
+def read_lines(
+    stream: Stream, encoding: str, quoted: bool = False, block: int = _BLOCK
+) -> Iterator[Lines]:
+    """Read a stream as records.
+
+    Args:
+        stream: bytes of text.
+        encoding: `utf-8` or `latin-1`; a byte order mark at the beginning is skipped.
+        quoted: whether double quotes protect line breaks.
+        block: how many bytes are read before a block is cut.
+
+    Yields:
+        Blocks in order. A damaged stream gives a last block whose one reject says so.
+    """
+    line, held, size, first = 1, [b""], 0, True
+    while True:
+        try:
+            piece = stream.read()
+            damage = None
+        except Damaged as error:
+            piece, damage = b"", str(error)
+        held.append(piece)
+        size += len(piece)
+        if piece and size < block:
+            continue
+        data = b"".join(held)
+        if first:
+            data, first = data.removeprefix(b"\xef\xbb\xbf"), False
+        cut = len(data) if not piece else data.rfind(b"\n") + 1
+        if cut == 0 and len(data) < 2 * block:  # a line longer than the block: read on
+            held, size = [data], 0
+            continue
+        cut = cut or len(data)
+        ends = _record_ends(data[:cut], quoted, last=not piece)
+        cut = int(ends[-1]) if len(ends) else 0
+        whole = data[:cut]
+        if damage is not None and cut and not whole.endswith(b"\n"):
+            whole = whole[: whole.rfind(b"\n") + 1]  # the line that the damage cut short
+            ends = ends[ends <= len(whole)]
+        yield _lines(whole, ends, line, encoding)
+        line += whole.count(b"\n")
+        held, size = [data[cut:]], 0
+        if damage is not None:
+            yield Lines(_texts([]), _numbers(np.zeros(0)), reject(line, damage))
+        if not piece:
+            return
+
+
+def _record_ends(data: bytes, quoted: bool, last: bool) -> NDArray[np.int64]:
+    """Positions just after each record's final line break; at the end, of the last byte."""
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw == ord("\n")) + 1
+    if last and (len(ends) == 0 or ends[-1] < len(raw)):
+        ends = np.append(ends, len(raw))
+    if not quoted or len(ends) == 0:
+        return ends if len(ends) or not data else np.array([len(raw)])
+    starts = np.concatenate([[0], ends[:-1]])
+    quotes = np.add.reduceat((raw == ord('"')).astype(np.int64), starts[starts < len(raw)])
+    odd = np.zeros(len(ends), np.int64)
+    odd[: len(quotes)] = quotes % 2
+    while True:
+        closed = np.cumsum(odd) % 2 == 0
+        records = ends[closed]
+        lengths = np.diff(np.concatenate([[0], records, [len(raw)]]))
+        endless = np.flatnonzero(lengths > _LONGEST)
+        if len(endless) == 0:
+            break
+        # Take the first line of the endless record for a record of its own.
+        begin = 0 if endless[0] == 0 else int(records[endless[0] - 1])
+        opener = int(np.searchsorted(ends, begin, side="right"))
+        opener += int(np.flatnonzero(odd[opener:])[0]) if odd[opener:].any() else 0
+        if not odd[opener]:
+            break
+        odd[opener] = 0
+    if last and not closed[-1]:  # never closed: what is left counts line by line
+        records = np.concatenate([records, ends[ends > (records[-1] if len(records) else 0)]])
+    return records
+
+
+def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Lines:
+    if len(ends) == 0:
+        return Lines(_texts([]), _numbers(np.zeros(0)), reject(0, "").clear())
+    starts = np.concatenate([[0], ends[:-1]])
+    raw = np.frombuffer(data, np.uint8)
+    breaks = np.concatenate([[0], np.flatnonzero(raw == ord("\n")) + 1])
+    number = _numbers(np.searchsorted(breaks, starts) + line)
+    rejects = reject(0, "").clear()
+    if encoding == "latin-1":
+        rows = [data[a:b].decode("latin-1") for a, b in zip(starts, ends, strict=True)]
+        text = _texts(rows)
+    else:
+        try:
+            data.decode("utf-8")
+            offsets = pa.py_buffer(np.concatenate([starts[:1], ends]).astype(np.int64))
+            array = pa.Array.from_buffers(
+                pa.large_string(), len(ends), [None, offsets, pa.py_buffer(data)]
+            )
+            text = pl.Series("text", array)
+        except UnicodeDecodeError:
+            text, number, rejects = _decode_each(data, starts, ends, number)
+    text = text.str.strip_suffix("\n").str.strip_suffix("\r")
+    full = text.str.strip_chars() != ""
+    return Lines(text.filter(full), number.filter(full), rejects)
+
+
+def _decode_each(
+    data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], number: pl.Series
+) -> tuple[pl.Series, pl.Series, pl.DataFrame]:
+    """Decode record by record, which keeps the good ones."""
+    good, keep, rejects = [], [], [reject(0, "").clear()]
+    for row, (begin, end) in enumerate(zip(starts, ends, strict=True)):
+        try:
+            good.append(data[begin:end].decode("utf-8"))
+            keep.append(row)
+        except UnicodeDecodeError:
+            shown = data[begin : min(end, begin + 500)].decode("utf-8", "replace").strip()
+            rejects.append(reject(number[row], "not UTF-8 text", shown))
+    return _texts(good), number.gather(keep), pl.concat(rejects)
+
+
+def _texts(values: list[str]) -> pl.Series:
+    return pl.Series("text", values, dtype=pl.String)
+
+
+def _numbers(values: NDArray[np.integer | np.floating]) -> pl.Series:
+    return pl.Series("line", values.astype(np.int64), dtype=pl.Int64)

@@ -1,0 +1,145 @@
+"""The account of a run: every row that went in and every example that came out.
+
+    rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
+               + dropped
+    examples = impressions kept + sampled negatives
+
+The job does not publish unless both sums hold.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from configs import Config, DataError
+from configs.log import JsonLinesFormat
+from pipeline.columns import event_types, wanted_columns
+
+Facts = dict[str, Any]
+
+
+def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
+    """Say what makes the log unusable, once all of it has been read.
+
+    Args:
+        config: what the log should hold.
+        shards: what `stages.read_shard` said of each file.
+        out: the output folder, beside which rejects are left.
+
+    Returns:
+        One line for the user, or None.
+    """
+    files = ", ".join(sorted({shard["file"] for shard in shards})[:3])
+    files += ", ..." if len(shards) > 3 else ""
+    rows = sum(shard["rows"] for shard in shards)
+    missing = missing_column(config, shards)
+    if missing is not None:
+        return missing
+    if rows == 0:
+        return f"{files}: the log has no rows"
+    reasons = _reasons(shards)
+    rejects = sum(reasons.values())
+    allowed = config.pipeline.max_reject_rate
+    if rejects > allowed * rows:
+        reason, times = reasons.most_common(1)[0]
+        return (
+            f"{files}: {rejects} of {rows} rows were rejected ({rejects / rows:.1%}; "
+            f"pipeline.max_reject_rate allows {allowed:.1%}), most often {times} times: {reason}; "
+            f"look at {rejects_beside(out)}"
+        )
+    if rejects == rows:
+        return f"{files}: all {rows} rows were rejected; look at {rejects_beside(out)}"
+    occurring: Counter[str] = Counter()
+    for shard in shards:
+        occurring.update(shard["events"])
+    for event, where in event_types(config).items():
+        if event not in occurring:
+            found = ", ".join(f"{name} ({n})" for name, n in occurring.most_common(20))
+            return f"{where}: event type {event!r} never occurs in the log; it holds {found}"
+    return None
+
+
+def missing_column(config: Config, shards: list[Facts]) -> str | None:
+    """Name the first column that the log lacks.
+
+    A CSV or Parquet file must have every column; in JSON, a name may be absent from many rows,
+    even from whole files, but not from all.
+    """
+    wanted, asked = wanted_columns(config), [s for s in shards if s["columns"]]
+    if isinstance(config.pipeline.log.format, JsonLinesFormat) and asked:
+        together = list(dict.fromkeys(name for shard in asked for name in shard["columns"]))
+        asked = [{"file": asked[0]["file"], "columns": together}]
+    for shard in asked:
+        for name in wanted:
+            if name not in shard["columns"]:
+                found = ", ".join(shard["columns"][:40])
+                return f"{shard['file']}: no column {name!r}; the file has {found}"
+    return None
+
+
+def rejects_beside(out: Path) -> Path:
+    """Where a failed run leaves its rejects."""
+    return out.with_name(f"{out.name}.rejects")
+
+
+def _reasons(shards: list[Facts]) -> Counter[str]:
+    reasons: Counter[str] = Counter()
+    for shard in shards:
+        reasons.update(shard["reasons"])
+    return reasons
+
+
+def build(
+    config: Config, shards: list[Facts], labelled: list[Facts], finished: list[Facts]
+) -> dict[str, Any]:
+    """Add up the account.
+
+    Args:
+        config: names the run.
+        shards: what was read, by file.
+        labelled: what became of the rows, by bucket.
+        finished: what was written, by bucket.
+
+    Raises:
+        DataError: rows or examples do not add up: a defect of the pipeline, not of the log.
+    """
+
+    def total(facts: list[Facts], name: str) -> int:
+        return sum(fact[name] for fact in facts)
+
+    reasons = _reasons(shards)
+    counts = {
+        "rows_in": total(shards, "rows"),
+        "impressions": total(labelled, "impressions"),
+        "feedback": total(labelled, "feedback"),
+        "orphans": total(labelled, "orphans"),
+        "late": total(labelled, "late"),
+        "duplicates": total(labelled, "duplicates"),
+        "rejects": sum(reasons.values()),
+        "dropped": total(labelled, "dropped"),
+    }
+    splits: Counter[str] = Counter()
+    for fact in finished:
+        splits.update(fact["examples"])
+    examples = {
+        "total": sum(splits.values()),
+        "impressions": counts["impressions"],
+        "sampled_negatives": total(finished, "negatives"),
+        "negatives_missing": total(finished, "negatives_missing"),
+        "splits": dict(splits),
+    }
+    accounted = sum(counts.values()) - counts["rows_in"]
+    if accounted != counts["rows_in"]:
+        raise DataError(f"rows do not add up: {counts['rows_in']} came in, {accounted} accounted")
+    made = examples["impressions"] + examples["sampled_negatives"]
+    if made != examples["total"]:
+        raise DataError(f"examples do not add up: {made} were made, {examples['total']} written")
+    return {
+        "name": config.name,
+        "rows": counts,
+        "examples": examples,
+        "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        "files": {
+            shard["file"]: shard["rows"] for shard in sorted(shards, key=lambda s: s["file"])
+        },
+    }

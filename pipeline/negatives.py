@@ -1,0 +1,132 @@
+"""Samples items that the user was not shown, for logs that hold only what was viewed.
+
+Every draw is a function of the seed, the positive's number and the draw's own number: it does not
+matter in which bucket or order the positives come.
+"""
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from configs.log import Negatives
+from pipeline.hashing import combine
+
+_ATTEMPTS = 32
+_NEVER, _ALWAYS = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+
+def draw(
+    positives: pl.DataFrame,
+    touched: pl.DataFrame,
+    pool: pl.DataFrame,
+    negatives: Negatives,
+    seed: int,
+) -> pl.DataFrame:
+    """Draw negatives for logged impressions.
+
+    Args:
+        positives: columns `user`, `time`, `impression`; (B, 3).
+        touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
+            event of the pair is unknown: such a pair is excluded at all times).
+        pool: columns `time`, `item`, sorted, see `catalogue.Catalogue`.
+        negatives: how many, drawn how, excluding what.
+        seed: of all draws.
+
+    Returns:
+        Columns `positive` (row number), `slot` (0, 1, ...), `item`; sorted by both. A positive has
+        no item twice. It gets fewer than `per_positive` where fewer items are left: `past` draws
+        only items that the log had shown strictly before the positive's time, so that the log's
+        first impressions, and those of unknown time, have none.
+    """
+    items = pool["item"].unique().sort()
+    if len(items) == 0 or len(positives) == 0:
+        return _table(np.zeros((0, 3), np.int64), items)
+    codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
+    excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
+    if negatives.exclude == "ever":
+        limits = np.full(len(positives), len(pool), np.int64)
+    else:
+        known = pool["time"].drop_nulls().to_physical().to_numpy()
+        hidden = len(pool) - len(known)  # items whose time is unknown, which sort first
+        times = positives["time"].to_physical().fill_null(_ALWAYS).to_numpy()
+        limits = np.searchsorted(known, times, side="left") + hidden
+        limits[times == _ALWAYS] = hidden
+        codes, limits = codes[hidden:], limits - hidden
+    base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
+    chosen = np.full((len(positives), negatives.per_positive), -1, np.int64)
+    for slot in range(negatives.per_positive):
+        _draw_slot(chosen, slot, base, codes, limits, excluded)
+    rows, slots = np.nonzero(chosen >= 0)
+    return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
+
+
+class _Excluded:
+    """Answers whether a positive's user had touched an item by then."""
+
+    def __init__(
+        self, positives: pl.DataFrame, touched: pl.DataFrame, items: pl.Series, ever: bool
+    ) -> None:
+        users = touched["user"].unique().sort()
+        known = touched.filter(pl.col("item").is_in(items.implode()))
+        self._items = len(items)
+        owner = users.search_sorted(known["user"]).to_numpy().astype(np.int64)
+        keys = owner * self._items + items.search_sorted(known["item"]).to_numpy()
+        since = known["time"].to_physical().fill_null(_ALWAYS).to_numpy().copy()
+        since[known["unknown"].to_numpy() | ever] = _ALWAYS
+        order = np.argsort(keys)
+        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
+        self._since = np.append(since[order], _NEVER)
+        self._user = users.search_sorted(positives["user"]).to_numpy().astype(np.int64)
+        self._time = positives["time"].to_physical().fill_null(_NEVER - 1).to_numpy()
+
+    def __call__(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether positive `rows[i]` excludes item code `items[i]`; the two broadcast."""
+        keys = self._user[rows] * self._items + items
+        at = np.searchsorted(self._keys, keys)
+        return (self._keys[at] == keys) & (self._since[at] <= self._time[rows])
+
+
+def _draw_slot(
+    chosen: NDArray[np.int64],
+    slot: int,
+    base: NDArray[np.uint64],
+    codes: NDArray[np.int64],
+    limits: NDArray[np.int64],
+    excluded: _Excluded,
+) -> None:
+    """Fill one column of `chosen`: draw until allowed, then choose among what is left."""
+    left = np.flatnonzero(limits > 0)
+    if slot:  # who found nothing left before finds nothing now
+        left = left[chosen[left, slot - 1] >= 0]
+    for attempt in range(_ATTEMPTS):
+        if len(left) == 0:
+            return
+        number = np.full(len(left), (slot << 16) + attempt, np.int64)
+        drawn = combine(base[left], number) % limits[left].astype(np.uint64)
+        item = codes[drawn.astype(np.int64)]
+        refused = excluded(left, item) | (chosen[left, :slot] == item[:, None]).any(axis=1)
+        chosen[left[~refused], slot] = item[~refused]
+        left = left[refused]
+    number = np.full(len(left), (slot << 16) + _ATTEMPTS, np.int64)
+    for row, draw_ in zip(left.tolist(), combine(base[left], number).tolist(), strict=True):
+        entries = codes[: limits[row]]
+        refused = excluded(np.full(len(entries), row), entries)
+        entries = entries[~refused & ~np.isin(entries, chosen[row, :slot])]
+        if len(entries):
+            chosen[row, slot] = entries[draw_ % len(entries)]
+
+
+def _table(rows: NDArray[np.int64], items: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "positive": pl.Series(rows[:, 0], dtype=pl.Int64),
+            "slot": pl.Series(rows[:, 1], dtype=pl.Int64),
+            "item": items.gather(rows[:, 2]),
+        }
+    )
+
+
+def numbers(positives: pl.Series, slots: pl.Series) -> pl.Series:
+    """Numbers of sampled negatives, functions of their positives' numbers and their slots."""
+    hashes = combine(positives.to_numpy(), slots.to_numpy() + 1)
+    return pl.Series(hashes >> np.uint64(1), dtype=pl.Int64)

@@ -1,0 +1,257 @@
+"""Turns raw columns into typed events, and rows that cannot be used into rejects.
+
+Every check is an expression over the whole table: it yields the column and a mask of bad rows. The
+first failed check of a row is its reason.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from configs import Config
+from configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from configs.log import EventLog
+from pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
+from pipeline.json_lines import as_text
+from pipeline.sources import Chunk
+
+_LONGEST_ID = 1024
+_EARLIEST, _LATEST = 0, 4_102_444_800_000_000  # 1970 and 2100, in microseconds
+_UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+REJECTS = {"file": pl.String, "line": pl.Int64, "reason": pl.String, "text": pl.String}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A typed column, and reasons (null where the value is fine)."""
+
+    values: pl.Series
+    reasons: pl.Series
+
+
+def normalise(chunk: Chunk, config: Config, file: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Type a chunk of the log.
+
+    Args:
+        chunk: raw rows; a wanted column that it lacks is null everywhere.
+        config: names, types and missing rules.
+        file: the name that rejects carry.
+
+    Returns:
+        Events (see `columns`) and rejects (file, line, reason, text); together, all rows.
+    """
+    log, contract = config.pipeline.log, config.contract
+    rows = len(chunk.line)
+
+    def raw(name: str) -> pl.Series:
+        if name in chunk.frame.columns:
+            return chunk.frame[name]
+        return pl.Series(name, [None] * rows, dtype=pl.String)
+
+    time = parse_time(raw(log.columns.time), log.time_unit, log.unknown_time)
+    parsed = {
+        "time": time if log.unknown_time is not None else _required(time),
+        "user": _required(parse_id(raw(log.columns.user), id_type(config, contract.user))),
+        "item": _required(parse_id(raw(log.columns.item), id_type(config, contract.item))),
+    }
+    if log.columns.event_id is not None:
+        parsed["event_id"] = parse_id(raw(log.columns.event_id), "string")
+    impression = pl.Series([True] * rows, dtype=pl.Boolean)
+    if isinstance(log, EventLog):
+        parsed["event"] = _required(parse_id(raw(log.columns.event), "string"))
+        impression = (parsed["event"].values == log.impression).fill_null(False)
+        if log.columns.value is not None:
+            parsed["value"] = parse_number(raw(log.columns.value))
+        if log.columns.session is not None:
+            parsed["session"] = parse_id(raw(log.columns.session), "string")
+    elif log.columns.request is not None:
+        parsed["request"] = parse_id(raw(log.columns.request), "string")
+    for name, feature in log_features(config).items():
+        column = parse_feature(raw(feature.column or name), feature)
+        if feature.missing == "error":
+            column = _required(column, "missing, and the contract says missing: error")
+        # Only impressions carry features into examples.
+        parsed[FEATURE + name] = Parsed(column.values, _without(column.reasons, ~impression))
+    for name in number_columns(config):
+        parsed[COLUMN + name] = parse_number(raw(name))
+    return _separate(chunk, parsed, file)
+
+
+def _separate(
+    chunk: Chunk, parsed: dict[str, Parsed], file: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    reason = _first(
+        *(f"{name.split('/')[-1]}: " + column.reasons for name, column in parsed.items())
+    )
+    bad = reason.is_not_null()
+    events = pl.DataFrame([column.values.alias(name) for name, column in parsed.items()])
+    events = events.with_columns(row=pl.Series(chunk.hashes, dtype=pl.UInt64)).filter(~bad)
+    rejects = pl.DataFrame(
+        {
+            "line": chunk.line.filter(bad),
+            "reason": reason.filter(bad),
+            "text": chunk.text.filter(bad).str.head(500),
+        }
+    )
+    rejects = pl.concat([chunk.rejects, rejects]).with_columns(file=pl.lit(file)).select(*REJECTS)
+    return events, rejects.sort("line", maintain_order=True)
+
+
+def _reasons(bad: pl.Series, reason: str) -> pl.Series:
+    """The reason where `bad`, null elsewhere."""
+    when = pl.when(pl.col("bad")).then(pl.lit(reason))
+    return pl.DataFrame({"bad": bad}, schema={"bad": pl.Boolean}).select(when).to_series()
+
+
+def _without(values: pl.Series, where: pl.Series) -> pl.Series:
+    """The values with null `where`."""
+    frame = pl.DataFrame([values.alias("values"), where.cast(pl.Boolean).alias("where")])
+    kept = pl.when(pl.col("where").fill_null(False)).then(None).otherwise(pl.col("values"))
+    return frame.select(kept.alias(values.name)).to_series()
+
+
+def _first(*columns: pl.Series) -> pl.Series:
+    """The first value of each row that is not null."""
+    frame = pl.DataFrame([column.alias(str(at)) for at, column in enumerate(columns)])
+    return frame.select(pl.coalesce(pl.all())).to_series()
+
+
+def _required(column: Parsed, reason: str = "missing") -> Parsed:
+    return Parsed(column.values, _first(column.reasons, _reasons(column.values.is_null(), reason)))
+
+
+def parse_time(raw: pl.Series, unit: str, unknown: int | None) -> Parsed:
+    """Parse times to microseconds UTC.
+
+    Args:
+        raw: numbers in `unit` since 1970, or ISO 8601 text (UTC where it names no zone).
+            Timestamps of a Parquet file are taken as they are.
+        unit: `s`, `ms`, `us` or `iso`.
+        unknown: the number that stands for an unknown time, which becomes null.
+    """
+    kind = pl.Datetime("us", "UTC")
+    if isinstance(raw.dtype, pl.Datetime):
+        zone = raw.dt.replace_time_zone("UTC") if raw.dtype.time_zone is None else raw
+        times = zone.dt.convert_time_zone("UTC").dt.cast_time_unit("us").to_physical()
+        given, expected = raw, "a timestamp"
+    elif unit == "iso":
+        given = _blank_to_null(as_text(raw))
+        text = given.str.replace(" ", "T", literal=True)
+        text = (
+            text.to_frame("t")
+            .select(
+                pl.when(pl.col("t").str.len_chars() == 10)
+                .then(pl.col("t") + "T00:00:00Z")
+                .when(pl.col("t").str.contains(r"(Z|z|[+-]\d\d:?\d\d)$"))
+                .then(pl.col("t"))
+                .otherwise(pl.col("t") + "Z")
+            )
+            .to_series()
+        )
+        form = "%Y-%m-%dT%H:%M:%S%.f%#z"
+        parsed = text.str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
+        times, expected = parsed.to_physical(), "ISO 8601 text"
+    else:
+        given = raw if raw.dtype.is_numeric() else _blank_to_null(as_text(raw))
+        whole = given.cast(pl.Int64, strict=False)
+        if given.dtype.is_float() or whole.null_count() > given.null_count():
+            number = given.cast(pl.Float64, strict=False)
+            number = _without(number, ~number.is_finite()).clip(-_LATEST, _LATEST)
+            exact = (number * _UNITS[unit]).round().cast(pl.Int64)
+            times = exact if given.dtype.is_float() else _first(_scale(whole, unit), exact)
+        else:
+            times = _scale(whole, unit)
+        expected = f"a number of {unit} since 1970"
+        if unknown is not None:
+            stands = (whole == unknown).fill_null(False)
+            given, times = _without(given, stands), _without(times, stands)
+    bad = _reasons(times.is_null() & given.is_not_null(), f"expected {expected}")
+    outside = (times < _EARLIEST) | (times >= _LATEST)
+    reasons = _first(bad, _reasons(outside, "outside the years 1970 to 2100"))
+    return Parsed(_without(times, outside).cast(kind), reasons)
+
+
+def _scale(whole: pl.Series, unit: str) -> pl.Series:
+    """To microseconds; what would overflow is cut to far outside the accepted years."""
+    limit = 2 * _LATEST // _UNITS[unit]
+    return whole.clip(-limit, limit) * _UNITS[unit]
+
+
+def _blank_to_null(text: pl.Series) -> pl.Series:
+    text = text.str.strip_chars()
+    return _without(text, text == "")
+
+
+def parse_id(raw: pl.Series, dtype: str) -> Parsed:
+    """Parse ids; the empty text is null."""
+    if dtype == "int":
+        if raw.dtype.is_numeric():
+            values = raw.cast(pl.Int64, strict=False)
+            if raw.dtype.is_float():
+                values = _without(values, values.cast(pl.Float64) != raw)
+                raw = raw.fill_nan(None)
+            return Parsed(values, _reasons(values.is_null() & raw.is_not_null(), _NOT_INTEGER))
+        text = _blank_to_null(as_text(raw))
+        values = text.cast(pl.Int64, strict=False)
+        return Parsed(values, _reasons(values.is_null() & text.is_not_null(), _NOT_INTEGER))
+    text = as_text(raw)
+    text = _without(text, text == "")
+    if isinstance(raw.dtype, pl.List | pl.Array):
+        return Parsed(text, _reasons(raw.is_not_null(), "expected one value, received a list"))
+    long = text.str.len_bytes() > _LONGEST_ID
+    return Parsed(text, _reasons(long, f"longer than {_LONGEST_ID} bytes"))
+
+
+_NOT_INTEGER = "expected an integer"
+
+
+def parse_number(raw: pl.Series) -> Parsed:
+    """Parse numbers; true is 1, false is 0, NaN and the empty text are null."""
+    if raw.dtype.is_numeric() or raw.dtype == pl.Boolean:
+        given, values = raw, raw.cast(pl.Float64)
+    else:
+        given = _blank_to_null(as_text(raw))
+        flags = given.str.to_lowercase().replace_strict(
+            {"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64
+        )
+        number = given.cast(pl.Float64, strict=False)
+        values = _first(number, flags)
+    bad = _reasons(values.is_null() & given.is_not_null(), "expected a number")
+    infinite = _reasons(values.is_infinite(), "expected a finite number")
+    return Parsed(values.fill_nan(None), _first(bad, infinite))
+
+
+def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
+    """Parse a feature's column by its kind."""
+    if isinstance(feature, IdFeature):
+        return parse_id(raw, feature.dtype)
+    if isinstance(feature, IdListFeature):
+        return _parse_list(raw, feature)
+    if isinstance(feature, NumberFeature):
+        number = parse_number(raw)
+        # As the model sees it; a number that leaves the range of float32 is not finite there.
+        narrow = number.values.cast(pl.Float32)
+        infinite = _reasons(narrow.is_infinite(), "expected a number within float32")
+        return Parsed(narrow, _first(number.reasons, infinite))
+    position = parse_id(raw, "int")
+    negative = _reasons(position.values < 0, "expected a position from 0")
+    return Parsed(position.values, _first(position.reasons, negative))
+
+
+def _parse_list(raw: pl.Series, feature: IdListFeature) -> Parsed:
+    """Lists of ids: empty values dropped, the last `max_length` kept, null where nothing."""
+    if isinstance(raw.dtype, pl.List | pl.Array):
+        texts = raw.cast(pl.List(pl.String))
+    else:
+        texts = as_text(raw).str.split(feature.separator)
+    kind = pl.Int64 if feature.dtype == "int" else pl.String
+    trimmed = texts.list.eval(pl.element().str.strip_chars().replace({"": None})).list.drop_nulls()
+    values = trimmed.list.eval(pl.element().cast(kind, strict=False))
+    wrong = values.list.eval(pl.element().is_null()).list.any()
+    reasons = _reasons(wrong, "expected a list of integers")
+    if kind == pl.String:
+        longest = trimmed.list.eval(pl.element().str.len_bytes()).list.max()
+        reasons = _reasons(longest > _LONGEST_ID, f"a value longer than {_LONGEST_ID} bytes")
+    values = values.list.tail(feature.max_length)
+    return Parsed(_without(values, values.list.len() == 0), reasons)

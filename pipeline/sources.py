@@ -1,0 +1,204 @@
+"""Finds the files of a log or side table and reads them as raw tables, with line numbers.
+
+Values are not yet judged here: a chunk holds the wanted columns as the file gives them. What is no
+row at all (a malformed line, a damaged file) is a reject already.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.errors import DataError
+from configs.log import CsvFormat, Format, JsonLinesFormat
+from pipeline.compressed import Damaged, Stream, members, open_stream
+from pipeline.delimited import parse_delimited, parse_header
+from pipeline.hashing import Hashes, combine, hash_column
+from pipeline.json_lines import as_text, parse_json
+from pipeline.lines import REJECT, Lines, read_lines, reject
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file, or one member of a zip: what one worker reads."""
+
+    path: Path
+    member: str | None
+    name: str
+    """The file's name in rejects and messages: relative to the data folder."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some consecutive rows of a shard.
+
+    `frame` (B, wanted columns that the file has), `line` (B,) from 1, `text` (B,) the row as it
+    stands in the file, `hashes` (B,) of the full row, `columns`: all names that the file gives,
+    `rejects`: rows (line, reason, text).
+    """
+
+    frame: pl.DataFrame
+    line: pl.Series
+    text: pl.Series
+    hashes: Hashes
+    columns: tuple[str, ...]
+    rejects: pl.DataFrame
+
+
+def expand(data: Path, patterns: tuple[str, ...]) -> list[Shard]:
+    """List the files that the patterns name, sorted, each once.
+
+    Args:
+        data: the data folder.
+        patterns: paths or globs relative to it; `archive.zip#member` names one member of a zip.
+
+    Raises:
+        DataError: no such folder, no file for a pattern, or no such member.
+    """
+    if not data.exists():
+        raise DataError(f"{data}: no such folder; expected the folder that holds the log")
+    if not data.is_dir():
+        raise DataError(f"{data}: expected the folder that holds the log, received a file")
+    shards: dict[str, Shard] = {}
+    for pattern in patterns:
+        glob, _, wanted = pattern.partition("#")
+        paths = sorted(path for path in data.glob(glob) if path.is_file())
+        if not paths:
+            there = sorted(path.name for path in data.iterdir())[:10]
+            raise DataError(
+                f"{data}: no file matches {glob!r}; the folder holds "
+                f"{', '.join(there) if there else 'nothing'}"
+            )
+        for path in paths:
+            for shard in _shards(path, path.relative_to(data).as_posix(), wanted):
+                shards[shard.name] = shard
+    return [shards[name] for name in sorted(shards)]
+
+
+def _shards(path: Path, name: str, wanted: str) -> list[Shard]:
+    try:
+        inside = members(path)
+    except Damaged as error:
+        raise DataError(f"{name}: {error}; fetch the file again") from None
+    if inside is None:
+        if wanted:
+            raise DataError(f"{name}: member {wanted!r} was asked for, but this is not a zip")
+        return [Shard(path, None, name)]
+    if wanted and wanted not in inside:
+        raise DataError(f"{name}: no member {wanted!r}; the zip holds {', '.join(inside)}")
+    return [Shard(path, m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
+
+
+def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
+    """Read a shard.
+
+    Args:
+        shard: the file.
+        form: its format.
+        wanted: the columns to keep.
+
+    Yields:
+        Chunks in the order of the file. A file without rows yields none, or one without rows
+        that gives the column names.
+    """
+    try:
+        if isinstance(form, CsvFormat):
+            with open_stream(shard.path, shard.member) as stream:
+                yield from _read_csv(stream, form, wanted)
+        elif isinstance(form, JsonLinesFormat):
+            with open_stream(shard.path, shard.member) as stream:
+                yield from _read_json(stream, wanted)
+        else:
+            yield from _read_parquet(shard, wanted)
+    except Damaged as error:
+        yield _nothing(reject(1, str(error)))
+
+
+def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
+    empty = pl.Series("line", [], dtype=pl.Int64)
+    text = pl.Series("text", [], dtype=pl.String)
+    return Chunk(pl.DataFrame(), empty, text, hash_column(text), columns, rejects)
+
+
+def _read_csv(stream: Stream, form: CsvFormat, wanted: list[str]) -> Iterator[Chunk]:
+    if form.quoted and len(form.delimiter) > 1:
+        raise DataError(
+            f"delimiter {form.delimiter!r}: quotes are read with one-character delimiters only; "
+            "set quoted: false"
+        )
+    header = list(form.header) if form.header is not None else None
+    for lines in read_lines(stream, form.encoding, form.quoted):
+        if header is None and len(lines.text) and len(lines.rejects) == 0:
+            header = parse_header(lines.text[0], form)
+            lines = Lines(lines.text[1:], lines.number[1:], lines.rejects)
+        if header is None:
+            if len(lines.text) or (len(lines.rejects) and "UTF-8" in lines.rejects["reason"][0]):
+                yield _nothing(reject(1, "damaged file, nothing of it was read: not UTF-8 text"))
+                return
+            yield _nothing(lines.rejects)
+            continue
+        frame, source, rejects = parse_delimited(lines, header, form)
+        yield Chunk(
+            frame.select([name for name in wanted if name in header]),
+            source.number,
+            source.text,
+            hash_column(source.text),
+            tuple(header),
+            pl.concat([lines.rejects, rejects]),
+        )
+
+
+def _read_json(stream: Stream, wanted: list[str]) -> Iterator[Chunk]:
+    for lines in read_lines(stream, "utf-8"):
+        frame, source, rejects = parse_json(lines, wanted)
+        yield Chunk(
+            frame,
+            source.number,
+            source.text,
+            hash_column(source.text),
+            tuple(dict.fromkeys([*frame.columns, *_keys(source.text)])),
+            pl.concat([lines.rejects, rejects]),
+        )
+
+
+def _keys(texts: pl.Series) -> list[str]:
+    """The names in the first object: what a message says that the file holds."""
+    return list(json.loads(texts[0])) if len(texts) else []
+
+
+def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
+    if shard.member is not None:
+        raise Damaged("Parquet files inside a zip are not read; unpack the zip")
+    line = 1
+    try:
+        with pq.ParquetFile(shard.path) as file:
+            names = tuple(file.schema_arrow.names)
+            if file.metadata.num_rows == 0:
+                yield _nothing(pl.DataFrame(schema=REJECT), names)
+            for batch in file.iter_batches(1 << 18):
+                frame = pl.DataFrame(batch)
+                numbers = pl.int_range(line, line + len(frame), eager=True).alias("line")
+                hashes = hash_column(numbers * 0)
+                for name in sorted(names):
+                    if not isinstance(frame.schema[name], pl.Struct | pl.Binary):
+                        hashes = combine(hashes, hash_column(as_text(frame[name])))
+                kept = frame.select([name for name in wanted if name in names])
+                yield Chunk(kept, numbers, _rows(kept), hashes, names, pl.DataFrame(schema=REJECT))
+                line += len(frame)
+    except (pa.ArrowInvalid, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        rest = "the rest" if line > 1 else "nothing"
+        read_ = "was not read" if line > 1 else "of it was read"
+        yield _nothing(reject(line, f"damaged file, {rest} {read_}: {reason}"))
+
+
+def _rows(frame: pl.DataFrame) -> pl.Series:
+    """Parquet has no text; rejects show the values."""
+    if not frame.width:
+        return pl.Series("text", [""] * len(frame), dtype=pl.String)
+    texts = [as_text(frame[name]).alias(name).fill_null("") for name in frame.columns]
+    return pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator=" | ")).to_series()

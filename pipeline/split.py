@@ -1,0 +1,84 @@
+"""Splits impressions into training, validation and test."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import polars as pl
+
+from configs.files import IMPRESSION, SPLITS, TIME
+from configs.log import Split, TimeSplit
+from pipeline.hashing import Hashes, combine, hash_column
+
+_SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives
+
+
+def boundaries(split: Split, times: pl.DataFrame | None) -> tuple[datetime, datetime] | None:
+    """Instants at which validation and test begin; None where the split is not by time.
+
+    Args:
+        split: the configured split.
+        times: distinct times of all impressions and their number, columns `time` and `count`;
+            read for shares only. Of no impressions there are no boundaries.
+
+    Returns:
+        For shares, the boundary is the time of the impression at that rank: impressions of the
+        same time are never torn apart, the later split gets them all.
+    """
+    if not isinstance(split, TimeSplit):
+        return None
+    validation, test = split.validation, split.test
+    if isinstance(validation, datetime) or isinstance(test, datetime):
+        # The configuration takes two instants or two shares.
+        return _utc(validation), _utc(test)
+    if times is None or not len(times):
+        return None
+    ordered = times.sort("time")
+    total, reached = int(ordered["count"].sum()), ordered["count"].cum_sum().to_numpy()
+    ranks = [total - round((validation + test) * total), total - round(test * total)]
+    at = [
+        min(int(np.searchsorted(reached, rank, side="right")), len(ordered) - 1) for rank in ranks
+    ]
+    return ordered["time"][at[0]], ordered["time"][at[1]]
+
+
+def _utc(limit: float | datetime) -> datetime:
+    return (
+        limit.astimezone(UTC) if isinstance(limit, datetime) else datetime.max.replace(tzinfo=UTC)
+    )
+
+
+def assign(
+    impressions: pl.DataFrame,
+    user: str,
+    split: Split,
+    seed: int,
+    limits: tuple[datetime, datetime] | None,
+) -> pl.Series:
+    """Name each impression's split.
+
+    Args:
+        impressions: columns `meta/time`, `meta/impression` and the user.
+        user: name of the user column.
+        split: the configured split.
+        seed: of splits by hash.
+        limits: what `boundaries` returned.
+
+    Returns:
+        (B,) `train`, `validation` or `test`. By hash: a function of the impression (or the user)
+        and the seed alone, so that more data move nothing.
+    """
+    if limits is not None:
+        later = [impressions[TIME] >= limit for limit in limits]
+    else:
+        if isinstance(split, TimeSplit):
+            raise ValueError("a split by time needs its boundaries")
+        key = hash_column(impressions[user if split.by == "user" else IMPRESSION])
+        drawn = pl.Series(uniform(combine(key, np.full(len(key), seed ^ _SALT, np.uint64))))
+        later = [drawn < split.test + split.validation, drawn < split.test]
+    place = later[0].cast(pl.Int8) + later[1].cast(pl.Int8)
+    return place.replace_strict(dict(enumerate(SPLITS)), return_dtype=pl.String).alias("split")
+
+
+def uniform(hashes: Hashes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Map hashes to [0, 1)."""
+    return (hashes >> np.uint64(11)) * 2.0**-53

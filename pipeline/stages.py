@@ -1,0 +1,280 @@
+"""The stages that Beam runs: each reads files, computes with tables, writes files.
+
+A stage's arguments and its result are small plain values: elements carry paths and counts, not
+rows. Doing a stage again writes the same files again, as runners that retry expect.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from configs import Config
+from configs.contract import FrozenContract, fingerprint
+from configs.files import IMPRESSION, LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder, write_json
+from configs.log import JsonLinesFormat
+from pipeline import catalogue, labels, manifest, measure, negatives, split, tables, vocabulary
+from pipeline.buckets import gather, spill
+from pipeline.columns import example_schema, wanted_columns
+from pipeline.examples import make_examples
+from pipeline.manifest import Facts
+from pipeline.normalise import REJECTS, normalise
+from pipeline.sources import Shard, read
+from pipeline.write import part, write_parquet
+
+_REJECTS = pa.schema(
+    [("file", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())]
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every stage knows: the configuration, the folder being made and the final one's name.
+
+    `work` holds spilled files; it must be reachable from all workers.
+    """
+
+    config: Config
+    folder: Path
+    work: Path
+    out: Path
+
+    @property
+    def examples(self) -> ExamplesFolder:
+        """The folder being made."""
+        return ExamplesFolder(self.folder)
+
+    def table(self, source: str) -> Path:
+        """A side table, once read."""
+        return self.work / f"{source}.arrow"
+
+    def side_tables(self) -> dict[str, pl.DataFrame]:
+        """The side tables that there are."""
+        paths = {source: self.table(source) for source in ("users", "items")}
+        return {s: pl.read_ipc(p) for s, p in paths.items() if p.exists()}
+
+
+def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
+    """Read one file, write its rejects and spill its events into buckets.
+
+    Returns:
+        `spilled` pairs (bucket, path), and facts for `manifest`: `file`, `rows`, `reasons`,
+        `columns`, `events`.
+    """
+    number, source = shard
+    config = plan.config
+    wanted, form = wanted_columns(config), config.pipeline.log.format
+    reasons: Counter[str] = Counter()
+    events: Counter[str] = Counter()
+    columns: list[str] = []
+    spilled: list[tuple[int, str]] = []
+    rejected = []
+    rows = 0
+    for at, chunk in enumerate(read(source, form, wanted)):
+        columns = list(dict.fromkeys([*columns, *chunk.columns]))
+        if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
+            break  # `manifest.problem` names the column
+        good, rejects = normalise(chunk, config, source.name)
+        rows += len(good) + len(rejects)
+        reasons.update(rejects["reason"].to_list())
+        rejected.append(rejects)
+        if "event" in good.columns:
+            events.update(dict(good["event"].value_counts().iter_rows()))
+        spilled += spill(good, config.pipeline.buckets, plan.work, f"{number:05d}-{at:05d}")
+    if sum(reasons.values()):
+        write_parquet(pl.concat(rejected), part(plan.examples.rejects, number), _REJECTS)
+    return {
+        "file": source.name,
+        "rows": rows,
+        "reasons": dict(reasons),
+        "columns": columns,
+        "events": dict(events),
+        "spilled": spilled,
+    }
+
+
+def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
+    """Once all is read: whether the log can be used.
+
+    Returns:
+        `problem`: None, or what to tell the user; then the later stages do nothing.
+    """
+    facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in shards]
+    verdict = {"problem": manifest.problem(plan.config, facts, plan.out), "shards": facts}
+    write_json(plan.work / "read.json", verdict)
+    return {"problem": verdict["problem"]}
+
+
+def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) -> list[Facts]:
+    """Make the examples of one bucket's logged impressions.
+
+    Returns:
+        One fact: `bucket`, the counts of `examples.Bucket`; nothing where the log is unusable.
+    """
+    if verdict["problem"] is not None:
+        return []
+    number, paths = bucket
+    made = make_examples(gather(list(paths)), plan.config, plan.side_tables())
+    made.impressions.write_ipc(plan.work / f"impressions-{number}.arrow", compression="lz4")
+    if plan.config.pipeline.negatives is not None:
+        made.touched.write_ipc(plan.work / f"touched-{number}.arrow", compression="lz4")
+    shown, times = catalogue.part(made.impressions, plan.config)
+    shown.write_ipc(plan.work / f"shown-{number}.arrow", compression="lz4")
+    times.write_ipc(plan.work / f"times-{number}.arrow", compression="lz4")
+    return [{"bucket": number, **made.counts}]
+
+
+def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
+    """Merge what all buckets know of items and times; writes `pool` and `features`.
+
+    Returns:
+        `limits`: the instants at which validation and test begin, as ISO 8601, or None.
+    """
+    facts = sorted(labelled, key=lambda fact: fact["bucket"])
+    write_json(plan.work / "labelled.json", facts)
+    if not facts:
+        return {"limits": None}
+    parts = [
+        tuple(_read(plan.work / f"{kind}-{fact['bucket']}.arrow") for kind in ("shown", "times"))
+        for fact in facts
+    ]
+    items = plan.side_tables().get("items")
+    merged = catalogue.merge([(a, b) for a, b in parts], plan.config, items)
+    merged.pool.write_ipc(plan.work / "pool.arrow", compression="lz4")
+    merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
+    limits = [limit.isoformat() for limit in merged.limits] if merged.limits is not None else None
+    return {"limits": limits}
+
+
+def finish_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
+    """Sample negatives, split, and write one bucket's examples.
+
+    Returns:
+        `bucket`, `examples` by split, `negatives`, `negatives_missing`, and `measured`: the
+        moments of its training rows.
+    """
+    config, number = plan.config, fact["bucket"]
+    impressions = _read(plan.work / f"impressions-{number}.arrow")
+    limits = known["limits"]
+    if limits is not None:
+        limits = (datetime.fromisoformat(limits[0]), datetime.fromisoformat(limits[1]))
+    named = impressions.with_columns(
+        split.assign(
+            impressions, config.contract.user, config.pipeline.split, config.pipeline.seed, limits
+        )
+    )
+    examples = named.with_columns(__slot=pl.lit(-1, pl.Int64), __at=pl.int_range(pl.len()))
+    asked = 0
+    if config.pipeline.negatives is not None:
+        asked = len(named) * config.pipeline.negatives.per_positive
+        sampled = _negatives(named, number, plan)
+        examples = pl.concat([examples, sampled.select(examples.columns)])
+        examples = examples.sort("__at", "__slot")
+    written = {}
+    for name in SPLITS:
+        rows = examples.filter(pl.col("split") == name)
+        written[name] = len(rows)
+        if len(rows):
+            path = part(plan.examples.split(name), number)
+            write_parquet(rows, path, example_schema(config))
+    training = examples.filter(pl.col("split") == "train")
+    for name, counts in vocabulary.count(
+        training.filter(~pl.col(SAMPLED)), config.contract
+    ).items():
+        counts.write_ipc(plan.work / f"vocabulary-{name}-{number}.arrow", compression="lz4")
+    made = len(examples) - len(named)
+    return {
+        "bucket": number,
+        "examples": written,
+        "negatives": made,
+        "negatives_missing": asked - made,
+        "measured": measure.measure(training, config.contract),
+    }
+
+
+def _negatives(named: pl.DataFrame, number: int, plan: Plan) -> pl.DataFrame:
+    """Examples of sampled negatives: copies of their positive with another item."""
+    config, contract = plan.config, plan.config.contract
+    if config.pipeline.negatives is None:
+        return named.clear()
+    touched = _read(plan.work / f"touched-{number}.arrow")
+    pool = _read(plan.work / "pool.arrow")
+    positives = named.select(
+        user=pl.col(contract.user), time=pl.col(TIME), impression=pl.col(IMPRESSION)
+    )
+    drawn = negatives.draw(
+        positives, touched, pool, config.pipeline.negatives, config.pipeline.seed
+    )
+    sampled = named[drawn["positive"].to_list()]
+    sampled = sampled.with_columns(
+        drawn["item"].alias(contract.item),
+        pl.lit(True).alias(SAMPLED),
+        __at=drawn["positive"],
+        __slot=drawn["slot"],
+    )
+    # The number of a negative is a function of its positive's and its slot.
+    keys = negatives.numbers(sampled[IMPRESSION], sampled["__slot"])
+    sampled = sampled.with_columns(keys.alias(IMPRESSION))
+    if contract.position is not None:
+        nothing = pl.lit(None, pl.Int64)
+        sampled = sampled.with_columns(nothing.alias(contract.position))
+    if catalogue.item_features(config):
+        queries = sampled.select(item=pl.col(contract.item), time=pl.col(TIME))
+        found = catalogue.as_of(_read(plan.work / "features.arrow"), queries, config)
+        sampled = sampled.with_columns(found.get_columns())
+    table = plan.side_tables().get("items")
+    if table is not None:
+        sampled = sampled.drop([name for name in table.columns if name != contract.item])
+        sampled = tables.join(sampled, config, "items", table)
+    values = labels.finish(contract, labels.sampled_values(contract, len(sampled)))
+    return sampled.with_columns([value.alias(LABEL + name) for name, value in values.items()])
+
+
+def finish(_: Any, finished: Iterable[Facts], plan: Plan) -> None:
+    """Merge vocabularies and statistics and write them with the contract."""
+    config, contract = plan.config, plan.config.contract
+    facts = sorted(finished, key=lambda fact: fact["bucket"])
+    measured: dict[str, measure.Moments] = {}
+    for fact in facts:
+        for name, found in fact.pop("measured").items():
+            measured[name] = measured[name] + found if name in measured else found
+    write_json(plan.work / "finished.json", facts)
+    if not facts:
+        return
+    hashes = {}
+    for name, feature in vocabulary.features(contract).items():
+        parts = [_read(plan.work / f"vocabulary-{name}-{f['bucket']}.arrow") for f in facts]
+        merged = vocabulary.merge(parts, feature)
+        value = pa.string() if feature.dtype == "string" else pa.int64()
+        schema = pa.schema([("value", value), ("count", pa.int64())])
+        write_parquet(merged, plan.examples.vocabulary(name), schema)
+        hashes[name] = fingerprint(merged["value"].to_list())
+    rows = {name: sum(fact["examples"][name] for fact in facts) for name in SPLITS}
+    statistics = measure.statistics(measured, contract, rows).model_dump(mode="json")
+    write_json(plan.examples.statistics, statistics)
+    frozen = FrozenContract(
+        contract=contract,
+        schema_fingerprint=contract.schema_fingerprint(),
+        data_fingerprint=fingerprint({"vocabularies": hashes, "statistics": statistics}),
+    )
+    write_json(plan.examples.contract, frozen.model_dump(mode="json"))
+    nothing = example_schema(config).empty_table()
+    for name in SPLITS:
+        if not rows[name]:
+            path = part(plan.examples.split(name), 0)
+            write_parquet(pl.DataFrame(nothing), path, example_schema(config))
+
+
+def write_no_rejects(plan: Plan) -> None:
+    """Write an empty part where nothing was rejected, so that readers need no special case."""
+    if not plan.examples.rejects.exists():
+        write_parquet(pl.DataFrame(schema=REJECTS), part(plan.examples.rejects, 0), _REJECTS)
+
+
+def _read(path: Path) -> pl.DataFrame:
+    return pl.read_ipc(path)
