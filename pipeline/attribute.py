@@ -11,7 +11,9 @@ from features import Timeline
 
 @dataclass(frozen=True)
 class Attribution:
-    """`feedback`: the attributed events, with columns `impression` (row number of the impression)
+    """What `attribute` returns.
+
+    `feedback`: the attributed events, with columns `impression` (row number of the impression)
     and `delay` (microseconds since it) beside their own; and how many found none.
     """
 

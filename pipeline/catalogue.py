@@ -20,7 +20,9 @@ from pipeline.columns import log_features
 
 @dataclass(frozen=True)
 class Catalogue:
-    """`pool`: (time, item), sorted by time (null first) and item; one row per item, at its first
+    """What the buckets together say.
+
+    `pool`: (time, item), sorted by time (null first) and item; one row per item, at its first
     impression, for uniform sampling; one per impression for popularity. `features`: (item, time,
     the item features that the log holds), sorted by item and time, one row per change. `limits`:
     see `split.boundaries`.

@@ -1,7 +1,7 @@
 """Opens plain and compressed files, and members of zips, as streams of bytes.
 
 The kind is told by the file's first bytes, not by its name. A damaged file gives what can be read
-of it, then raises `Damaged`.
+of it, then raises `DamagedError`.
 """
 
 import bz2
@@ -22,12 +22,12 @@ _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _FAILURES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """The rest of a file cannot be read; the message says why."""
 
 
 class Stream:
-    """A stream of decompressed bytes that says `Damaged` whatever the library raised."""
+    """A stream of decompressed bytes that says `DamagedError` whatever the library raised."""
 
     def __init__(self, raw: Any) -> None:
         # read1 returns what one step of decompression gave, so that no good byte before the
@@ -39,13 +39,13 @@ class Stream:
         """Return the next piece of the file, empty at its end.
 
         Raises:
-            Damaged: nothing more can be read.
+            DamagedError: nothing more can be read.
         """
         try:
             return bytes(self._read(self._piece))
         except _FAILURES as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise Damaged(f"damaged file, the rest of it was not read: {reason}") from None
+            raise DamagedError(f"damaged file, the rest of it was not read: {reason}") from None
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
     """Open a file, or one member of a zip, decompressed.
 
     Raises:
-        Damaged: the file's beginning already cannot be read.
+        DamagedError: the file's beginning already cannot be read.
     """
     with ExitStack() as stack:
         try:
@@ -65,7 +65,7 @@ def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
             stream = stack.enter_context(_decompress(raw, member or path.name))
         except (*_FAILURES, NotImplementedError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise Damaged(f"damaged file, nothing of it was read: {reason}") from None
+            raise DamagedError(f"damaged file, nothing of it was read: {reason}") from None
         yield Stream(stream)
 
 
@@ -73,7 +73,7 @@ def members(path: Path) -> list[str] | None:
     """List the files in a zip, sorted; None where `path` is not a zip.
 
     Raises:
-        Damaged: it begins like a zip and cannot be read as one.
+        DamagedError: it begins like a zip and cannot be read as one.
     """
     with path.open("rb") as raw:
         if raw.read(4) != b"PK\x03\x04":
@@ -82,7 +82,7 @@ def members(path: Path) -> list[str] | None:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except zipfile.BadZipFile as error:
-        raise Damaged(f"damaged zip: {error}") from None
+        raise DamagedError(f"damaged zip: {error}") from None
     # Archives made on a Mac carry a shadow of every file.
     return sorted(name for name in names if not name.startswith("__MACOSX/"))
 

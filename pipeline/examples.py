@@ -23,9 +23,11 @@ from pipeline.hashing import mix
 
 @dataclass(frozen=True)
 class Bucket:
-    """`impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
-    time and number. `touched`: (user, item, time) of everything that the users did. `counts`: what
-    became of the rows.
+    """What `make_examples` returns.
+
+    `impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
+    time and number. `touched`: one row per user and item with an event: `user`, `item`, the first
+    `time`, and whether any time is `unknown`. `counts`: what became of the rows.
     """
 
     impressions: pl.DataFrame

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.compressed import Damaged, Stream
+from pipeline.compressed import DamagedError, Stream
 
 _BLOCK = 16 << 20
 _LONGEST = 1 << 20
@@ -60,7 +60,7 @@ def read_lines(
         try:
             piece = stream.read()
             damage = None
-        except Damaged as error:
+        except DamagedError as error:
             piece, damage = b"", str(error)
         held.append(piece)
         size += len(piece)

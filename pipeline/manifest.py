@@ -121,7 +121,7 @@ def build(
     splits: Counter[str] = Counter()
     for fact in finished:
         splits.update(fact["examples"])
-    examples = {
+    examples: dict[str, Any] = {
         "total": sum(splits.values()),
         "impressions": counts["impressions"],
         "sampled_negatives": total(finished, "negatives"),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from configs.errors import DataError
 from configs.log import CsvFormat, Format, JsonLinesFormat
-from pipeline.compressed import Damaged, Stream, members, open_stream
+from pipeline.compressed import DamagedError, Stream, members, open_stream
 from pipeline.delimited import parse_delimited, parse_header
 from pipeline.hashing import Hashes, combine, hash_column
 from pipeline.json_lines import as_text, parse_json
@@ -82,7 +82,7 @@ def expand(data: Path, patterns: tuple[str, ...]) -> list[Shard]:
 def _shards(path: Path, name: str, wanted: str) -> list[Shard]:
     try:
         inside = members(path)
-    except Damaged as error:
+    except DamagedError as error:
         raise DataError(f"{name}: {error}; fetch the file again") from None
     if inside is None:
         if wanted:
@@ -114,7 +114,7 @@ def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
                 yield from _read_json(stream, wanted)
         else:
             yield from _read_parquet(shard, wanted)
-    except Damaged as error:
+    except DamagedError as error:
         yield _nothing(reject(1, str(error)))
 
 
@@ -131,16 +131,18 @@ def _read_csv(stream: Stream, form: CsvFormat, wanted: list[str]) -> Iterator[Ch
             "set quoted: false"
         )
     header = list(form.header) if form.header is not None else None
-    for lines in read_lines(stream, form.encoding, form.quoted):
-        if header is None and len(lines.text) and len(lines.rejects) == 0:
+    for block in read_lines(stream, form.encoding, form.quoted):
+        lines = block
+        if header is None:
+            unread = lines.rejects["line"].min()
+            if unread is not None and (not len(lines.text) or unread < lines.number[0]):
+                # Without its first line, nothing in the file has a name.
+                yield _nothing(lines.rejects.head(1))
+                return
+            if not len(lines.text):
+                continue
             header = parse_header(lines.text[0], form)
             lines = Lines(lines.text[1:], lines.number[1:], lines.rejects)
-        if header is None:
-            if len(lines.text) or (len(lines.rejects) and "UTF-8" in lines.rejects["reason"][0]):
-                yield _nothing(reject(1, "damaged file, nothing of it was read: not UTF-8 text"))
-                return
-            yield _nothing(lines.rejects)
-            continue
         frame, source, rejects = parse_delimited(lines, header, form)
         yield Chunk(
             frame.select([name for name in wanted if name in header]),
@@ -172,7 +174,7 @@ def _keys(texts: pl.Series) -> list[str]:
 
 def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     if shard.member is not None:
-        raise Damaged("Parquet files inside a zip are not read; unpack the zip")
+        raise DamagedError("Parquet files inside a zip are not read; unpack the zip")
     line = 1
     try:
         with pq.ParquetFile(shard.path) as file:

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from configs.files import IMPRESSION, SPLITS, TIME
 from configs.log import Split, TimeSplit
@@ -79,6 +80,6 @@ def assign(
     return place.replace_strict(dict(enumerate(SPLITS)), return_dtype=pl.String).alias("split")
 
 
-def uniform(hashes: Hashes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def uniform(hashes: Hashes) -> NDArray[np.float64]:
     """Map hashes to [0, 1)."""
-    return (hashes >> np.uint64(11)) * 2.0**-53
+    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
