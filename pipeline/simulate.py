@@ -277,4 +277,4 @@ def _sigmoid(x: Floats) -> Floats:
 
 def _normal_cdf(x: Floats) -> Floats:
     erf = np.frompyfunc(math.erf, 1, 1)
-    return 0.5 * (1 + erf(x / math.sqrt(2)).astype(np.float64))
+    return 0.5 * (1 + np.asarray(erf(x / math.sqrt(2)), np.float64))
