@@ -12,7 +12,11 @@ from model.gates.base import Tensor
 
 
 def mix(
-    experts: Sequence[keras.layers.Layer], x: Tensor, weights: Tensor, dense: bool = False
+    experts: Sequence[keras.layers.Layer],
+    x: Tensor,
+    weights: Tensor,
+    training: bool = False,
+    dense: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
     """Sum over e of weights[t, b, e] * experts[e](x)[b], for every task t and row b.
 
@@ -24,6 +28,7 @@ def mix(
         experts: E row-wise Keras layers of equal output shape.
         x: (B, ...) the experts' input.
         weights: (T, B, E); an expert runs on row b if some task's weight is not zero.
+        training: passed on to the experts.
         dense: run every expert on every row, for gates whose zero weights carry gradient.
 
     Returns:
@@ -33,7 +38,7 @@ def mix(
     if backend.name() == "tensorflow":
         from model import dispatch_tensorflow
 
-        return dispatch_tensorflow.mix(experts, x, weights, dense)
+        return dispatch_tensorflow.mix(experts, x, weights, training, dense)
     from model import dispatch_jax
 
-    return dispatch_jax.mix(experts, x, weights, dense)
+    return dispatch_jax.mix(experts, x, weights, training, dense)

@@ -14,12 +14,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from model.experts import Expert
+from model.experts import Expert, run
 from model.gates.base import Tensor
 
 
 def mix(
-    experts: Sequence[keras.layers.Layer], x: Tensor, weights: Tensor, dense: bool
+    experts: Sequence[keras.layers.Layer],
+    x: Tensor,
+    weights: Tensor,
+    training: bool,
+    dense: bool,
 ) -> tuple[list[Tensor], Tensor]:
     """See `dispatch.mix`."""
     T, E = weights.shape[0], len(experts)
@@ -33,7 +37,9 @@ def mix(
     counts = tf.math.bincount(pairs // tf.maximum(B, 1), minlength=E, maxlength=E)
 
     inputs = tf.split(_take(x, pairs % tf.maximum(B, 1)), counts, num=E)
-    results = [_run(run, rows, x.shape) for run, rows in zip(experts, inputs, strict=True)]
+    results = [
+        _run(expert, rows, x.shape, training) for expert, rows in zip(experts, inputs, strict=True)
+    ]
     results = tf.concat(results, axis=0)
     results = tf.cast(results, weights.dtype)
     flat = tf.reshape(results, [tf.shape(pairs)[0], tf.reduce_prod(tf.shape(results)[1:])])
@@ -44,7 +50,7 @@ def mix(
     return tf.unstack(mixed), evaluated / tf.cast(tf.maximum(B, 1), weights.dtype)
 
 
-def _run(expert: keras.layers.Layer, rows: Tensor, shape: Any) -> Tensor:
+def _run(expert: keras.layers.Layer, rows: Tensor, shape: Any, training: bool) -> Tensor:
     """Run an expert on its rows, unless there are none.
 
     Dense layers take an empty batch in their stride, and a branch costs them some 5 % of a step.
@@ -52,11 +58,11 @@ def _run(expert: keras.layers.Layer, rows: Tensor, shape: Any) -> Tensor:
     """
     rows.set_shape([None, *shape[1:]])
     if isinstance(expert, Expert):
-        return expert(rows)
+        return run(expert, rows, training)
     empty = [0, *expert.compute_output_shape(rows.shape)[1:]]
     result = tf.cond(
         tf.shape(rows)[0] > 0,
-        lambda: expert(rows),
+        lambda: run(expert, rows, training),
         lambda: tf.zeros(empty, expert.compute_dtype),
     )
     result.set_shape([None, *empty[1:]])

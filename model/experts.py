@@ -5,6 +5,7 @@ mixture runs an expert on a subset of the batch.  `Expert` is the usual one, a s
 layers.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -120,6 +121,13 @@ def make_experts(
         )
         for number in range(num_experts)
     ]
+
+
+def run(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
+    """Call an expert, with `training` where it takes such an argument."""
+    if "training" in inspect.signature(expert.call).parameters:
+        return expert(x, training=training)
+    return expert(x)
 
 
 def check_row_wise(expert: keras.layers.Layer) -> None:

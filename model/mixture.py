@@ -132,7 +132,7 @@ class Mixture(keras.layers.Layer):
         )  # (T, B, E)
         # A straight-through gate's zeros carry gradient while training.
         dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
-        outputs, experts_per_row = mix(self.experts, x, weights, dense)
+        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense)
         return Mixed(outputs, routings, experts_per_row)
 
     def get_config(self) -> dict[str, Any]:

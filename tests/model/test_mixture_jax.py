@@ -1,0 +1,173 @@
+"""The mixture on JAX: values and gradients equal TensorFlow's, from the same weights.
+
+A process has one Keras backend, so this file is also the program that the test runs with JAX.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from model import gates
+from model.experts import make_experts
+from model.mixture import Mixture
+
+D, E, U = 5, 3, 4
+# Name: gate, static, rows of the batch.  70 rows have buckets of 0, 35 and 70.
+CASES = {
+    "topk": ("topk", False, 70),
+    "one_row": ("topk", False, 1),
+    "no_rows": ("topk", False, 0),
+    "static": ("topk", True, 7),
+    "dselect_k": ("dselect_k", False, 9),
+    "skewed": (
+        "topk",
+        False,
+        70,
+    ),  # every row chooses experts 1 and 2: the largest bucket, and none
+}
+
+
+def make(case, dropout=0.0):
+    gate, static, rows = CASES[case]
+    gate_list = [
+        gates.make(gate, E, 1 if case == "topk" else 2, static, seed=task) for task in range(2)
+    ]
+    mixture = Mixture(make_experts(E, [7, U], "tanh", dropout, seed=1), gate_list)
+    mixture.build((rows, D))
+    if case == "skewed":
+        for gate in gate_list:
+            gate.bias.assign([0.0, 50.0, 51.0])
+    x = np.random.default_rng(0).normal(size=(rows, D)).astype(np.float32)
+    return mixture, x
+
+
+def loss_of(outputs):
+    return sum((t + 1) * keras.ops.sum(keras.ops.sin(y)) for t, y in enumerate(outputs))
+
+
+def run_on_jax(source, target):
+    """Read weights by case; write outputs, gradients, and what jit and dropout do."""
+    import jax
+    import jax.numpy as jnp
+
+    given = np.load(source)
+    found = {}
+    for case in CASES:
+        mixture, x = make(case)
+        mixture.set_weights([given[f"{case}/{i}"] for i in range(len(mixture.weights))])
+        trainable = [v.value for v in mixture.trainable_variables]
+        state = [v.value for v in mixture.non_trainable_variables]
+
+        def forward(trainable, x, mixture=mixture, state=state):
+            mixed, _ = mixture.stateless_call(trainable, state, x)
+            return loss_of(mixed.outputs), (mixed.outputs, mixed.experts_per_row)
+
+        step = jax.jit(jax.grad(forward, argnums=(0, 1), has_aux=True))
+        gradients, (outputs, experts_per_row) = step(trainable, jnp.asarray(x))
+        found[f"{case}/outputs"] = np.stack(outputs)
+        found[f"{case}/experts_per_row"] = experts_per_row
+        for i, gradient in enumerate([gradients[1], *gradients[0]]):
+            found[f"{case}/gradient/{i}"] = gradient
+        if case == "one_row":  # each branch compiles by itself outside jit
+            found["eager/outputs"] = np.stack(mixture(x).outputs)
+
+    mixture, x = make("topk", dropout=0.5)
+
+    @jax.jit
+    def train(trainable, state, x):
+        mixed, state = mixture.stateless_call(trainable, state, x, training=True)
+        return mixed.outputs[0], state
+
+    trainable = [v.value for v in mixture.trainable_variables]
+    state = [v.value for v in mixture.non_trainable_variables]
+    first, state = train(trainable, state, x)
+    second, _ = train(trainable, state, x)
+    found["dropout/first"], found["dropout/second"] = first, second
+
+    model = keras.Sequential([Total(make("topk")[0])])
+    model.compile("adam", "mse", jit_compile=True)
+    history = model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, batch_size=8, verbose=0)
+    found["fit/losses"] = np.array(history.history["loss"])
+    np.savez(target, **found)
+
+
+class Total(keras.layers.Layer):
+    """Sum of the tasks' representations."""
+
+    def __init__(self, mixture, **kwargs):
+        super().__init__(**kwargs)
+        self.mixture = mixture
+
+    def build(self, input_shape):
+        self.mixture.build(input_shape)
+
+    def call(self, x, training=False):
+        return sum(self.mixture(x, training=training).outputs)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """What TensorFlow computes here, and what JAX computes from the same weights."""
+    import tensorflow as tf
+
+    folder = tmp_path_factory.mktemp("jax")
+    weights, expected = {}, {}
+    for case in CASES:
+        mixture, x = make(case)
+        weights |= {f"{case}/{i}": w for i, w in enumerate(mixture.get_weights())}
+        x = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mixed = mixture(x)
+            loss = loss_of(mixed.outputs)
+        variables = [v.value for v in mixture.trainable_variables]
+        gradients = tape.gradient(
+            loss, [x, *variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        expected[f"{case}/outputs"] = np.stack(mixed.outputs)
+        expected[f"{case}/experts_per_row"] = mixed.experts_per_row.numpy()
+        for i, gradient in enumerate(gradients):
+            expected[f"{case}/gradient/{i}"] = gradient.numpy()
+    np.savez(folder / "given.npz", **weights)
+    program = [sys.executable, __file__, folder / "given.npz", folder / "found.npz"]
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": root}
+    result = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return expected, dict(np.load(folder / "found.npz"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_under_jit_equal_tensorflow(both, case):
+    expected, found = both
+    names = [name for name in expected if name.startswith(f"{case}/")]
+    assert len(names) > 2
+    for name in names:
+        np.testing.assert_allclose(found[name], expected[name], atol=2e-5, err_msg=name)
+
+
+def test_outside_jit(both):
+    expected, found = both
+    np.testing.assert_allclose(found["eager/outputs"], expected["one_row/outputs"], atol=1e-5)
+
+
+def test_dropout_masks_move_on_from_step_to_step(both):
+    _, found = both
+    assert found["dropout/first"].any()
+    assert not np.array_equal(found["dropout/first"], found["dropout/second"])
+
+
+def test_keras_fits_it_under_jit(both):
+    losses = both[1]["fit/losses"]
+    assert losses[-1] < losses[0]
+
+
+if __name__ == "__main__":
+    run_on_jax(sys.argv[1], sys.argv[2])
