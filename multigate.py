@@ -5,8 +5,11 @@ imported only when their verb runs, so that `--help` answers at once.
 """
 
 import argparse
+import importlib
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -180,6 +183,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _demo(options: argparse.Namespace) -> dict[str, Any]:
+    _import_tensorflow()
     from configs import load
     from jobs import demo
 
@@ -197,6 +201,7 @@ def _examples(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(options: argparse.Namespace) -> dict[str, Any]:
+    _import_tensorflow()
     from configs import load
     from model import training
 
@@ -204,19 +209,23 @@ def _train(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    _import_tensorflow()
     from jobs.show import show_evaluation
     from model import evaluation
 
     result = evaluation.evaluate(options.checkpoint, options.examples, split=options.split)
     if options.report is not None:
-        from model import report
+        from model import checkpoint, report
 
-        report.write_report(options.report, options.checkpoint, result)
+        config, _ = checkpoint.read_config(options.checkpoint)
+        history = checkpoint.read_history(options.checkpoint)
+        report.write_report(options.report, result, history, config)
     show_evaluation(result)
     return result
 
 
 def _export(options: argparse.Namespace) -> dict[str, Any]:
+    _import_tensorflow()
     from model import export
 
     version = export.export(
@@ -227,6 +236,7 @@ def _export(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    _import_tensorflow()
     from serving import server
     from serving.options import from_arguments
 
@@ -249,6 +259,22 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
         )
     show_ranked(ranked)
     return {"ranked": ranked}
+
+
+def _import_tensorflow() -> None:
+    """Import TensorFlow without its start-up notices, which no setting of its own silences."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as notices:
+        os.dup2(notices.fileno(), 2)
+        try:
+            tensorflow = importlib.import_module("tensorflow")
+            tensorflow.config.list_physical_devices()  # looks for GPUs, and says so
+            tensorflow.get_logger().setLevel("ERROR")
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 if __name__ == "__main__":

@@ -1,29 +1,41 @@
 """Results as people read them in a terminal."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-_CONSOLE = Console()
+# Without a terminal, rich would fold the tables at 80 columns.
+_CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
+
+
+def say(text: str) -> None:
+    """Print a line of progress."""
+    _CONSOLE.print(text, highlight=False)
 
 
 def show_manifest(manifest: dict[str, Any], out: Path) -> None:
     """Print where the rows of the log went."""
     table = Table(title=f"examples in {out}", title_justify="left")
-    table.add_column("rows")
+    table.add_column("rows of the log")
     table.add_column("count", justify="right")
-    for name, count in manifest["counts"].items():
+    for name, count in manifest["rows"].items():
         table.add_row(name.replace("_", " "), f"{count:,}")
+    table.add_section()
+    examples = dict(manifest["examples"])
+    for name, count in (examples | examples.pop("splits")).items():
+        if name != "splits":
+            table.add_row(f"examples: {name}".replace("_", " "), f"{count:,}")
     _CONSOLE.print(table)
 
 
-def show_evaluation(result: dict[str, Any]) -> None:
-    """Print the table of tasks."""
+def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None = None) -> None:
+    """Print the table of tasks, with the best possible values where they are known."""
     from model.evaluation import table
 
-    _CONSOLE.print(table(result))
+    _CONSOLE.print(table(result, best))
 
 
 def show_ranked(title: str, ranked: list[dict[str, Any]]) -> None:
