@@ -1,0 +1,136 @@
+"""The toy experiment of "balanced assignments" (section 3, appendix E): who solves it, and when.
+
+    python benchmarks/balanced_toy.py [--steps 10000] [--seeds 10]     # some 15 minutes on 2 cores
+
+y = 0.8x - 0.2 for x < 0.5, else -2x + 2; 100 points x ~ U(-1, 1), noise N(0, 0.1^2); two linear
+experts, a sigmoid-linear router, Adam 0.1.  A run is solved when its final training MSE, with
+each point at its likeliest expert, is below 0.02.  The data need an unbalanced split (about three
+to one), so a capacity of half the batch gets in the way of estimators that do not correct for it.
+
+All seeds and temperatures of one estimator train side by side as leading axes of one tf.function,
+through `model.gates.assignment.assign` and `model.gates.estimators`, which is what the sampled
+gate runs.  To reach: among the estimators with capacity, only skip_iw matches `none`, and solves
+it for all temperatures >= 1.
+"""
+
+import argparse
+import json
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from model.gates.assignment import assign
+from model.gates.estimators import expected_loss, sampled_loss
+
+TEMPERATURES = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0)
+STRATEGIES = (
+    ("none", False),
+    ("skip", False),
+    ("skip_iw", False),
+    ("gumbel_matching", False),
+    ("gumbel_matching_iw", False),
+    ("gumbel_matching_sinkhorn", False),
+    ("none", True),
+    ("skip", True),
+    ("skip_iw", True),
+)
+SOLVED = 0.02
+DECAY = 0.99
+
+
+def points(seeds: int) -> tuple[np.ndarray, np.ndarray]:
+    """One data set per seed: x and y (S, 100)."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, size=(seeds, 100))
+    y = np.where(x < 0.5, 0.8 * x - 0.2, -2 * x + 2) + rng.normal(0, 0.1, size=x.shape)
+    return x.astype("float32"), y.astype("float32")
+
+
+def train(
+    strategy: str,
+    sinkhorn_proposal: bool,
+    gating: bool,
+    temperatures: tuple[float, ...],
+    seeds: int,
+    steps: int,
+) -> np.ndarray:
+    """Final MSE (temperatures, seeds) with each point at its likeliest expert.
+
+    The leading axis N = temperatures * seeds holds independent models.
+    """
+    x, y = (np.tile(v, (len(temperatures), 1)) for v in points(seeds))  # (N, B)
+    tau = np.repeat(temperatures, seeds).astype("float32")[:, None, None]
+    N = len(x)
+    rng = np.random.default_rng(1)
+    start = np.tile(rng.normal(size=(seeds, 6)), (len(temperatures), 1)).astype("float32")
+    # Columns: slope and intercept of expert 0, of expert 1, of the router's logit.
+    theta = tf.Variable(start)
+    baseline = tf.Variable(tf.zeros((N,)))
+    generator = keras.random.SeedGenerator(2)
+    adam = keras.optimizers.Adam(0.1)
+    adam.build([theta])
+
+    def forward() -> tuple[tf.Tensor, tf.Tensor]:
+        """Predictions of both experts and the router's logits, each (N, B, 2)."""
+        slope, intercept = theta[:, None, 0:4:2], theta[:, None, 1:4:2]
+        logit = theta[:, 4:5] * x + theta[:, 5:6]  # (N, B)
+        return slope * x[..., None] + intercept, tf.stack([logit, tf.zeros_like(logit)], axis=-1)
+
+    @tf.function
+    def run(count: tf.Tensor) -> None:
+        for _ in tf.range(count):
+            with tf.GradientTape() as tape:
+                outputs, logits = forward()
+                draw = assign(logits, tau, strategy, sinkhorn_proposal, generator)
+                weights = tf.one_hot(draw.expert, 2)
+                p = tf.nn.softmax(logits)
+                if gating:
+                    weights = weights * p
+                losses = tf.square(tf.reduce_sum(weights * outputs, -1) - y)  # (N, B)
+                log_prob = None if gating else draw.log_prob
+                total = sampled_loss(
+                    losses, draw.importance, draw.kept, log_prob, baseline[:, None]
+                )
+                if gating:  # the Switch balance loss, of weight 0.01
+                    first = tf.reduce_mean(tf.one_hot(tf.argmax(logits, -1), 2), 1)
+                    balance = 2 * tf.reduce_sum(first * tf.reduce_mean(p, 1), -1)
+                    total += 0.01 * balance
+                objective = tf.reduce_sum(total)
+            adam.apply([tape.gradient(objective, theta)], [theta])
+            mean = expected_loss(losses, draw.importance, draw.kept)
+            baseline.assign(DECAY * baseline + (1 - DECAY) * mean)
+
+    run(tf.constant(steps))
+    outputs, logits = forward()
+    likeliest = tf.one_hot(tf.argmax(logits, -1), 2)
+    if gating:
+        likeliest = likeliest * tf.nn.softmax(logits)
+    error = tf.reduce_mean(tf.square(tf.reduce_sum(likeliest * outputs, -1) - y), -1)
+    return error.numpy().reshape(len(temperatures), seeds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--seeds", type=int, default=10)
+    options = parser.parse_args()
+    results: dict[str, list[int]] = {}
+    print(f"solved runs of {options.seeds}, by temperature of the proposal")
+    print(f"{'':44}" + "".join(f"{t:>6}" for t in TEMPERATURES) + "   seconds")
+    for gating in (False, True):
+        for strategy, balanced in STRATEGIES:
+            name = ("gating" if gating else "reinforce") + f" {strategy}"
+            name += " sinkhorn proposal" if balanced else ""
+            began = time.perf_counter()
+            error = train(strategy, balanced, gating, TEMPERATURES, options.seeds, options.steps)
+            solved = [int(n) for n in (error < SOLVED).sum(axis=1)]
+            seconds = time.perf_counter() - began
+            print(f"{name:44}" + "".join(f"{n:6}" for n in solved) + f"{seconds:10.0f}", flush=True)
+            results[name] = solved
+    print(json.dumps({"temperatures": TEMPERATURES, "seeds": options.seeds, "solved": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Small versions of the papers' studies; the whole ones are in `benchmarks/`."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+def study(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(BENCHMARKS / f"{name}.py"))
+
+
+@pytest.mark.slow
+def test_dselect_k_recovers_the_true_experts_where_top_k_does_not() -> None:
+    recovery = study("dselect_recovery")
+    data = recovery["problem"](0)
+    found = {}
+    for name in ("topk", "dselect_k"):
+        weights, _ = recovery["train"](name, data, 0, 2000, 0.1, **recovery["settings"](name, 2000))
+        assert np.count_nonzero(weights[-1]) == 4
+        found[name] = recovery["found"](weights[-1])
+    assert found["dselect_k"] == 4
+    assert found["topk"] < 4
+
+
+@pytest.mark.slow
+def test_toy_is_solved_by_unbiased_skipping_and_not_by_cold_matching() -> None:
+    toy = study("balanced_toy")
+    error = toy["train"]("skip_iw", False, False, (0.1, 10.0), 10, 10_000)
+    solved = (error < toy["SOLVED"]).sum(axis=1)
+    assert solved[0] <= 3
+    assert solved[1] >= 7
+    cold = toy["train"]("gumbel_matching_iw", False, False, (0.1,), 10, 4000)
+    assert (cold < toy["SOLVED"]).sum() <= 3
