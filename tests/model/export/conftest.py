@@ -73,10 +73,11 @@ CONTRACT: dict[str, Any] = {
 
 
 class Case(NamedTuple):
-    """An examples folder and a function that makes checkpoints on it."""
+    """An examples folder, and functions that make configurations and checkpoints on it."""
 
     examples: Path
     checkpoint: Callable[..., Path]
+    config: Callable[..., Config]
 
 
 def make_config(**changes: Any) -> Config:
@@ -191,4 +192,4 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         weights.save(ranker, folder / checkpoints.WEIGHTS)
         return folder
 
-    return Case(root / "examples", checkpoint)
+    return Case(root / "examples", checkpoint, make_config)

@@ -1,0 +1,285 @@
+"""The published folder: complete, checked and independent of our code."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import prediction_log_pb2
+
+from configs.contract import FrozenContract
+from configs.errors import ExportError, ModelError
+from model import checkpoint as checkpoints
+from model import export as exporting
+from model import parity
+from model.export import export
+from model.raw import raw_values
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+ROOT = Path(__file__).parents[3]
+
+STATIC = {"name": "dselect_k", "num_selected": 2, "static": True}
+
+
+@pytest.fixture(scope="module")
+def version(case, tmp_path_factory) -> Path:
+    """One exported version that tests only read."""
+    return export(case.checkpoint(), case.examples, tmp_path_factory.mktemp("models") / "case")
+
+
+def read(version: Path, name: str) -> Any:
+    return json.loads((version / "assets.extra" / name).read_text(encoding="utf-8"))
+
+
+def test_versions_count_up_from_the_highest(case, tmp_path) -> None:
+    checkpoint = case.checkpoint()
+    for folder in ("2", "9", "10", "notes"):
+        (tmp_path / folder).mkdir()
+    assert export(checkpoint, case.examples, tmp_path) == tmp_path / "11"
+    assert export(checkpoint, case.examples, tmp_path, version=4) == tmp_path / "4"
+    assert {p.name for p in tmp_path.iterdir()} == {"2", "4", "9", "10", "11", "notes"}
+    with pytest.raises(ExportError, match=r"4: this version exists.* choose another, such as 12"):
+        export(checkpoint, case.examples, tmp_path, version=4)
+    with pytest.raises(ExportError, match="version: expected a number of at least 0, received -1"):
+        export(checkpoint, case.examples, tmp_path, version=-1)
+
+
+def test_the_contract_and_the_reports(case, version) -> None:
+    frozen = FrozenContract.read(version / "assets.extra" / "contract.json")
+    assert frozen == FrozenContract.read(case.examples / "contract.json")
+    assert read(version, "metrics.json")["tasks"].keys() == frozen.contract.tasks.keys()
+    sparsity = read(version, "sparsity.json")
+    assert sparsity["mode"] == "dispatch"
+    assert sparsity["parity"]["rows"] == 1200
+    assert sparsity["parity"]["largest_difference"] <= 1e-5
+    assert 2 <= sparsity["experts_per_row"] <= 6
+    flops = sparsity["flops_per_candidate"]
+    assert flops["minimum"] < flops["rank"] < flops["sparse"] < flops["dense"]
+    card = (version / "assets.extra" / "README.md").read_text(encoding="utf-8")
+    assert frozen.schema_fingerprint in card
+    assert "`position` was used in training only" in card
+
+
+def test_flops_by_hand(case, tmp_path) -> None:
+    experts = {"count": 6, "units": [10, 7]}
+    version = export(case.checkpoint(model={"experts": experts}), case.examples, tmp_path)
+    sparsity = read(version, "sparsity.json")
+    # D = 6 + 6 + 6 + 2 + 6 + 6 = 32, the user's 24 among them; an expert 2 * (32 * 10 + 10 * 7) =
+    # 780; three gates 3 * 2 * 32 * 6 = 1152; three towers 3 * 2 * (7 * 5 + 5) = 240.
+    flops = sparsity["flops_per_candidate"]
+    assert flops["dense"] == 6 * 780 + 1152 + 240
+    assert flops["sparse"] == round(sparsity["experts_per_row"] * 780) + 1152 + 240
+    assert flops["rank"] == round(sparsity["experts_per_row"] * (780 - 480)) + 1152 + 240
+    assert flops["minimum"] == flops["rank"] - 1152
+    assert sparsity["flops_per_user"] == {"rank": 6 * 480}
+
+
+CLIENT = """
+import json, sys
+sys.modules["keras"] = None
+import numpy as np
+import tensorflow as tf
+folder = sys.argv[1]
+golden = json.load(open(folder + "/assets.extra/golden.json", encoding="utf-8"))
+def tensor(x):
+    return tf.reshape(tf.constant(x["values"], getattr(tf, x["dtype"])), x["shape"])
+rank = tf.saved_model.load(folder).signatures[golden["signature"]]
+answers = [rank(**{k: tensor(v) for k, v in golden["inputs"].items()}) for _ in range(2)]
+assert golden["outputs"].keys() == answers[0].keys()
+for name, value in golden["outputs"].items():
+    np.testing.assert_allclose(answers[0][name], tensor(value), rtol=1e-6)
+    np.testing.assert_array_equal(answers[0][name], answers[1][name])
+assert not [m for m in sys.modules if m.split(".")[0] in ("model", "configs")]
+print(sorted(answers[0]))
+"""
+
+
+def test_it_loads_without_our_code_and_without_keras(version, tmp_path) -> None:
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", CLIENT, str(version)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split("\n")[-2] == "['click', 'dwell', 'like', 'score']"
+
+
+def test_warm_up_requests_fit_the_signatures(version) -> None:
+    signatures = tf.saved_model.load(str(version)).signatures
+    path = version / "assets.extra" / "tf_serving_warmup_requests"
+    sizes = []
+    for record in tf.data.TFRecordDataset([str(path)]):
+        request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
+        assert request.model_spec.name == "case"
+        inputs = {name: tf.make_ndarray(proto) for name, proto in request.inputs.items()}
+        signature = request.model_spec.signature_name
+        answer = signatures[signature](**{name: tf.constant(v) for name, v in inputs.items()})
+        sizes.append((signature, len(answer["score"])))
+    assert sizes == [("rank", n) for n in (1, 16, 128, 512)] + [
+        ("serving_default", n) for n in (1, 32)
+    ]
+
+
+def test_unused_experts_take_no_room(case, tmp_path) -> None:
+    gate = {"name": "topk", "num_selected": 1, "static": True}
+
+    def export_with(count: int, name: str) -> Path:
+        experts = {"count": count, "units": [128]}
+        checkpoint = case.checkpoint(model={"experts": experts, "gate": gate})
+        return export(checkpoint, case.examples, tmp_path / name)
+
+    def size(version: Path) -> int:
+        return sum(p.stat().st_size for p in (version / "variables").iterdir())
+
+    many = export_with(64, "many")
+    kept = read(many, "sparsity.json")["experts_in_file"]
+    assert kept == len(read(many, "sparsity.json")["kept"]) == 3
+    few = export_with(3, "few")
+    # Three tasks select three of 64 experts: the file is that of a three-expert model, all used,
+    # but for the names in it (and for experts that the smaller model's tasks might share).
+    unused = 3 - read(few, "sparsity.json")["experts_in_file"]
+    weights_of_one = 4 * (32 * 128 + 128)
+    assert abs(size(many) - size(few) - unused * weights_of_one) < 500
+    assert size(many) < 20 * weights_of_one
+
+
+def test_gates_that_have_not_converged_are_refused(case, tmp_path) -> None:
+    gate = {"name": "dselect_k", "num_selected": 1}
+    checkpoint = case.checkpoint(model={"gate": gate}, export={"hardening_tolerance": 0.0})
+    loaded = checkpoints.load(checkpoint)
+    for mixed in loaded.ranker.mixture.gates:  # every bit near 1/2: far from hard
+        for variable in mixed.weights:
+            if "float" in str(variable.dtype):
+                variable.assign(0.02 * variable)
+    checkpoints.weights.save(loaded.ranker, checkpoint / checkpoints.WEIGHTS)
+    message = r"hardening the gates .* from 0?\.?\d.* on 600 test rows.*hardening_tolerance"
+    with pytest.raises(ExportError, match=message):
+        export(checkpoint, case.examples, tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["export"]["hardening_tolerance"] = 1e9
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    version = export(checkpoint, case.examples, tmp_path / "models")
+    sparsity = read(version, "sparsity.json")
+    for change in sparsity["hardening"].values():
+        assert change["before"] != change["after"]
+    for task in sparsity["tasks"].values():
+        assert task["experts_per_row"] == pytest.approx(1)
+    assert "Hardening the gates changed" in (version / "assets.extra" / "README.md").read_text()
+
+
+def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) -> None:
+    checkpoint = case.checkpoint()
+    real = exporting.Servable.save
+
+    def save_another(self, folder) -> None:
+        self._ranker.towers["like"].head.bias.assign_add([0.01])
+        real(self, folder)
+        self._ranker.towers["like"].head.bias.assign_add([-0.01])
+
+    monkeypatch.setattr(exporting.Servable, "save", save_another)
+    with pytest.raises(ExportError, match=r"parity: test row \d+ differs by .*like"):
+        export(checkpoint, case.examples, tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
+    monkeypatch.undo()
+    assert export(checkpoint, case.examples, tmp_path / "models").name == "1"
+
+
+def test_a_disk_that_is_full(case, tmp_path, monkeypatch) -> None:
+    def fill(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    checkpoint = case.checkpoint()
+    monkeypatch.setattr(exporting, "check_parity", fill)
+    with pytest.raises(ExportError, match=r"could not be written: .*No space left.*export again"):
+        export(checkpoint, case.examples, tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_what_is_not_a_checkpoint_or_not_its_examples(case, tmp_path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: no such file"):
+        export(tmp_path, case.examples, tmp_path / "models")
+    checkpoint = case.checkpoint()
+    contract = json.loads((checkpoint / "contract.json").read_text())
+    contract["data_fingerprint"] = "another"
+    (checkpoint / "contract.json").write_text(json.dumps(contract))
+    with pytest.raises(ModelError, match="data fingerprint another"):
+        export(checkpoint, case.examples, tmp_path / "models")
+    (tmp_path / "file").touch()
+    with pytest.raises(ExportError, match="expected a folder of versions, found a file"):
+        export(checkpoint, case.examples, tmp_path / "file")
+
+
+def test_only_undecided_rows_are_excused(case) -> None:
+    loaded = checkpoints.load(case.checkpoint())
+    encoded = loaded.encoder(exporting._test_rows(case.examples, loaded.encoder, 50))
+    assert not parity.changes_experts(loaded.ranker, encoded).any()
+    for gate in loaded.ranker.mixture.gates:  # two logits that are equal but for rounding
+        kernel = np.array(gate.kernel.value)
+        kernel[:, 1] = kernel[:, 0] * (1 + 1e-6)
+        kernel[:, 2] = kernel[:, 0] * (1 - 1e-6)
+        gate.kernel.assign(kernel)
+        gate.bias.assign(np.zeros(6))
+    assert parity.changes_experts(loaded.ranker, encoded).any()
+
+
+ON_JAX = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import pyarrow.parquet as pq
+from configs.base import parse
+from configs.config import Config
+from model import checkpoint, parity
+from model.training import train
+examples, folder, answers = map(Path, sys.argv[1:4])
+if len(sys.argv) > 4:
+    train(parse(Config, json.loads(sys.argv[4]), "case"), examples, folder, progress=False)
+loaded = checkpoint.load(folder)
+for gate in loaded.ranker.mixture.gates:
+    gate.harden()
+encoded = loaded.encoder(pq.read_table(examples / "test"))
+np.savez(answers, **parity.expected_scores(loaded.ranker, loaded.encoder, encoded))
+"""
+
+
+@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_jax_scores_and_trains_exports_to_the_same_scores(case, tmp_path, trained) -> None:
+    gates = {"dwell": {"name": "moesart"}, "like": {"name": "dselect_k", "num_selected": 2}}
+    changes = {
+        "model": {"gates": gates},
+        "train": {"epochs": 1, "batch_size": 64},
+        "export": {"hardening_tolerance": 1e9},
+    }
+    answers = tmp_path / "scores.npz"
+    if trained:
+        checkpoint = tmp_path / "checkpoint"
+        more = [json.dumps(case.config(**changes).model_dump(mode="json"))]
+    else:
+        checkpoint, more = case.checkpoint(**changes), []
+    subprocess.run(
+        [sys.executable, "-c", ON_JAX, case.examples, checkpoint, answers, *more],
+        cwd=ROOT,
+        env=os.environ | {"KERAS_BACKEND": "jax", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        check=True,
+    )
+    version = export(checkpoint, case.examples, tmp_path / "models")
+    loaded = checkpoints.load(checkpoint)
+    table = exporting._test_rows(case.examples, loaded.encoder, 1000)
+    contract = loaded.encoder.contract
+    names = [name for name, _ in contract.of_side("user", "item", "context")]
+    signature = tf.saved_model.load(str(version)).signatures["serving_default"]
+    received = signature(**raw_values(contract, table, names))
+    expected = dict(np.load(answers))
+    assert parity.relative_differences(contract, expected, received).max() < 1e-5
