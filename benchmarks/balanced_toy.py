@@ -40,11 +40,11 @@ SOLVED = 0.02
 DECAY = 0.99
 
 
-def points(seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """One data set per seed: x and y (S, 100)."""
-    rng = np.random.default_rng(0)
-    x = rng.uniform(-1, 1, size=(seeds, 100))
-    y = np.where(x < 0.5, 0.8 * x - 0.2, -2 * x + 2) + rng.normal(0, 0.1, size=x.shape)
+def points(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The one data set that all runs share: x and y (100,)."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-1, 1, size=100)
+    y = np.where(x < 0.5, 0.8 * x - 0.2, -2 * x + 2) + rng.normal(0, 0.1, size=100)
     return x.astype("float32"), y.astype("float32")
 
 
@@ -60,7 +60,7 @@ def train(
 
     The leading axis N = temperatures * seeds holds independent models.
     """
-    x, y = (np.tile(v, (len(temperatures), 1)) for v in points(seeds))  # (N, B)
+    x, y = (np.tile(v, (len(temperatures) * seeds, 1)) for v in points())  # (N, B)
     tau = np.repeat(temperatures, seeds).astype("float32")[:, None, None]
     N = len(x)
     rng = np.random.default_rng(1)
