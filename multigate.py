@@ -245,20 +245,27 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.show import show_ranked
-    from serving.client import RankClient
+    from serving.client import RankClient, parse_ids
 
     with RankClient(options.target, timeout=options.timeout) as client:
         ranked = client.rank(
-            model=options.model,
+            options.model,
             user=options.user,
             context=options.context,
-            item_ids=options.items.split(","),
+            item_ids=parse_ids(client.contract(options.model), options.items.split(",")),
             columns=options.columns,
             weights=options.weights,
             limit=options.limit,
         )
-    show_ranked(ranked)
-    return {"ranked": ranked}
+    for warning in ranked.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    show_ranked(f"{options.model}, version {ranked.model_version}", ranked)
+    return {
+        "ranked": ranked,
+        "model_version": ranked.model_version,
+        "request_id": ranked.request_id,
+        "warnings": ranked.warnings,
+    }
 
 
 def _import_tensorflow() -> None:

@@ -15,6 +15,7 @@ from configs.contract import Contract
 from configs.files import LABEL, REQUEST, ExamplesFolder, write_json
 from jobs.requests import RankRequest, requests_from_examples
 from jobs.show import say, show_evaluation, show_manifest, show_ranked
+from serving.client import RankClient, Ranking
 
 
 def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
@@ -130,9 +131,8 @@ def best_possible(
     return {n: task["value"] for n, task in task_metrics(contract, labels, expected).items()}
 
 
-def _rank(name: str, base: Path, requests: list[RankRequest]) -> list[list[dict[str, Any]]]:
+def _rank(name: str, base: Path, requests: list[RankRequest]) -> list[Ranking]:
     """Serve the newest version under `base` and call it as any client would."""
-    from serving.client import RankClient
     from serving.options import ServerOptions
     from serving.server import Server
 

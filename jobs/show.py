@@ -1,11 +1,14 @@
 """Results as people read them in a terminal."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from serving.client import RankedItem
 
 # Without a terminal, rich would fold the tables at 80 columns.
 _CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
@@ -35,10 +38,11 @@ def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None
     """Print the table of tasks, with the best possible values where they are known."""
     from model.evaluation import table
 
-    _CONSOLE.print(table(result, best))
+    known = {task: value for task, value in (best or {}).items() if value is not None}
+    _CONSOLE.print(table(result, known))
 
 
-def show_ranked(title: str, ranked: list[dict[str, Any]]) -> None:
+def show_ranked(title: str, ranked: Sequence[RankedItem]) -> None:
     """Print one ranked list: place, item, combined score and each task's score."""
     table = Table(title=title, title_justify="left")
     table.add_column("place", justify="right")

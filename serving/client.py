@@ -187,6 +187,25 @@ class RankClient:
             raise CallError(f"{self._target}: {code}: {error.details()}", code) from None
 
 
+def parse_ids(contract: Any, texts: Sequence[str]) -> list[str] | list[int]:
+    """Item ids from text, of the type that the model's items have.
+
+    Args:
+        contract: what `RankClient.contract` returned.
+        texts: one id each.
+
+    Raises:
+        ServingError: an id is no whole number although the model's items are.
+    """
+    item = next(feature for feature in contract.features if feature.name == contract.item)
+    if item.dtype == "string":
+        return list(texts)
+    try:
+        return [int(text) for text in texts]
+    except ValueError as error:
+        raise ServingError(f"{item.name}: expected whole numbers; {error}") from None
+
+
 def _model(name: str, version: int | None) -> Any:
     spec = ranking_pb2.ModelSpec(name=name)
     if version is not None:
