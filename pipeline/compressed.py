@@ -58,11 +58,12 @@ def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
     with ExitStack() as stack:
         try:
             if member is None:
-                raw: Any = stack.enter_context(path.open("rb"))
+                raw: Any = path.open("rb", buffering=0)
             else:
                 archive = stack.enter_context(zipfile.ZipFile(path))
-                raw = stack.enter_context(archive.open(member))
-            stream = stack.enter_context(_decompress(raw, member or path.name))
+                raw = archive.open(member)
+            head = stack.enter_context(io.BufferedReader(raw))
+            stream = stack.enter_context(_decompress(head, member or path.name))
         except (*_FAILURES, NotImplementedError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise DamagedError(f"damaged file, nothing of it was read: {reason}") from None
@@ -87,8 +88,7 @@ def members(path: Path) -> list[str] | None:
     return sorted(name for name in names if not name.startswith("__MACOSX/"))
 
 
-def _decompress(raw: Any, name: str) -> Any:
-    head = io.BufferedReader(raw)
+def _decompress(head: Any, name: str) -> Any:
     start = head.peek(8)
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
     claimed = _SUFFIXES.get(Path(name).suffix.lower())

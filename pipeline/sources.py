@@ -141,6 +141,9 @@ def _read_csv(stream: Stream, form: CsvFormat, wanted: list[str]) -> Iterator[Ch
                 return
             if not len(lines.text):
                 continue
+            if "\0" in lines.text[0]:
+                yield _nothing(reject(1, "not text: the first line holds zero bytes"))
+                return
             header = parse_header(lines.text[0], form)
             lines = Lines(lines.text[1:], lines.number[1:], lines.rejects)
         frame, source, rejects = parse_delimited(lines, header, form)

@@ -1,0 +1,80 @@
+"""History: the last items strictly before, for many users at once."""
+
+from datetime import UTC, datetime
+
+import polars as pl
+import pytest
+
+from features import Timeline, last_items
+
+
+def times(*seconds):
+    instants = [None if s is None else datetime.fromtimestamp(s, UTC) for s in seconds]
+    return pl.Series("time", instants, dtype=pl.Datetime("us", "UTC"))
+
+
+EVENTS = pl.DataFrame(
+    {
+        "user": ["b", "a", "a", "b", "a", "a"],
+        "time": times(5, 30, 10, 7, 20, 20),
+        "item": ["p", "z", "x", "q", "y1", "y2"],
+    }
+)
+
+
+def ask(user, seconds, last, events=EVENTS):
+    queries = pl.DataFrame({"user": [user], "time": times(seconds)})
+    return last_items(events, queries, last).to_list()[0]
+
+
+@pytest.mark.parametrize(
+    ("user", "seconds", "last", "expected"),
+    [
+        ("a", 10, 5, []),  # the event at 10 has not happened yet
+        ("a", 11, 5, ["x"]),
+        ("a", 20, 5, ["x"]),  # neither event of the same time is visible
+        ("a", 21, 5, ["x", "y1", "y2"]),  # the same time: in the table's order
+        ("a", 99, 2, ["y2", "z"]),  # the last two, oldest first
+        ("a", 99, 1, ["z"]),
+        ("b", 99, 5, ["p", "q"]),
+        ("nobody", 99, 5, []),
+        ("a", None, 5, []),  # an unknown time sees nothing
+    ],
+)
+def test_only_what_was_strictly_before_oldest_first(user, seconds, last, expected):
+    assert ask(user, seconds, last) == expected
+
+
+def test_many_queries_are_answered_in_their_order():
+    queries = pl.DataFrame({"user": ["b", "a", "b"], "time": times(6, 25, 0)})
+    assert last_items(EVENTS, queries, 9).to_list() == [["p"], ["x", "y1", "y2"], []]
+
+
+def test_events_without_a_time_or_user_are_in_no_history():
+    more = pl.DataFrame({"user": ["a", None], "time": times(None, 1), "item": ["n", "m"]})
+    assert ask("a", 99, 9, pl.concat([EVENTS, more])) == ["x", "y1", "y2", "z"]
+
+
+def test_integer_items_keep_their_type_and_no_events_give_empty_lists():
+    events = EVENTS.with_columns(item=pl.int_range(pl.len(), dtype=pl.Int64))
+    queries = pl.DataFrame({"user": ["a"], "time": times(15)})
+    found = last_items(events, queries, 3)
+    assert (found.dtype, found.to_list()) == (pl.List(pl.Int64), [[2]])
+    assert last_items(events.clear(), queries, 3).to_list() == [[]]
+
+
+def test_clients_may_count_time_in_another_unit():
+    # A table whose times have milliseconds, as a client's store may give them.
+    events = EVENTS.with_columns(pl.col("time").dt.cast_time_unit("ms"))
+    assert ask("a", 21, 9, events) == ["x", "y1", "y2"]
+
+
+def test_timeline_says_where_a_group_begins_how_much_is_earlier_and_where_it_ends():
+    timeline = Timeline(EVENTS, ["user"])
+    queries = pl.DataFrame({"user": ["a", "b", "c"], "time": times(20, 7, 7)})
+    for inclusive, earlier in ((False, [1, 1, 0]), (True, [3, 2, 0])):
+        start, stop, end = timeline.earlier(queries, inclusive=inclusive)
+        assert (stop - start).tolist() == earlier
+        assert (end - start).tolist() == [4, 2, 0]
+    start, stop, _ = timeline.earlier(queries)
+    assert EVENTS["item"].gather(timeline.rows[start[0] : stop[0]]).to_list() == ["x"]

@@ -1,0 +1,232 @@
+"""Files of every format and compression, whole and damaged."""
+
+import bz2
+import gzip
+import json
+import lzma
+import zipfile
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs import DataError
+from configs.log import CsvFormat, JsonLinesFormat, ParquetFormat
+from pipeline.sources import expand, read
+
+ROWS = [("1", "ann", "x y"), ("2", "bob", None), ("3", "ö", 'say "hi", all')]
+CSV = 'time,user,note\n1,ann,x y\n2,bob,\n3,ö,"say ""hi"", all"\n'
+JSONL = "".join(
+    json.dumps({"time": int(t), "user": u, "note": n, "other": [1]}) + "\n" for t, u, n in ROWS
+)
+WANTED = ["note", "time", "user"]
+
+
+def zstd(data):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+PACK = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd,
+}
+
+
+def chunks(folder, name, form):
+    return [chunk for shard in expand(folder, (name,)) for chunk in read(shard, form, WANTED)]
+
+
+def rows(found):
+    return [
+        tuple(None if value is None else str(value) for value in row)
+        for chunk in found
+        for row in chunk.frame.select("time", "user", "note").rows()
+    ]
+
+
+def rejected(found):
+    return [
+        (line, reason) for c in found for line, reason in c.rejects.select("line", "reason").rows()
+    ]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize(("text", "form"), [(CSV, CsvFormat()), (JSONL, JsonLinesFormat(type="jsonl"))])
+def test_text_formats_plain_and_compressed(text, form, suffix, tmp_path):
+    (tmp_path / f"log{suffix}").write_bytes(PACK[suffix](text.encode()))
+    found = chunks(tmp_path, "log*", form)
+    assert rows(found) == ROWS
+    assert rejected(found) == []
+    first = 2 if isinstance(form, CsvFormat) else 1
+    assert found[0].line.to_list() == [first, first + 1, first + 2]
+
+
+def test_parquet(tmp_path):
+    table = pa.table({"time": [1, 2, 3], "user": [r[1] for r in ROWS], "note": [r[2] for r in ROWS]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    found = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
+    assert rows(found) == ROWS
+    assert found[0].line.to_list() == [1, 2, 3]
+    assert len(set(found[0].hashes.tolist())) == 3
+
+
+def test_several_characters_between_fields(tmp_path):
+    form = CsvFormat(delimiter="::", header=("time", "user", "note"), quoted=False)
+    text = '1::ann::x y\r\n2::bob::\r\n3::cy\r\n\r\n4::d:e::"q"::5\n5::e::"q"'
+    (tmp_path / "log.dat").write_text(text, newline="")
+    found = chunks(tmp_path, "log.dat", form)
+    assert rows(found) == [("1", "ann", "x y"), ("2", "bob", None), ("5", "e", '"q"')]
+    assert found[0].line.to_list() == [1, 2, 6]
+    assert rejected(found) == [
+        (3, "malformed line: expected 3 fields, received fewer"),
+        (5, "malformed line: expected 3 fields, received more"),
+    ]
+
+
+def test_latin_1_and_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.csv").write_bytes("time,user,note\n1,ö,é\n".encode("latin-1"))
+    assert rows(chunks(tmp_path, "a.csv", CsvFormat(encoding="latin-1"))) == [("1", "ö", "é")]
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbftime,user,note\n1,a,b\n")
+    assert rows(chunks(tmp_path, "b.csv", CsvFormat())) == [("1", "a", "b")]
+
+
+def test_zip_members(tmp_path):
+    with zipfile.ZipFile(tmp_path / "log.zip", "w") as archive:
+        archive.writestr("day/b.csv", "time,user,note\n2,b,\n")
+        archive.writestr("day/a.csv.gz", gzip.compress(b"time,user,note\n1,a,\n"))
+        archive.writestr("__MACOSX/day/b.csv", "shadow")
+    assert rows(chunks(tmp_path, "log.zip", CsvFormat())) == [("1", "a", None), ("2", "b", None)]
+    assert rows(chunks(tmp_path, "*.zip#day/b.csv", CsvFormat())) == [("2", "b", None)]
+    with pytest.raises(DataError, match=r"log\.zip: no member 'c'; the zip holds day/a\.csv\.gz, "):
+        expand(tmp_path, ("log.zip#c",))
+    (tmp_path / "broken.zip").write_bytes((tmp_path / "log.zip").read_bytes()[:60])
+    with pytest.raises(DataError, match=r"broken\.zip: damaged zip: .*; fetch the file again"):
+        expand(tmp_path, ("broken.zip",))
+
+
+def test_globs_in_folders_name_each_file_once(tmp_path):
+    for day in ("date=2026-01-01", "date=2026-01-02"):
+        (tmp_path / day).mkdir()
+        (tmp_path / day / "part.csv").write_text(CSV)
+    found = expand(tmp_path, ("date=*/part.csv", "**/*.csv"))
+    assert [shard.name for shard in found] == [
+        "date=2026-01-01/part.csv",
+        "date=2026-01-02/part.csv",
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+def test_of_a_truncated_file_the_readable_part_is_read(suffix, tmp_path):
+    # Numbers that hardly compress, in many blocks.
+    numbers = pl.int_range(200_000, eager=True).hash(seed=1)
+    lines = [f"{n},u,x\n" for n in numbers.to_list()]
+    packed = PACK[suffix](("time,user,note\n" + "".join(lines)).encode())
+    (tmp_path / f"log{suffix}").write_bytes(packed[: len(packed) * 2 // 3])
+    found = chunks(tmp_path, "log*", CsvFormat())
+    kept = sum(len(chunk.frame) for chunk in found)
+    # xz keeps all of it in one block, bzip2 and zstd lose what their last block held.
+    assert kept > 50_000
+    assert rows(found) == [(str(n), "u", "x") for n in numbers[:kept].to_list()]
+    ((line, reason),) = rejected(found)
+    assert reason.startswith("damaged file, the rest of it was not read: ")
+    assert line == kept + 2
+
+
+def test_a_file_that_is_not_what_its_name_says(tmp_path):
+    (tmp_path / "log.gz").write_text(CSV)
+    ((line, reason),) = rejected(chunks(tmp_path, "log.gz", CsvFormat()))
+    assert (line, reason[:50]) == (1, "damaged file, nothing of it was read: its name say")
+    (tmp_path / "log.parquet").write_text(CSV)
+    found = chunks(tmp_path, "log.parquet", ParquetFormat(type="parquet"))
+    assert rejected(found)[0][1].startswith("damaged file, nothing of it was read: ")
+
+
+def test_lines_that_are_no_text(tmp_path):
+    (tmp_path / "log.csv").write_bytes(b"time,user,note\n1,a,b\n2,\xff,b\n3,c,d\n")
+    found = chunks(tmp_path, "log.csv", CsvFormat())
+    assert rows(found) == [("1", "a", "b"), ("3", "c", "d")]
+    assert rejected(found) == [(3, "not UTF-8 text")]
+    assert found[0].line.to_list() == [2, 4]
+    (tmp_path / "bin.csv").write_bytes(bytes(range(256)) * 100)
+    zero = [(1, "not text: the first line holds zero bytes")]
+    assert rejected(chunks(tmp_path, "bin.csv", CsvFormat())) == zero
+    (tmp_path / "bin.csv").write_bytes(b"\xff\xfe\n1,a,b\n")
+    assert rejected(chunks(tmp_path, "bin.csv", CsvFormat())) == [(1, "not UTF-8 text")]
+
+
+def test_quotes_and_line_breaks(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "time,user,note\n"
+        '1,a,"two\nlines"\n'  # lines 2 and 3: one record
+        "2,b,x\n"  # line 4
+        '3,c,5" disk\n'  # a quote inside a field is itself; line 5
+        "4,d,x\n"
+        '5,e,6" disk\n'
+        '6,"f,x\n'  # opened, never closed: line 8
+        "7,g,x,\n"  # line 9
+        "8,h,x\n"
+    )
+    found = chunks(tmp_path, "log.csv", CsvFormat())
+    assert rows(found) == [
+        ("1", "a", "two\nlines"),
+        ("2", "b", "x"),
+        ("3", "c", '5" disk'),
+        ("4", "d", "x"),
+        ("5", "e", '6" disk'),
+        ("8", "h", "x"),
+    ]
+    assert found[0].line.to_list() == [2, 4, 5, 6, 7, 10]
+    assert rejected(found) == [
+        (8, "malformed line: a quote that nothing closes"),
+        (9, "malformed line: expected 3 fields, received 4"),
+    ]
+
+
+def test_an_open_quote_does_not_swallow_a_large_file(tmp_path):
+    lines = ["1,a,x"] * 400_000
+    lines[10] = '1,"a,x'
+    (tmp_path / "log.csv").write_text("time,user,note\n" + "\n".join(lines) + "\n")
+    found = chunks(tmp_path, "log.csv", CsvFormat())
+    assert sum(len(chunk.frame) for chunk in found) == 399_999
+    assert rejected(found) == [(12, "malformed line: a quote that nothing closes")]
+
+
+def test_json_of_mixed_and_broken_lines(tmp_path):
+    lines = ['{"time": 1, "user": "a", "note": "x"}'] * 200
+    lines[50] = '{"time": 1, "user": "a"'
+    lines[51] = "[1, 2]"
+    lines[52] = '{"time": 1, "user": {"id": 3}}'
+    lines[53] = '{"time": "late", "user": 7, "note": true}'
+    lines[54] = "  "
+    lines[55] = '{"time": 1}{"time": 2}'
+    lines[56] = '{"user": "a"}'
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    found = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
+    assert rejected(found) == [
+        (51, "malformed line: not valid JSON"),
+        (52, "malformed line: expected a JSON object"),
+        (53, "user: expected a value, received nested JSON"),
+        (56, "malformed line: not valid JSON"),
+    ]
+    got = rows(found)
+    assert len(got) == 195
+    assert got[50] == ("late", "7", "true")
+    assert found[0].line[50] == 54
+    assert got[51] == (None, "a", None)
+    assert set(got) - {got[50], got[51]} == {("1", "a", "x")}
+
+
+def test_json_lists_survive_lines_without_them(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n{"note": "c|d"}\n')
+    (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
+    assert chunk.frame["note"].to_list()[1] is None
+    (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n')
+    (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
+    assert chunk.frame["note"].to_list() == [["a", "b"], None]
