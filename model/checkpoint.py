@@ -90,6 +90,19 @@ def load(folder: Path) -> Checkpoint:
     Raises:
         ModelError: the folder is not a checkpoint, or a file in it is damaged.
     """
+    config, frozen = read_config(folder)
+    encoder = Encoder.read(folder)
+    ranker = make_ranker(config.contract, config.model, encoder, config.train.seed)
+    weights.load(ranker, folder / WEIGHTS)
+    return Checkpoint(ranker, encoder, config, frozen)
+
+
+def read_config(folder: Path) -> tuple[Config, FrozenContract]:
+    """Read a checkpoint's configuration and contract, without its weights.
+
+    Raises:
+        ModelError: the folder is not a checkpoint, or a file in it is damaged.
+    """
     path = folder / CONFIG
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -100,11 +113,7 @@ def load(folder: Path) -> Checkpoint:
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
     config = parse(Config, values, str(path))
-    frozen = FrozenContract.read(ExamplesFolder(folder).contract)
-    encoder = Encoder.read(folder)
-    ranker = make_ranker(config.contract, config.model, encoder, config.train.seed)
-    weights.load(ranker, folder / WEIGHTS)
-    return Checkpoint(ranker, encoder, config, frozen)
+    return config, FrozenContract.read(ExamplesFolder(folder).contract)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class Predictions:
         experts = 0.0
         for encoded, labels in batches(examples.features, examples.labels, _BATCH):
             rows = len(labels)
-            forward = ranker.forward(encoded, training=False)
+            forward = ranker.infer(encoded)
             experts += rows * float(_numpy(forward.mixed.experts_per_row))
             for (task, z), routing in zip(
                 forward.logits.items(), forward.mixed.routings, strict=True
@@ -164,7 +164,7 @@ def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     return groups
 
 
-def table(result: Mapping[str, Any], best: Mapping[str, float] | None = None) -> Table:
+def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = None) -> Table:
     """The tasks' metrics for a terminal.
 
     Args:
@@ -185,7 +185,8 @@ def table(result: Mapping[str, Any], best: Mapping[str, float] | None = None) ->
         value = f"{task['value']:.4f}" if task["value"] is not None else task["reason"]
         cells = [name, task["group"], task["metric"].upper(), value]
         if best:
-            cells.append(f"{best[name]:.4f}" if name in best else "")
+            possible = best.get(name)
+            cells.append("" if possible is None else f"{possible:.4f}")
         rate = "" if task.get("rate") is None else f"{100 * task['rate']:.1f} %"
         view.add_row(*cells, f"{task['rows']:,}", rate)
     for group, summary in result["groups"].items():

@@ -1,7 +1,8 @@
 """The ranker: embeddings, shared experts, one gate and one tower per task."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import keras
@@ -9,7 +10,7 @@ import keras
 from configs.contract import Contract, PositionFeature, Task
 from configs.model import ModelConfig
 from configs.statistics import Statistics, TaskStatistics
-from model import gates
+from model import backend, gates
 from model.experts import make_experts
 from model.features import Embedder
 from model.gates.base import Tensor, derive_seed
@@ -107,11 +108,11 @@ class Ranker(keras.Model):
         self._last = _Last()
         self.built = True
         # Not under XLA: on TensorFlow dispatch has dynamic shapes.
-        self.supports_jit = keras.backend.backend() != "tensorflow"
+        self.supports_jit = backend.name() != "tensorflow"
 
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
         """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
-        return self.embedder(encoded, names)
+        return self.embedder(encoded, names=names)
 
     def forward(self, encoded: Mapping[str, Tensor], training: bool = False) -> Forward:
         """Logits, and what the gates decided.
@@ -132,6 +133,25 @@ class Ranker(keras.Model):
             effect = self.position_tower(encoded[position])  # (B, T)
             logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
         return Forward(logits, mixed)
+
+    @cached_property
+    def infer(self) -> Callable[[Mapping[str, Tensor]], Forward]:
+        """`forward` without training, for many batches: compiled where that pays.
+
+        On JAX every branch of the dispatch would be compiled anew at every call; on TensorFlow
+        compiling takes longer than it saves in an evaluation.
+        """
+        if backend.name() == "tensorflow":
+            return self.forward
+        import jax
+
+        def compute(state: list[Tensor], encoded: Mapping[str, Tensor]) -> Forward:
+            mapping = zip(self.variables, state, strict=True)
+            with keras.StatelessScope(state_mapping=list(mapping)):
+                return self.forward(encoded)
+
+        compiled = jax.jit(compute)
+        return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Logits (B,) by task; arguments as in `forward`."""

@@ -110,9 +110,11 @@ def fit(
             display.begin(number)
             started = time.perf_counter()
             order = data.shuffled(feed.rows, options.seed, number)
-            train_metrics = _run_epoch(ranker, feed.epoch(order), number, display, config)
+            train_metrics = _run_epoch(ranker, feed, order, number, display, config)
             seconds = time.perf_counter() - started
-            val_metrics = ranker.evaluate(held_out.epoch(), verbose=0, return_dict=True)
+            val_metrics = ranker.evaluate(
+                held_out.epoch(), steps=held_out.steps, verbose=0, return_dict=True
+            )
             epoch = _entry(number, contract, train_metrics, val_metrics) | {
                 "seconds": seconds,
                 "rows_per_second": feed.rows / seconds,
@@ -141,12 +143,19 @@ def _feed(rows: Examples, contract: Contract, statistics: Statistics, size: int)
 
 
 def _run_epoch(
-    ranker: Ranker, batches: Any, number: int, display: Display, config: Config
+    ranker: Ranker, feed: Feed, order: np.ndarray, number: int, display: Display, config: Config
 ) -> dict[str, float]:
     """Run one epoch's steps; the means of the losses over it."""
     watch = _Watch(number, display, config)
     try:
-        ranker.fit(batches, epochs=1, verbose=0, shuffle=False, callbacks=[watch])
+        ranker.fit(
+            feed.epoch(order),
+            steps_per_epoch=feed.steps,
+            epochs=1,
+            verbose=0,
+            shuffle=False,
+            callbacks=[watch],
+        )
     except Exception as error:
         # The gates' own check, in the graph (see `backend.check_finite`).
         if "expected finite values" in str(error):

@@ -95,5 +95,5 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
 
 
 def _numpy(variable: Any) -> np.ndarray:
-    # Not `convert_to_numpy`: NumPy 2 warns of how TensorFlow's variables convert themselves.
-    return np.array(variable.numpy())
+    # Called by name: NumPy 2 itself would warn that a Keras variable's method takes no `copy`.
+    return np.array(variable.__array__())

@@ -1,0 +1,113 @@
+"""The report's style sheet: light and dark by the reader's preference, one column on a phone."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --page: #faf9f7; --card: #ffffff; --line: #e6e3de; --text: #1d1c1a; --soft: #6b6862;
+  --track: #eeebe6; --engagement: #3457d5; --satisfaction: #0b8f6a; --best: #1d1c1a;
+  --heat: #3457d5; --warn: #a4490b;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #141416; --card: #1c1c1f; --line: #2e2e33; --text: #ecebe8; --soft: #9c9a95;
+    --track: #2a2a2f; --engagement: #8aa2ff; --satisfaction: #4fcf9f; --best: #ecebe8;
+    --heat: #8aa2ff; --warn: #f0a56a;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0; background: var(--page); color: var(--text);
+  font: 16px/1.5 Inter, ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto,
+    "Helvetica Neue", Arial, sans-serif;
+  font-feature-settings: "tnum" 1; -webkit-text-size-adjust: 100%;
+}
+main { max-width: 66rem; margin: 0 auto; padding: 3.5rem 1.5rem 4rem; }
+h1 { margin: 0; font-size: 2.25rem; line-height: 1.15; font-weight: 650; letter-spacing: -.022em; }
+h2 { margin: 3rem 0 .25rem; font-size: 1.2rem; font-weight: 620; letter-spacing: -.01em; }
+h3 { margin: 0; font-size: .95rem; font-weight: 600; }
+p { margin: 0; }
+.eyebrow { margin-bottom: .6rem; color: var(--soft); font-size: .875rem; }
+.lead { margin-top: .75rem; max-width: 44rem; color: var(--soft); }
+.note { margin-bottom: 1rem; max-width: 44rem; color: var(--soft); font-size: .9rem; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; }
+.figures {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr));
+  margin-top: 2rem; overflow: hidden; gap: 1px; background: var(--line);
+}
+.figures div { padding: 1.1rem 1.25rem; background: var(--card); }
+.figures strong { display: block; font-size: 1.7rem; font-weight: 620; letter-spacing: -.02em; }
+.figures span { color: var(--soft); font-size: .85rem; }
+.group { margin-top: 1rem; padding: .35rem 1.25rem; }
+.group.engagement { --hue: var(--engagement); }
+.group.satisfaction { --hue: var(--satisfaction); }
+.group header { display: flex; align-items: baseline; gap: .6rem; padding: .8rem 0 .5rem; }
+.group header::before {
+  content: ""; width: .6rem; height: .6rem; border-radius: 3px; background: var(--hue);
+}
+.group header span { margin-left: auto; color: var(--soft); font-size: .85rem; }
+.task {
+  display: grid; grid-template-columns: 9rem 4.5rem 5.5rem 1fr 15rem; gap: 0 1rem;
+  align-items: center; padding: .7rem 0; border-top: 1px solid var(--line);
+}
+.task .name { font-weight: 560; overflow-wrap: anywhere; }
+.task .metric, .task .facts { color: var(--soft); font-size: .85rem; }
+.task .value { font-size: 1.15rem; font-weight: 600; text-align: right; }
+.task .facts { text-align: right; line-height: 1.35; }
+.task .facts span { white-space: nowrap; margin-left: .75rem; }
+.task .none { grid-column: 3 / 5; color: var(--warn); font-size: .9rem; }
+.bar { position: relative; height: .6rem; border-radius: .3rem; background: var(--track); }
+.bar i { position: absolute; inset: 0 auto 0 0; border-radius: .3rem; background: var(--hue); }
+.bar b {
+  position: absolute; top: -.3rem; bottom: -.3rem; width: 2px; margin-left: -1px;
+  background: var(--best);
+}
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(17rem, 1fr)); gap: 1rem; }
+.chart { padding: 1rem 1.1rem .8rem; }
+.chart svg { display: block; width: 100%; height: auto; margin-top: .5rem; }
+svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
+.grid-line { stroke: var(--line); }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.line.train { stroke: var(--soft); stroke-dasharray: 1 4; }
+.line.validation { stroke: var(--hue, var(--text)); }
+.dot { fill: var(--hue, var(--text)); }
+.legend { display: flex; flex-wrap: wrap; gap: .3rem 1.25rem; margin: 0 0 .9rem; }
+.legend span { color: var(--soft); font-size: .85rem; display: inline-flex; align-items: center;
+  gap: .45rem; }
+.legend i { width: 1.3rem; border-top: 2px solid var(--text); }
+.legend i.train { border-top: 2px dotted var(--soft); }
+.legend i.tick { width: 2px; height: .95rem; border: 0; background: var(--best); }
+.scroll { overflow-x: auto; padding: 1.1rem 1.25rem; }
+.heat { display: grid; gap: 3px; align-items: center; font-size: .85rem; }
+.heat .head { color: var(--soft); text-align: center; font-size: .75rem; }
+.heat .cell {
+  height: 2.1rem; border-radius: 5px; display: grid; place-items: center; font-size: .75rem;
+  background: color-mix(in oklab, var(--heat) var(--w), var(--track));
+}
+.heat .cell.strong { color: var(--card); }
+.heat .unused { color: var(--soft); background: transparent; border: 1px dashed var(--line); }
+.heat .side { color: var(--soft); text-align: right; white-space: nowrap; }
+table { width: 100%; border-collapse: collapse; font-size: .9rem; }
+th { color: var(--soft); font-weight: 500; text-align: right; padding: .3rem .6rem; }
+td { text-align: right; padding: .5rem .6rem; border-top: 1px solid var(--line);
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th:last-child, td:last-child { padding-right: 0; }
+footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
+footer dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.25rem; margin: 0; }
+footer dd { margin: 0; color: var(--text); }
+@media (max-width: 44rem) {
+  main { padding: 2rem 1rem 3rem; }
+  h1 { font-size: 1.75rem; }
+  .figures { grid-template-columns: 1fr 1fr; }
+  .group { padding: .25rem 1rem; }
+  .group header { flex-wrap: wrap; }
+  .group header span { margin-left: 1.2rem; width: 100%; }
+  .task { grid-template-columns: 1fr auto auto; gap: .35rem .6rem; }
+  .task .bar { grid-column: 1 / -1; }
+  .task .none { grid-column: 1 / -1; }
+  .task .facts { grid-column: 1 / -1; text-align: left; }
+  .task .facts span { margin: 0 .75rem 0 0; }
+  .scroll { padding: .9rem 1rem; }
+}
+@media print { .card { break-inside: avoid; } }
+"""
