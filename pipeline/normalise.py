@@ -157,8 +157,8 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None) -> Parsed:
         whole = given.cast(pl.Int64, strict=False)
         if given.dtype.is_float() or whole.null_count() > given.null_count():
             number = given.cast(pl.Float64, strict=False)
-            number = _without(number, ~number.is_finite()).clip(-_LATEST, _LATEST)
-            exact = (number * _UNITS[unit]).round().cast(pl.Int64)
+            number = _without(number, ~number.is_finite()) * _UNITS[unit]
+            exact = number.clip(-2 * _LATEST, 2 * _LATEST).round().cast(pl.Int64)
             times = exact if given.dtype.is_float() else _first(_scale(whole, unit), exact)
         else:
             times = _scale(whole, unit)

@@ -48,9 +48,21 @@ EXPECTED = {
     # Dwell 30 = 40 - 10, which is long. The LIKE at 10 is not before 10.
     ("a", "y", 10): ("train", [1, 0, 0, 0, 30, 1, None, None], ["x"], ["z"], None),
     # Liked and disliked: not good.
-    ("a", "x", 100): ("validation", [1, 1, 1, 0, 60, 1, None, None], ["x", "y"], ["z", "x"], "phone"),
+    ("a", "x", 100): (
+        "validation",
+        [1, 1, 1, 0, 60, 1, None, None],
+        ["x", "y"],
+        ["z", "x"],
+        "phone",
+    ),
     # Dwell 4000, capped at 600. Liked too late for like, in time for good.
-    ("a", "y", 5000): ("test", [1, 0, 0, 1, 600, 1, None, None], ["x", "y", "x"], ["x", "x"], "desk"),
+    ("a", "y", 5000): (
+        "test",
+        [1, 0, 0, 1, 600, 1, None, None],
+        ["x", "y", "x"],
+        ["x", "x"],
+        "desk",
+    ),
     ("b", "x", 20): ("train", [1, 1, 0, 1, 2, 0, None, 5], [], ["x"], "phone"),
     # No dwell, hence no long either.
     ("b", "y", 30): ("train", [1, 0, 0, 0, None, None, None, None], ["x"], ["x", "x"], "desk"),
@@ -171,7 +183,8 @@ def test_vocabularies_and_statistics_come_from_the_training_split(golden):
     assert view.std == pytest.approx(0.4)  # sqrt(0.8 * 0.2)
     assert (like.count, like.masked, like.mean) == (4, 1, 0.5)
     assert statistics.tasks["dwell"].mean == pytest.approx(
-        (2.397895 + 3.433987 + 1.098612) / 3, abs=1e-6  # ln 11, ln 31, ln 3
+        (2.397895 + 3.433987 + 1.098612) / 3,
+        abs=1e-6,  # ln 11, ln 31, ln 3
     )
     frozen = FrozenContract.read(folder / "contract.json")
     assert frozen.contract == config.contract

@@ -140,7 +140,8 @@ def test_later_events_change_no_earlier_example(seed, event_config, tmp_path):
     assert 0 < len(known) < len(lines)
     config = event_config()
     less, more = (
-        bucket_of(some, config, tmp_path / name) for name, some in (("less", known), ("more", lines))
+        bucket_of(some, config, tmp_path / name)
+        for name, some in (("less", known), ("more", lines))
     )
     features = ["meta/impression", "user_id", "item_id", "device", "recent", "liked", "meta/time"]
     # Features of everything that is there in both; labels of what has had its day.

@@ -34,7 +34,7 @@ PACK = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
-    ".xz": lzma.compress,
+    ".xz": lambda data: lzma.compress(data, preset=0),
     ".zst": zstd,
 }
 
@@ -58,7 +58,9 @@ def rejected(found):
 
 
 @pytest.mark.parametrize("suffix", PACK)
-@pytest.mark.parametrize(("text", "form"), [(CSV, CsvFormat()), (JSONL, JsonLinesFormat(type="jsonl"))])
+@pytest.mark.parametrize(
+    ("text", "form"), [(CSV, CsvFormat()), (JSONL, JsonLinesFormat(type="jsonl"))]
+)
 def test_text_formats_plain_and_compressed(text, form, suffix, tmp_path):
     (tmp_path / f"log{suffix}").write_bytes(PACK[suffix](text.encode()))
     found = chunks(tmp_path, "log*", form)
@@ -69,7 +71,9 @@ def test_text_formats_plain_and_compressed(text, form, suffix, tmp_path):
 
 
 def test_parquet(tmp_path):
-    table = pa.table({"time": [1, 2, 3], "user": [r[1] for r in ROWS], "note": [r[2] for r in ROWS]})
+    table = pa.table(
+        {"time": [1, 2, 3], "user": [r[1] for r in ROWS], "note": [r[2] for r in ROWS]}
+    )
     pq.write_table(table, tmp_path / "log.parquet")
     found = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
     assert rows(found) == ROWS
@@ -125,14 +129,14 @@ def test_globs_in_folders_name_each_file_once(tmp_path):
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_of_a_truncated_file_the_readable_part_is_read(suffix, tmp_path):
     # Numbers that hardly compress, in many blocks.
-    numbers = pl.int_range(200_000, eager=True).hash(seed=1)
+    numbers = pl.int_range(60_000, eager=True).hash(seed=1)
     lines = [f"{n},u,x\n" for n in numbers.to_list()]
     packed = PACK[suffix](("time,user,note\n" + "".join(lines)).encode())
     (tmp_path / f"log{suffix}").write_bytes(packed[: len(packed) * 2 // 3])
     found = chunks(tmp_path, "log*", CsvFormat())
     kept = sum(len(chunk.frame) for chunk in found)
-    # xz keeps all of it in one block, bzip2 and zstd lose what their last block held.
-    assert kept > 50_000
+    # What the last block held is lost: up to 900 kB under bzip2.
+    assert kept > 30_000
     assert rows(found) == [(str(n), "u", "x") for n in numbers[:kept].to_list()]
     ((line, reason),) = rejected(found)
     assert reason.startswith("damaged file, the rest of it was not read: ")
@@ -190,11 +194,11 @@ def test_quotes_and_line_breaks(tmp_path):
 
 
 def test_an_open_quote_does_not_swallow_a_large_file(tmp_path):
-    lines = ["1,a,x"] * 400_000
+    lines = ["1,a,x"] * 200_000
     lines[10] = '1,"a,x'
     (tmp_path / "log.csv").write_text("time,user,note\n" + "\n".join(lines) + "\n")
     found = chunks(tmp_path, "log.csv", CsvFormat())
-    assert sum(len(chunk.frame) for chunk in found) == 399_999
+    assert sum(len(chunk.frame) for chunk in found) == 199_999
     assert rejected(found) == [(12, "malformed line: a quote that nothing closes")]
 
 
