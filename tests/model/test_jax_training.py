@@ -1,0 +1,72 @@
+"""A ranker trained on JAX, in a process of its own, scores the same under TensorFlow."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model import checkpoint, data, evaluation
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from configs.base import parse
+from configs.config import Config
+from model import backend, checkpoint, data, training
+from model.scores import scores
+
+config, examples, out, logits = sys.argv[1:]
+assert backend.name() == "jax"
+config = parse(Config, json.loads(Path(config).read_text()), config)
+training.train(config, Path(examples), Path(out), progress=False)
+ranker, encoder, _, _ = checkpoint.load(Path(out))
+rows = data.read_split(Path(examples), "test", encoder)
+found = scores(config.contract, encoder.statistics, ranker.infer(rows.features).logits)
+np.savez(logits, **{name: np.asarray(value) for name, value in found.items()})
+"""
+
+
+def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
+    tiny: Any, tmp_path: Path
+) -> None:
+    # Splits of one batch each: JAX compiles every batch shape anew, which takes seconds.
+    config = tiny.make_config(
+        model={
+            "embedding_dim": 4,
+            "experts": {"count": 2, "units": [4]},
+            "gate": {"name": "moesart", "num_selected": 2},
+            "towers": {"units": []},
+        },
+        train={"epochs": 2, "batch_size": 60, "learning_rate": 0.01},
+    )
+    tiny.write_examples(tmp_path / "examples", config, rows=100)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    arguments = ("config.json", "examples", "checkpoint", "scores.npz")
+    environment = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *(str(tmp_path / name) for name in arguments)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = json.loads((tmp_path / "checkpoint" / "history.json").read_text())["epochs"]
+    assert len(history) == 2
+    assert history[1]["loss"] < history[0]["loss"]
+    # Logs are written on either backend.
+    assert list((tmp_path / "checkpoint" / "logs" / "train").iterdir())
+
+    ranker, encoder, _, _ = checkpoint.load(tmp_path / "checkpoint")
+    rows = data.read_split(tmp_path / "examples", "test", encoder)
+    found = evaluation.Predictions(ranker, config.contract, encoder.statistics, rows)
+    with np.load(tmp_path / "scores.npz") as expected:
+        for task in config.contract.tasks:
+            np.testing.assert_allclose(found.scores[task], expected[task], rtol=1e-5, atol=1e-6)
