@@ -11,7 +11,8 @@ def last_items(events: pl.DataFrame, queries: pl.DataFrame, last: int) -> pl.Ser
     """List the items of each user's last events strictly before each query's time.
 
     Events at the query's very time are not visible: when an impression is scored, they have not
-    happened yet. Events of one user at the same time keep the order of the table.
+    happened yet. Events of one user at the same time are in the order of their items, so that the
+    order in which a caller holds them makes no difference.
 
     Args:
         events: columns `user`, `time`, `item`; already filtered to the events that count.
@@ -22,7 +23,7 @@ def last_items(events: pl.DataFrame, queries: pl.DataFrame, last: int) -> pl.Ser
     Returns:
         One list per query, oldest first, empty where there is nothing: (B,) lists of up to `last`.
     """
-    events = events.filter(pl.col("user").is_not_null())
+    events = events.filter(pl.col("user").is_not_null()).sort("item")
     timeline = Timeline(events, ["user"])
     start, stop, _ = timeline.earlier(queries)
     start = np.maximum(start, stop - last)

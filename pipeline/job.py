@@ -46,9 +46,10 @@ def run(config: Config, data: Path, out: Path, options: list[str] | None = None)
     check(config)
     shards = expand(data, config.pipeline.log.files)
     with new_folder(out) as folder:
-        work = folder / ".work"
+        # Workers need not share this process's working directory.
+        work = folder.absolute() / ".work"
         work.mkdir()
-        plan = Plan(config, folder, work, out)
+        plan = Plan(config, folder.absolute(), work, out)
         for source in ("users", "items"):
             table = tables.read_table(config, data, source)
             if table is not None:

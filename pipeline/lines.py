@@ -55,7 +55,7 @@ def read_lines(
     Yields:
         Blocks in order. A damaged stream gives a last block whose one reject says so.
     """
-    line, held, size, first = 1, [b""], 0, True
+    line, held, size, first, skipping = 1, [b""], 0, True, False
     while True:
         try:
             piece = stream.read()
@@ -69,11 +69,18 @@ def read_lines(
         data = b"".join(held)
         if first:
             data, first = data.removeprefix(b"\xef\xbb\xbf"), False
+        if skipping:  # what is left of an endless line
+            rest = data.find(b"\n") + 1
+            data, line, skipping = data[rest or len(data) :], line + (rest > 0), rest == 0
         cut = len(data) if not piece else data.rfind(b"\n") + 1
-        if cut == 0 and len(data) < 2 * block:  # a line longer than the block: read on
+        if cut == 0 and piece:
             held, size = [data], 0
+            if len(data) > 2 * block:
+                text = data[:500].decode("utf-8", "replace")
+                endless = reject(line, f"line longer than {2 * block} bytes", text)
+                yield Lines(_texts([]), _numbers(np.zeros(0)), endless)
+                held, skipping = [b""], True
             continue
-        cut = cut or len(data)
         ends = _record_ends(data[:cut], quoted, last=not piece)
         cut = int(ends[-1]) if len(ends) else 0
         whole = data[:cut]

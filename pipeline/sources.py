@@ -87,10 +87,10 @@ def _shards(path: Path, name: str, wanted: str) -> list[Shard]:
     if inside is None:
         if wanted:
             raise DataError(f"{name}: member {wanted!r} was asked for, but this is not a zip")
-        return [Shard(path, None, name)]
+        return [Shard(path.absolute(), None, name)]
     if wanted and wanted not in inside:
         raise DataError(f"{name}: no member {wanted!r}; the zip holds {', '.join(inside)}")
-    return [Shard(path, m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
+    return [Shard(path.absolute(), m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
 
 
 def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:

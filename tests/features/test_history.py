@@ -17,7 +17,7 @@ EVENTS = pl.DataFrame(
     {
         "user": ["b", "a", "a", "b", "a", "a"],
         "time": times(5, 30, 10, 7, 20, 20),
-        "item": ["p", "z", "x", "q", "y1", "y2"],
+        "item": ["p", "z", "x", "q", "y2", "y1"],
     }
 )
 
@@ -33,7 +33,7 @@ def ask(user, seconds, last, events=EVENTS):
         ("a", 10, 5, []),  # the event at 10 has not happened yet
         ("a", 11, 5, ["x"]),
         ("a", 20, 5, ["x"]),  # neither event of the same time is visible
-        ("a", 21, 5, ["x", "y1", "y2"]),  # the same time: in the table's order
+        ("a", 21, 5, ["x", "y1", "y2"]),  # the same time: in the items' order
         ("a", 99, 2, ["y2", "z"]),  # the last two, oldest first
         ("a", 99, 1, ["z"]),
         ("b", 99, 5, ["p", "q"]),
@@ -67,6 +67,12 @@ def test_clients_may_count_time_in_another_unit():
     # A table whose times have milliseconds, as a client's store may give them.
     events = EVENTS.with_columns(pl.col("time").dt.cast_time_unit("ms"))
     assert ask("a", 21, 9, events) == ["x", "y1", "y2"]
+
+
+def test_the_order_of_the_table_makes_no_difference():
+    for seed in range(5):
+        events = EVENTS.sample(fraction=1, shuffle=True, seed=seed)
+        assert ask("a", 99, 3, events) == ["y1", "y2", "z"]
 
 
 def test_timeline_says_where_a_group_begins_how_much_is_earlier_and_where_it_ends():

@@ -185,10 +185,11 @@ def read_examples():
     """Read all examples of a folder, with their split, in an order of their own."""
 
     def read(folder: Path) -> pl.DataFrame:
-        frames = []
-        for name in SPLITS:
-            for path in sorted((folder / name).glob("*.parquet")):
-                frames.append(pl.read_parquet(path).with_columns(split=pl.lit(name)))
+        frames = [
+            pl.read_parquet(path).with_columns(split=pl.lit(name))
+            for name in SPLITS
+            for path in sorted((folder / name).glob("*.parquet"))
+        ]
         return pl.concat(frames).sort("meta/impression")
 
     return read

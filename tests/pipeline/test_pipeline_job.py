@@ -10,6 +10,7 @@ from configs import ConfigError, DataError
 from pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"
+KINDS = ("LIKE", "DISLIKE", "BUY", "RATE")
 SPLIT = {"by": "time", "validation": 0.2, "test": 0.2}
 
 
@@ -101,9 +102,14 @@ def test_later_events_change_no_earlier_example(baseline, event_config, read_exa
 def test_an_impression_needs_its_side_tables(event_config, read_examples, tmp_path):
     folder = write_log(
         tmp_path / "log",
-        ["10,VIEW,x,a,s,,phone", "20,VIEW,y,a,s,,phone", "30,VIEW,q,b,s,,phone"]
-        + ["40,VIEW,x,c,s,,phone", "41,LIKE,x,c,s,,", "42,DISLIKE,x,c,s,,", "43,BUY,x,c,s,1,"]
-        + ["44,RATE,x,c,s,1,"],
+        [
+            "10,VIEW,x,a,s,,phone",
+            "20,VIEW,y,a,s,,phone",
+            "30,VIEW,q,b,s,,phone",
+            "40,VIEW,x,c,s,,phone",
+            # The configuration names these types: they must occur.
+            *(f"4{at},{kind},x,c,s,1," for at, kind in enumerate(KINDS, start=1)),
+        ],
     )
     (folder / "items.jsonl").write_text('{"id": "x", "topic": "t1"}\n{"id": "y", "topic": "t2"}\n')
     (folder / "users.csv").write_text("user,age\na,33\nb,\nc,7\n")

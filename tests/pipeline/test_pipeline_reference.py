@@ -66,6 +66,7 @@ def slow_examples(lines: list[str]) -> tuple[list[dict], dict[str, int]]:
     for view in shown:
         own = [e for e in events if e["user"] == view["user"]]
         before = [e for e in own if e["time"] < view["time"]]
+        before.sort(key=lambda e: (e["time"], e["item"]))
         later = [
             e["time"] - view["time"]
             for e in own
@@ -75,7 +76,7 @@ def slow_examples(lines: list[str]) -> tuple[list[dict], dict[str, int]]:
         like = any(e["event"] == "LIKE" and delay <= 3600 for delay, e in feedback)
         dislike = any(e["event"] == "DISLIKE" for _, e in feedback)
         good = any(e["event"] == "LIKE" for _, e in feedback) and not dislike
-        dwell = min(min(later), 600) if later else None
+        dwell = min(*later, 600) if later else None
         bought = [float(e["value"]) for _, e in feedback if e["event"] == "BUY" and e["value"]]
         stars = [float(e["value"]) for _, e in feedback if e["event"] == "RATE" and e["value"]]
         rows.append(
@@ -92,7 +93,7 @@ def slow_examples(lines: list[str]) -> tuple[list[dict], dict[str, int]]:
                 "label/dwell": dwell,
                 "label/long": None if dwell is None else float(dwell >= 30),
                 "label/bought": sum(bought) if bought else None,
-                "label/rated": min(max(max(stars), 1.0), 5.0) if stars and like else None,
+                "label/rated": min(max(*stars, 1.0), 5.0) if stars and like else None,
                 "time": view["time"],
             }
         )

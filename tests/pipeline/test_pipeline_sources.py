@@ -13,6 +13,7 @@ import pytest
 
 from configs import DataError
 from configs.log import CsvFormat, JsonLinesFormat, ParquetFormat
+from pipeline.lines import read_lines
 from pipeline.sources import expand, read
 
 ROWS = [("1", "ann", "x y"), ("2", "bob", None), ("3", "ö", 'say "hi", all')]
@@ -234,3 +235,46 @@ def test_json_lists_survive_lines_without_them(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n')
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
     assert chunk.frame["note"].to_list() == [["a", "b"], None]
+
+
+class Pieces:
+    """A stream that gives a few bytes at a time."""
+
+    def __init__(self, data, size):
+        self.pieces = [data[at : at + size] for at in range(0, len(data), size)]
+
+    def read(self):
+        return self.pieces.pop(0) if self.pieces else b""
+
+
+@pytest.mark.parametrize("block", [7, 40, 1000])
+@pytest.mark.parametrize("size", [3, 100])
+def test_where_blocks_are_cut_changes_nothing(block, size):
+    text = 'a,"b\nc"\r\nd,é\n\n"e ""f""",\n,"g\n\nh"\nlast'
+    found = list(read_lines(Pieces(text.encode(), size), "utf-8", quoted=True, block=block))
+    records = [record for lines in found for record in lines.text]
+    assert records == ['a,"b\nc"', "d,é", '"e ""f""",', ',"g\n\nh"', "last"]
+    assert [n for lines in found for n in lines.number] == [1, 3, 5, 6, 9]
+    plain = list(read_lines(Pieces(text.encode(), size), "utf-8", block=block))
+    assert [n for lines in plain for n in lines.number] == [1, 2, 3, 5, 6, 8, 9]
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_an_endless_line_is_skipped(size):
+    text = b"one\n" + b"x" * 100 + b"\ntwo\n" + b"y" * 100
+    found = list(read_lines(Pieces(text, size), "utf-8", block=8))
+    if size < 1000:  # read whole, it is a line like any other
+        assert [(r, n) for f in found for r, n in zip(f.text, f.number, strict=True)] == [
+            ("one", 1),
+            ("two", 3),
+        ]
+        assert rejected_lines(found) == [
+            (2, "line longer than 16 bytes"),
+            (4, "line longer than 16 bytes"),
+        ]
+    else:
+        assert [len(r) for f in found for r in f.text] == [3, 100, 3, 100]
+
+
+def rejected_lines(found):
+    return [row for lines in found for row in lines.rejects.select("line", "reason").rows()]
