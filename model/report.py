@@ -6,28 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.config import Config
-from model import checkpoint as checkpoints
 from model.report_charts import curves, heatmap
 from model.report_style import STYLE
 
 GROUPS = ("engagement", "satisfaction")
-
-
-def report_checkpoint(
-    path: Path,
-    checkpoint: Path,
-    evaluation: Mapping[str, Any],
-    best: Mapping[str, float | None] | None = None,
-) -> None:
-    """Write the report of a checkpoint; history and configuration are read from its folder."""
-    config, contract = checkpoints.read_config(checkpoint)
-    facts = {
-        "schema": contract.schema_fingerprint,
-        "data": contract.data_fingerprint,
-        "checkpoint": checkpoint.name,
-    }
-    extras = {"best": best or {}, "facts": facts}
-    write_report(path, evaluation, checkpoints.read_history(checkpoint), config, extras)
 
 
 def write_report(
