@@ -1,0 +1,52 @@
+"""What all tests share: where the real data are, and one small run of every stage."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Any:
+    """Path of a real data file; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        path = DATA / name
+        if not path.exists():
+            pytest.skip(f"real data absent: {name} is not beside the project")
+        return path
+
+    return find
+
+
+@dataclass(frozen=True)
+class SmallRun:
+    """A small run of every stage on simulated logs, in folders as `multigate demo` leaves them."""
+
+    config: Any
+    root: Path
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
+    """Run the demo's stages on 6,000 exposures: four experts, one epoch."""
+    from configs import load
+    from jobs import demo
+    from pipeline.simulate import simulate
+
+    config = load("demo")
+    experts = config.model.experts.model_copy(update={"count": 4, "units": (16,)})
+    config = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"experts": experts, "embedding_dim": 8}),
+            "train": config.train.model_copy(update={"epochs": 1}),
+        }
+    )
+    root = tmp_path_factory.mktemp("small")
+    simulate(root / "logs", seed=3, users=150, items=60, exposures=6_000)
+    result = demo.run(config, root / "logs", root / "run")
+    return SmallRun(config, root, result)

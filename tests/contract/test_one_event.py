@@ -1,0 +1,150 @@
+"""One raw log line, followed through pipeline, training, export and a gRPC call.
+
+The client computes the line's features from the raw log by itself, as an online caller would; the
+pipeline computed them for training.  Both must agree, and so must the score of the served file and
+that of the Keras model on the pipeline's row.
+"""
+
+import json
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from features.history import last_items
+from model import checkpoint, scores
+from pipeline.simulate import SLOTS
+from serving.client import RankClient
+from serving.options import ServerOptions
+from serving.server import Server
+
+pytestmark = pytest.mark.xdist_group("small_run")
+
+
+@pytest.fixture(scope="module")
+def raw_log(small_run):
+    lines = []
+    for path in sorted((small_run.root / "logs").glob("*.jsonl")):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def event(raw_log):
+    """The log's last line whose user had clicked before and whose age is known."""
+    return next(
+        line
+        for line in reversed(raw_log)
+        if line["age"] is not None
+        and any(
+            other["user_id"] == line["user_id"] and other["click"] and other["time"] < line["time"]
+            for other in raw_log
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def features(event, raw_log):
+    """The event's features as a client makes them from the raw log."""
+    clicks = pl.DataFrame(
+        [
+            {"user": line["user_id"], "time": line["time"], "item": line["item_id"]}
+            for line in raw_log
+            if line["click"]
+        ]
+    )
+    query = pl.DataFrame({"user": [event["user_id"]], "time": [event["time"]]})
+    names = ("user_id", "country", "age", "hour", "item_id", "topic", "tags", "length")
+    return {name: event[name] for name in names} | {
+        "recent_clicks": last_items(clicks, query, 20)[0].to_list()
+    }
+
+
+@pytest.fixture(scope="module")
+def row(event, small_run):
+    """The event's row among the pipeline's examples."""
+    table = pq.read_table(small_run.root / "run/examples/test")
+    frame = pl.from_arrow(table).with_row_index("at")
+    found = frame.filter(
+        (pl.col("meta/request") == event["request_id"]) & (pl.col("item_id") == event["item_id"])
+    )
+    assert found.height == 1
+    return table.slice(found["at"][0], 1)
+
+
+def test_the_pipelines_features_are_the_clients(features, row):
+    stored = row.to_pylist()[0]
+    assert {name: stored[name] for name in features} == features
+
+
+def test_labels_follow_from_the_line(event, row, small_run):
+    stored = row.to_pylist()[0]
+    for name in ("click", "share", "like", "dislike", "follow", "rating"):
+        assert stored[f"label/{name}"] == event[name]
+    assert stored["label/deep_click"] == float(event["dwell"] >= 30)
+    dwell = pytest.approx(event["dwell"]) if event["click"] else None
+    assert stored["label/dwell"] == dwell
+    assert 0 <= stored["position"] < SLOTS
+
+
+def test_the_served_score_is_the_models(features, row, small_run):
+    ranker, encoder, config, _ = checkpoint.load(small_run.root / "run/checkpoint")
+    encoded = encoder(row)
+    logits = {task: np.asarray(z) for task, z in ranker(encoded, training=False).items()}
+    expected = {
+        task: float(np.asarray(values)[0])
+        for task, values in scores.scores(config.contract, encoder.statistics, logits).items()
+    }
+
+    options = ServerOptions(
+        model_name="demo", model_base_path=small_run.root / "run/models/demo", port=0
+    )
+    with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=30) as client:
+        user = {name: features[name] for name in ("user_id", "country", "age", "recent_clicks")}
+        (item,) = client.rank(
+            "demo",
+            user=user,
+            context={"hour": features["hour"]},
+            item_ids=[features["item_id"]],
+            columns={name: [features[name]] for name in ("topic", "tags", "length")},
+        )
+    assert item["tasks"] == pytest.approx(expected, rel=1e-5)
+    weights = {name: task.score_weight for name, task in config.contract.tasks.items()}
+    combined = sum(weights[name] * score for name, score in expected.items())
+    assert item["score"] == pytest.approx(combined, rel=1e-5)
+
+
+def test_every_feature_reaches_the_graph(features, small_run):
+    """No input is read and then forgotten: each feature's change changes some score."""
+    options = ServerOptions(
+        model_name="demo", model_base_path=small_run.root / "run/models/demo", port=0
+    )
+    changes = {
+        "user_id": "u0000",
+        "country": None,
+        "age": 18 if features["age"] > 40 else 70,
+        "hour": (features["hour"] + 12) % 24,
+        "item_id": "i0001",
+        "topic": "topic11" if features["topic"] != "topic11" else "topic00",
+        "tags": [],
+        "length": 1.0,
+        "recent_clicks": ["i0002"],
+    }
+    with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=30) as client:
+
+        def score(changed: dict) -> dict:
+            values = features | changed
+            (item,) = client.rank(
+                "demo",
+                user={n: values[n] for n in ("user_id", "country", "age", "recent_clicks")},
+                context={"hour": values["hour"]},
+                item_ids=[values["item_id"]],
+                columns={name: [values[name]] for name in ("topic", "tags", "length")},
+            )
+            return item["tasks"]
+
+        base = score({})
+        assert score({}) == base
+        for name, value in changes.items():
+            assert score({name: value}) != base, f"{name} has no effect"
