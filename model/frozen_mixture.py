@@ -84,7 +84,9 @@ class FrozenMixture:
             self.constant_weights = weights[:, self.kept]
         elif not all(g.static or g.properties.sparse_at_inference for g in mixture.gates):
             self.mode = "dense"
-        self._experts = _FrozenExperts([mixture.experts[e] for e in self.kept], columns, user_width)
+        self._experts = _FrozenExperts(
+            [mixture.experts[e] for e in self.kept], self.kept, columns, user_width
+        )
 
     def __call__(self, halves: Halves, gate_input: Tensor, ids: Tensor) -> list[Tensor]:
         """Mix the experts for every task.
@@ -98,10 +100,10 @@ class FrozenMixture:
             T tensors (N, U).
         """
         if self.mode == "constant":
-            return self._mix_constant(self._on_all_rows(halves))
+            return self._mix_constant(self._experts(halves, None))
         weights = self._route(gate_input, ids)  # (T, N, E)
         if self.mode == "dense":
-            results = tf.stack(self._on_all_rows(halves))  # (E, N, U)
+            results = tf.stack(self._experts(halves, None))  # (E, N, U)
             return tf.unstack(tf.einsum("tne,enu->tnu", weights, results))
         return self._dispatch(halves, weights)
 
@@ -116,18 +118,6 @@ class FrozenMixture:
             else:
                 weights.append(tf.broadcast_to(constant, [N, E]))
         return tf.stack(weights)
-
-    def _on_all_rows(self, halves: Halves) -> list[Tensor]:
-        """Every kept expert on every row: S tensors (N, U)."""
-        users = self._experts.user_halves(halves.user)  # (S, M, U1)
-        results = []
-        for s, number in enumerate(self.kept):
-            with tf.name_scope(f"expert_{number}"):
-                user = users[s]
-                if halves.user_index is not None:
-                    user = tf.gather(user, halves.user_index)
-                results.append(self._experts.run(s, user, halves.item))
-        return results
 
     def _mix_constant(self, results: list[Tensor]) -> list[Tensor]:
         """Constant mixes of S results (N, U); a task of one expert takes its result as it is."""
@@ -144,81 +134,109 @@ class FrozenMixture:
     def _dispatch(self, halves: Halves, weights: Tensor) -> list[Tensor]:
         """Each expert on the rows that some task weights; P (expert, row) pairs in all."""
         T, N, E = len(self._gates), tf.shape(weights)[1], len(self.kept)
-        by_expert = tf.transpose(weights, [0, 2, 1])  # (T, E, N)
-        used = tf.reduce_any(by_expert != 0, axis=0)  # (E, N)
-        pairs = tf.cast(tf.where(used), tf.int32)  # (P, 2), sorted by expert
-        expert, row = pairs[:, 0], pairs[:, 1]
+        nonzero = weights != 0  # (T, N, E)
+        used = tf.transpose(tf.reduce_any(nonzero, axis=0))  # (E, N)
+        pairs = tf.where(used)  # (P, 2): expert, row; sorted by expert
         counts = tf.reduce_sum(tf.cast(used, tf.int32), axis=1)  # (E,)
-
-        if halves.user_index is None:
-            users = [
-                tf.matmul(rows, self._experts.user_kernels[s]) + self._experts.first_bias[s]
-                for s, rows in enumerate(tf.split(tf.gather(halves.user, row), counts, num=E))
-            ]
-        else:
-            once = self._experts.user_halves(halves.user)  # (E, M, U1)
-            M, U1 = tf.shape(halves.user)[0], once.shape[-1]
-            place = expert * M + tf.gather(halves.user_index, row)
-            users = tf.split(tf.gather(tf.reshape(once, [-1, U1]), place), counts, num=E)
-        items = tf.split(tf.gather(halves.item, row), counts, num=E)
-        results = []
-        for s, number in enumerate(self.kept):
-            with tf.name_scope(f"expert_{number}"):
-                results.append(self._experts.run(s, users[s], items[s]))
+        rows = tf.split(tf.cast(pairs[:, 1], tf.int32), counts, num=E)
+        results = tf.concat(self._experts(halves, rows), axis=0)  # (P, U)
 
         # One sparse product mixes for all tasks: row t * N + b takes its experts' results.
-        entries = tf.cast(tf.where(by_expert != 0), tf.int32)  # (Z, 3): task, expert, row
-        pair_of = tf.cumsum(tf.reshape(tf.cast(used, tf.int32), [-1])) - 1  # (E * N,)
-        target = entries[:, 0] * N + entries[:, 2]
-        source = tf.gather(pair_of, entries[:, 1] * N + entries[:, 2])
-        P = tf.shape(row)[0]
+        P = tf.shape(pairs, out_type=tf.int64)[0]
+        shape = tf.shape(used, out_type=tf.int64)
+        number = tf.scatter_nd(pairs, tf.range(P), shape)  # (E, N): each pair's place
+        entries = tf.where(nonzero)  # (Z, 3): task, row, expert
+        wide = tf.cast(N, tf.int64)
+        target = entries[:, 0] * wide + entries[:, 1]
+        source = tf.gather_nd(number, tf.gather(entries, [2, 1], axis=1))
         mix = tf.SparseTensor(
-            tf.cast(tf.stack([target, source], axis=1), tf.int64),
-            tf.gather_nd(by_expert, entries),
-            tf.cast(tf.stack([T * N, P]), tf.int64),
+            tf.stack([target, source], axis=1),
+            tf.gather_nd(weights, entries),
+            tf.stack([T * wide, P]),
         )
-        mixed = tf.sparse.sparse_dense_matmul(mix, tf.concat(results, axis=0))  # (T * N, U)
-        U = results[0].shape[-1]
-        return tf.unstack(tf.reshape(mixed, [T, N, U]))
+        mixed = tf.sparse.sparse_dense_matmul(mix, results)  # (T * N, U)
+        return tf.unstack(tf.reshape(mixed, [T, N, results.shape[-1]]))
 
 
 class _FrozenExperts:
-    """Weights of S experts, the first layer's kernel split into its user and item half."""
+    """S experts, the first layer's kernel of each split into its user and item half."""
 
-    def __init__(self, experts: Sequence[Expert], columns: np.ndarray, user_width: int) -> None:
-        stacks = [
-            [layer for layer in expert.stack if isinstance(layer, keras.layers.Dense)]
-            for expert in experts
-        ]
-        kernels = np.stack([_value(stack[0].kernel)[columns] for stack in stacks])  # (S, D, U1)
-        self.user_kernels = tf.Variable(kernels[:, :user_width], trainable=False)
-        self.item_kernels = tf.Variable(kernels[:, user_width:], trainable=False)
-        biases = np.stack([_value(stack[0].bias) for stack in stacks])[:, None]
-        self.first_bias = tf.Variable(biases, trainable=False)  # (S, 1, U1)
-        self._later = [
-            [
-                (
-                    tf.Variable(_value(layer.kernel), trainable=False),
-                    tf.Variable(_value(layer.bias), trainable=False),
-                    layer.activation,
-                )
-                for layer in stack[1:]
-            ]
-            for stack in stacks
-        ]
-        self._activation = stacks[0][0].activation
+    def __init__(
+        self,
+        experts: Sequence[Expert],
+        numbers: Sequence[int],
+        columns: np.ndarray,
+        user_width: int,
+    ) -> None:
+        self._numbers = list(numbers)
+        self._users: list[tf.Variable] = []  # (Du, U1)
+        self._items: list[tf.Variable] = []  # (Di, U1)
+        self._biases: list[tf.Variable] = []  # (U1,)
+        self._later: list[list[tuple[tf.Variable, tf.Variable, Any]]] = []
+        for expert in experts:
+            first, *later = [d for d in expert.stack if isinstance(d, keras.layers.Dense)]
+            kernel = _value(first.kernel)[columns]
+            self._users.append(_constant(kernel[:user_width]))
+            self._items.append(_constant(kernel[user_width:]))
+            self._biases.append(_constant(_value(first.bias)))
+            self._later.append(
+                [
+                    (_constant(_value(d.kernel)), _constant(_value(d.bias)), d.activation)
+                    for d in later
+                ]
+            )
+            self._activation = first.activation
 
-    def user_halves(self, user: Tensor) -> Tensor:
-        """First layer's user half of every expert, bias included: (M, Du) to (S, M, U1)."""
-        with tf.name_scope("user_half"):
-            return tf.matmul(user[None], self.user_kernels) + self.first_bias
+    def __call__(self, halves: Halves, rows: list[Tensor] | None) -> list[Tensor]:
+        """Run every expert.
 
-    def run(self, s: int, user_half: Tensor, item: Tensor) -> Tensor:
-        """Expert s on rows given by their user half (n, U1) and item columns (n, Di): (n, U)."""
-        x = self._activation(tf.matmul(item, self.item_kernels[s], name="first") + user_half)
-        for kernel, bias, activation in self._later[s]:
-            x = activation(tf.nn.bias_add(tf.matmul(x, kernel, name="later"), bias))
-        return x
+        Args:
+            halves: the experts' input, N rows.
+            rows: for each expert, the rows (n,) that it runs on; None: all.
+
+        Returns:
+            S tensors (n, U).
+        """
+        S = len(self._numbers)
+        items = [_take(halves.item, rows, s) for s in range(S)]
+        if halves.user_index is None:
+            users = [_take(halves.user, rows, s) for s in range(S)]
+            return [self._run(s, items[s], self._user_half(s, users[s])) for s in range(S)]
+        once = [self._user_half(s, halves.user) for s in range(S)]  # (M, U1) each
+
+        def one_user() -> list[Tensor]:
+            # One row for all: added like a bias, within the matrix product's kernel.
+            return [self._run(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
+
+        def many_users() -> list[Tensor]:
+            places = [_take(halves.user_index, rows, s) for s in range(S)]
+            return [self._run(s, items[s], tf.gather(once[s], places[s])) for s in range(S)]
+
+        return tf.cond(tf.shape(halves.user)[0] == 1, one_user, many_users)
+
+    def _user_half(self, s: int, user: Tensor) -> Tensor:
+        """First layer's user half of expert s, bias included: (m, Du) to (m, U1)."""
+        with tf.name_scope(f"user_half_{self._numbers[s]}"):
+            return tf.nn.bias_add(tf.matmul(user, self._users[s]), self._biases[s])
+
+    def _run(self, s: int, item: Tensor, user_half: Tensor) -> Tensor:
+        """Expert s on item columns (n, Di) and user halves (n, U1), or one (U1,) for all."""
+        with tf.name_scope(f"expert_{self._numbers[s]}"):
+            x = tf.matmul(item, self._items[s])
+            x = tf.nn.bias_add(x, user_half) if len(user_half.shape) == 1 else x + user_half
+            x = self._activation(x)
+            for kernel, bias, activation in self._later[s]:
+                x = activation(tf.nn.bias_add(tf.matmul(x, kernel), bias))
+            return x
+
+
+def _take(x: Tensor, rows: list[Tensor] | None, s: int) -> Tensor:
+    """The rows of expert s; all where every expert runs on all."""
+    return x if rows is None else tf.gather(x, rows[s])
+
+
+def _constant(value: np.ndarray) -> tf.Variable:
+    return tf.Variable(value, trainable=False)
 
 
 def _constant_weights(gate: Gate, width: int) -> np.ndarray | None:

@@ -1,6 +1,7 @@
 """What the exported graph computes: the Keras model's scores, on the selected experts only."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ GATES: dict[str, dict[str, Any]] = {
     "dselect_k": {"name": "dselect_k", "num_selected": 2},
     "dselect_k_static": {"name": "dselect_k", "num_selected": 2, "static": True},
     "moesart": {"name": "moesart", "num_selected": 2},
+    "hash": {"name": "hash"},
+}
+
+MORE_GATES: dict[str, dict[str, Any]] = {
     "noisy_topk": {"name": "noisy_topk", "num_selected": 2},
     "switch": {"name": "switch", "num_selected": 1},
     "xmoe": {"name": "xmoe", "num_selected": 2},
     "expert_choice": {"name": "expert_choice", "num_selected": 2},
-    "hash": {"name": "hash"},
     "comet": {"name": "comet", "num_selected": 2},
 }
 
@@ -98,16 +102,31 @@ def assert_scores_equal(exported: Exported, received: dict[str, Any], expected: 
     assert relative_differences(exported.contract, expected, received).max() < 1e-5
 
 
-@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
-def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> None:
-    exported = Exported(case.checkpoint(model={"gate": gate}), tmp_path / "m", case.examples)
-    rows = exported.raw("user", "item", "context")
-    received = exported.call("serving_default", rows)
-    assert_scores_equal(exported, received, exported.expected(exported.table))
-    users, items = np.arange(5), np.arange(40, 100)
-    index = np.arange(60) * 7 % 5
-    _, table = exported.request(users, items, index)
-    assert_scores_equal(exported, exported.rank(users, items, index), exported.expected(table))
+@pytest.fixture(scope="module")
+def exported(case, tmp_path_factory) -> Callable[[str], Exported]:
+    """One export per gate, made when first asked for."""
+    made: dict[str, Exported] = {}
+
+    def get(gate: str) -> Exported:
+        if gate not in made:
+            folder, options = tmp_path_factory.mktemp(gate) / "model", (GATES | MORE_GATES)[gate]
+            made[gate] = Exported(case.checkpoint(model={"gate": options}), folder, case.examples)
+        return made[gate]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    "gate", [*GATES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_GATES)]
+)
+def test_both_signatures_score_like_the_keras_model(exported, gate) -> None:
+    model = exported(gate)
+    received = model.call("serving_default", model.raw("user", "item", "context"))
+    assert_scores_equal(model, received, model.expected(model.table))
+    for M in (1, 5):
+        users, items, index = np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M
+        _, table = model.request(users, items, index)
+        assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
 
 
 def evaluated_rows(
@@ -130,17 +149,17 @@ def evaluated_rows(
     return {expert: counts[0] for expert, counts in rows.items()}
 
 
-@pytest.mark.parametrize("gate", ["topk", "moesart", "dselect_k", "comet", "hash"])
-def test_the_graph_evaluates_the_selected_experts_and_no_more(case, tmp_path, gate) -> None:
-    exported = Exported(case.checkpoint(model={"gate": GATES[gate]}), tmp_path / "m", case.examples)
-    raw = exported.raw("user", "item", "context")
+@pytest.mark.parametrize("gate", ["topk", "moesart", "dselect_k", "hash"])
+def test_the_graph_evaluates_the_selected_experts_and_no_more(exported, gate) -> None:
+    model = exported(gate)
     for signature, request, table in (
-        ("serving_default", raw, exported.table),
-        ("rank", *exported.request(np.arange(5), np.arange(100, 400), np.arange(300) % 5)),
+        ("serving_default", model.raw("user", "item", "context"), model.table),
+        ("rank", *model.request(np.arange(1), np.arange(100, 400), np.zeros(300, int))),
+        ("rank", *model.request(np.arange(5), np.arange(100, 400), np.arange(300) % 5)),
     ):
-        rows = evaluated_rows(exported, signature, request)
+        rows = evaluated_rows(model, signature, request)
         assert len(rows) == 6
-        assert sum(rows.values()) == exported.selected(table)
+        assert sum(rows.values()) == model.selected(table)
         assert sum(rows.values()) < 6 * table.num_rows
 
 
@@ -155,12 +174,11 @@ def test_later_layers_run_on_the_same_rows(case, tmp_path) -> None:
     assert sum(evaluated.values()) == exported.selected(exported.table)
 
 
-def test_experts_that_no_static_gate_selects_do_not_run(case, tmp_path) -> None:
-    checkpoint = case.checkpoint(model={"gate": GATES["topk_static_single"]})
-    exported = Exported(checkpoint, tmp_path / "m", case.examples)
-    kept = exported.servable.mixture.kept
+def test_experts_that_no_static_gate_selects_do_not_run(exported) -> None:
+    model = exported("topk_static_single")
+    kept = model.servable.mixture.kept
     assert 1 <= len(kept) <= 3
-    rows = evaluated_rows(exported, "serving_default", exported.raw("user", "item", "context"))
+    rows = evaluated_rows(model, "serving_default", model.raw("user", "item", "context"))
     assert rows == dict.fromkeys(kept, 600)
 
 
@@ -179,27 +197,37 @@ def test_gates_of_different_kinds(case, tmp_path) -> None:
     assert_scores_equal(exported, received, exported.expected(exported.table))
 
 
-@pytest.mark.parametrize("gate", ["topk", "dselect_k", "expert_choice", "topk_static"])
-def test_a_row_scores_the_same_in_any_company(case, tmp_path, gate) -> None:
-    exported = Exported(case.checkpoint(model={"gate": GATES[gate]}), tmp_path / "m", case.examples)
-    raw = exported.raw("user", "item", "context")
-    together = exported.call("serving_default", raw)
+@pytest.mark.parametrize(
+    "gate", ["topk", "dselect_k", "topk_static", pytest.param("comet", marks=pytest.mark.slow)]
+)
+def test_a_row_scores_the_same_in_any_company(exported, gate) -> None:
+    model = exported(gate)
+    raw = model.raw("user", "item", "context")
+    together = model.call("serving_default", raw)
     order = np.random.default_rng(1).permutation(600)
-    shuffled = exported.call("serving_default", take(raw, order))
+    shuffled = model.call("serving_default", take(raw, order))
     once = {name: value[order] for name, value in together.items()}
-    assert_scores_equal(exported, shuffled, once)
+    assert_scores_equal(model, shuffled, once)
     some = [0, 17, 599]
-    alone = [exported.call("serving_default", take(raw, [row])) for row in some]
-    ranked = [exported.rank(np.array([row]), np.array([row]), np.zeros(1, int)) for row in some]
+    alone = [model.call("serving_default", take(raw, [row])) for row in some]
+    ranked = [model.rank(np.array([row]), np.array([row]), np.zeros(1, int)) for row in some]
     for calls in (alone, ranked):
         joined = {name: np.concatenate([call[name] for call in calls]) for name in together}
-        assert_scores_equal(exported, joined, {n: v[some] for n, v in together.items()})
+        assert_scores_equal(model, joined, {n: v[some] for n, v in together.items()})
 
 
-def test_no_rows(case, tmp_path) -> None:
-    exported = Exported(case.checkpoint(), tmp_path / "m", case.examples)
-    nothing = take(exported.raw("user", "item", "context"), slice(0))
-    assert exported.call("serving_default", nothing)["score"].shape == (0,)
+def test_no_rows(exported) -> None:
+    model = exported("topk")
+    nothing = take(model.raw("user", "item", "context"), slice(0))
+    assert model.call("serving_default", nothing)["score"].shape == (0,)
+
+
+def test_a_user_index_out_of_range_is_refused(exported) -> None:
+    for gate in ("topk", "topk_static"):
+        model = exported(gate)
+        raw, _ = model.request(np.arange(2), np.arange(3), np.zeros(3, int))
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            model.call("rank", raw | {"user_index": np.array([0, 2, 1], np.int32)})
 
 
 @pytest.mark.parametrize("kind", ["sum", "product"])

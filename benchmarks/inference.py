@@ -1,0 +1,349 @@
+"""What an exported model costs per call, beside dense weights and a hand-written limit.
+
+    python benchmarks/inference.py [--quick] [--json FILE]
+
+Every variant is a SavedModel on disk, called through a Session callable as the server does, on
+raw features, and all variants of a case are timed in turn within one run:
+
+    rank     ours, one user and N candidates
+    rows     ours, N rows with the user repeated
+    dense    the same weights, every expert on every one of the N rows
+    limit    written by hand, one user and N candidates: constant gates' selected experts only, or
+             experts on exactly the selected rows with routing and mixing weights given
+
+The ceiling is E / union: how many times fewer experts a row needs than there are.
+Prints a table and, last, one JSON line with the ratios of the reference case (Deskdrop's
+features, E = 16, k = 2, two tasks, width 256, 500 candidates).
+"""
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from configs.base import parse
+from configs.config import Config, load
+from configs.statistics import Statistics
+from model import scores
+from model.checkpoint import make_ranker
+from model.encoding import Encoder
+from model.encoding_tensorflow import GraphEncoder, raw_inputs
+from model.raw import Raw, raw_values, take
+from model.servable import RANK, ROWS, Servable
+
+K = 2
+VOCABULARIES = {"user_id": 1900, "item_id": 3000, "movie_id": 3700, "region": 80, "country": 20}
+REFERENCE = {"shape": "deskdrop", "experts": 16, "units": [256], "tasks": 2, "candidates": 500}
+
+
+def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict[str, Any]) -> Any:
+    """A servable with random weights on a preset's features."""
+    values = load(shape).model_dump(mode="json")
+    task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
+    values["contract"]["tasks"] = {f"task_{number}": task for number in range(tasks)}
+    values["model"] = {
+        "embedding_dim": values["model"]["embedding_dim"],
+        "experts": {"count": experts, "units": units},
+        "gate": gate,
+        "towers": {"units": [32]},
+    }
+    config = parse(Config, values, shape)
+    contract = config.contract
+    vocabularies = {}
+    for name, feature in contract.features.items():
+        if getattr(feature, "share", "none") is None:
+            count = VOCABULARIES[name]
+            numbers = np.random.default_rng(0).choice(2**40, count, replace=False)
+            kind = pa.string() if feature.dtype == "string" else pa.int64()
+            vocabularies[name] = pa.array(numbers).cast(kind)
+    label = {"count": 1, "masked": 0, "mean": 0.2, "std": 0.4}
+    statistics = {"features": {}, "tasks": dict.fromkeys(contract.tasks, label), "rows": {}}
+    encoder = Encoder(contract, parse(Statistics, statistics, shape), vocabularies)
+    ranker = make_ranker(contract, config.model, encoder, seed=0)
+    rng = np.random.default_rng(1)
+    for table in ranker.embedder.tables.values():
+        table.embeddings.assign(rng.normal(0, 0.3, table.embeddings.shape))
+    for mixed in ranker.mixture.gates:
+        if mixed.static:  # tasks choose their experts independently
+            mixed.bias.assign(rng.normal(0, 1, mixed.bias.shape))
+    return ranker, encoder, Servable(ranker, encoder)
+
+
+def make_table(encoder: Encoder, rows: int) -> pa.Table:
+    """Random rows over the vocabularies."""
+    contract, rng = encoder.contract, np.random.default_rng(2)
+    columns = {}
+    for name, feature in contract.features.items():
+        known = encoder.vocabularies[contract.vocabulary_of(name)]
+        if feature.kind == "id":
+            columns[name] = known.take(pa.array(rng.integers(0, len(known), rows)))
+        else:
+            offsets = np.arange(rows + 1, dtype=np.int32) * feature.max_length
+            values = known.take(pa.array(rng.integers(0, len(known), offsets[-1])))
+            columns[name] = pa.ListArray.from_arrays(pa.array(offsets), values)
+    return pa.table(columns)
+
+
+def save(folder: Path, name: str, function: Callable[..., Any], specs: Any, tables: Any) -> None:
+    """Save one hand-written signature."""
+    concrete = tf.function(function, autograph=False).get_concrete_function(**specs)
+    root = tf.Module()
+    root.tables = tables
+    root.weights = list(concrete.graph.variables)
+    tf.saved_model.save(root, str(folder), signatures={name: concrete})
+
+
+def dense_rows(ranker: Any, encoder: Encoder, folder: Path) -> None:
+    """The same weights without selection: every expert on every row."""
+    encode = GraphEncoder(encoder)
+    names = [name for name, _ in encoder.contract.of_side("user", "item", "context")]
+
+    def score(**raw: Any) -> dict[str, Any]:
+        x = ranker.embedder(encode(raw, names))
+        N, E = tf.shape(x)[0], len(ranker.mixture.experts)
+        weights = tf.stack(
+            [
+                tf.broadcast_to(gate.route(x, False, None).weights, [N, E])
+                for gate in ranker.mixture.gates
+            ]
+        )
+        results = tf.stack([expert(x) for expert in ranker.mixture.experts])
+        return finish(ranker, encoder, tf.unstack(tf.einsum("tne,enu->tnu", weights, results)))
+
+    save(folder, ROWS, score, raw_inputs(encoder.contract, names), encode.tables)
+
+
+def limit(ranker: Any, encoder: Encoder, folder: Path, encoded: Any) -> None:
+    """Selected experts only, with routing given: constants made for these very rows."""
+    encode = GraphEncoder(encoder)
+    contract = encoder.contract
+    user = [name for name, _ in contract.of_side("user", "context")]
+    item = [name for name, _ in contract.of_side("item")]
+    gates, experts = ranker.mixture.gates, ranker.mixture.experts
+    N, E, T = len(encoded[contract.item]), len(experts), len(gates)
+    x = ranker.embedder(encoded)
+    weights = np.stack(
+        [
+            np.broadcast_to(np.asarray(g(x, ids=encoded[contract.user]).weights), (N, E))
+            for g in gates
+        ]
+    )  # (T, N, E)
+    used = (weights != 0).any(axis=0)
+    rows = [np.flatnonzero(used[:, e]).astype(np.int32) for e in range(E)]
+    kept = [e for e in range(E) if len(rows[e])]
+    place = {(e, b): p for p, (e, b) in enumerate((e, b) for e in kept for b in rows[e])}
+    mix = sorted(
+        (t * N + b, place[e, b], weights[t, b, e])
+        for t, b, e in zip(*np.nonzero(weights), strict=True)
+    )
+    names = list(ranker.embedder.widths)
+    order = np.repeat([name in user for name in names], list(ranker.embedder.widths.values()))
+    stacks = [
+        [layer for layer in experts[e].stack if isinstance(layer, keras.layers.Dense)] for e in kept
+    ]
+    kernels = [stack[0].kernel.value.numpy() for stack in stacks]
+    of_user = [tf.Variable(kernel[order]) for kernel in kernels]
+    of_item = [tf.Variable(kernel[~order]) for kernel in kernels]
+
+    def score(**raw: Any) -> dict[str, Any]:
+        users_x = ranker.embedder(encode(raw, user), names=user)
+        items_x = ranker.embedder(encode(raw, item), names=item)
+        results = []
+        for s, e in enumerate(kept):
+            once = tf.matmul(users_x, of_user[s]) + stacks[s][0].bias.value  # (1, U1)
+            chosen = items_x if len(rows[e]) == N else tf.gather(items_x, rows[e])
+            y = tf.nn.relu(tf.matmul(chosen, of_item[s]) + once)
+            for layer in stacks[s][1:]:
+                y = tf.nn.relu(tf.nn.bias_add(tf.matmul(y, layer.kernel.value), layer.bias.value))
+            results.append(y)
+        if gates[0].static:
+            w = weights[:, 0, kept]
+            outputs = [
+                tf.add_n([results[s] * w[t, s] for s in range(len(kept)) if w[t, s]])
+                for t in range(T)
+            ]
+        else:
+            matrix = tf.SparseTensor(
+                np.array([(row, column) for row, column, _ in mix], np.int64),
+                np.array([value for _, _, value in mix], np.float32),
+                (T * N, len(place)),
+            )
+            mixed = tf.sparse.sparse_dense_matmul(matrix, tf.concat(results, axis=0))
+            outputs = tf.split(mixed, T)
+        return finish(ranker, encoder, outputs)
+
+    save(folder, RANK, score, raw_inputs(contract, [*user, *item]), encode.tables)
+
+
+def finish(ranker: Any, encoder: Encoder, outputs: list[Any]) -> dict[str, Any]:
+    """Towers, scores and their combination."""
+    contract = encoder.contract
+    logits = {t: ranker.towers[t](o) for t, o in zip(contract.tasks, outputs, strict=True)}
+    found = scores.scores(contract, encoder.statistics, logits)
+    return found | {"score": tf.add_n(list(found.values()))}
+
+
+def callable_of(folder: Path, signature: str, raw: Raw) -> tuple[Callable[[], Any], Any]:
+    """A call without arguments, as the server makes it, and its session."""
+    graph = tf.Graph()
+    session = tf.compat.v1.Session(graph=graph)
+    with graph.as_default():
+        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
+    definition = meta.signature_def[signature]
+    names = list(definition.inputs)
+    outputs = sorted(definition.outputs)
+    call = session.make_callable(
+        [definition.outputs[name].name for name in outputs],
+        [definition.inputs[name].name for name in names],
+    )
+    values = [raw[name] for name in names]
+    return lambda: dict(zip(outputs, call(*values), strict=True)), session
+
+
+def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Microseconds of each call: the lower quartile, with the variants taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(5):
+            call()
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(1e6 * (time.perf_counter() - start))
+    return {name: float(np.percentile(values, 25)) for name, values in times.items()}
+
+
+def run_case(
+    shape: str,
+    experts: int,
+    units: list[int],
+    tasks: int,
+    static: bool,
+    sizes: list[int],
+    seconds: float,
+) -> list[dict[str, Any]]:
+    """Measure all variants of one model at some numbers of candidates."""
+    gate = {"name": "topk", "num_selected": K, "static": static}
+    ranker, encoder, servable = make_case(shape, experts, units, tasks, gate)
+    contract = encoder.contract
+    user = [name for name, _ in contract.of_side("user", "context")]
+    item = [name for name, _ in contract.of_side("item")]
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        servable.save(folder / "ours")
+        dense_rows(ranker, encoder, folder / "dense")
+        for N in sizes:
+            table = make_table(encoder, N)
+            repeated = pa.table(
+                {
+                    name: table[name].take(np.zeros(N, np.int64)) if name in user else table[name]
+                    for name in table.column_names
+                }
+            )
+            encoded = encoder(repeated)
+            limit(ranker, encoder, folder / f"limit-{N}", encoded)
+            rows = raw_values(contract, repeated, [*user, *item])
+            rank = take(raw_values(contract, table, user), slice(1)) | {
+                name: rows[name] for name in rows if name.split("__")[0] in item
+            }
+            weights = {
+                "user_index": np.zeros(N, np.int32),
+                "task_weights": np.ones((1, tasks), np.float32),
+            }
+            opened = {
+                "rank": callable_of(folder / "ours", RANK, rank | weights),
+                "rows": callable_of(folder / "ours", ROWS, rows),
+                "dense": callable_of(folder / "dense", ROWS, rows),
+                "limit": callable_of(folder / f"limit-{N}", RANK, rank),
+            }
+            answers = {name: call() for name, (call, _) in opened.items()}
+            for name, answer in answers.items():
+                for task in contract.tasks:
+                    np.testing.assert_allclose(
+                        answer[task], answers["dense"][task], rtol=1e-4, atol=1e-5, err_msg=name
+                    )
+            times = measure({name: call for name, (call, _) in opened.items()}, seconds)
+            for _, session in opened.values():
+                session.close()
+            union = float(ranker.forward(encoded).mixed.experts_per_row)
+            case = {
+                "shape": shape,
+                "experts": experts,
+                "units": units,
+                "tasks": tasks,
+                "static": static,
+                "candidates": N,
+                "union": union,
+                "ceiling": experts / union,
+                "microseconds": {name: round(value) for name, value in times.items()},
+            }
+            found.append(case)
+            print_case(case)
+    return found
+
+
+def print_case(case: dict[str, Any]) -> None:
+    us = case["microseconds"]
+    print(
+        f"| {case['shape']} | {case['experts']} | {'x'.join(map(str, case['units']))} "
+        f"| {case['tasks']} | {'static' if case['static'] else 'per example'} "
+        f"| {case['candidates']} | {case['ceiling']:.1f} | {us['rank']} | {us['rows']} "
+        f"| {us['dense']} | {us['limit']} | {us['dense'] / us['rank']:.1f} "
+        f"| {us['rank'] / us['limit']:.2f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the reference case only")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per variant and case")
+    parser.add_argument("--json", type=Path, help="also write every case here")
+    options = parser.parse_args()
+    print(
+        "| features | E | width | tasks | gates | candidates | ceiling | rank µs | rows µs "
+        "| dense µs | limit µs | dense / rank | rank / limit |"
+    )
+    print("|" + " --- |" * 13)
+    grid: list[Any] = [("deskdrop", 16, [256], 2)]
+    if not options.quick:
+        grid = list(
+            itertools.product(["deskdrop", "movielens"], [8, 16, 64], [[256], [256, 256]], [2, 8])
+        )
+    sizes = [100, 500] if options.quick else [1, 100, 500, 2000]
+    cases = [
+        case
+        for shape, experts, units, tasks in grid
+        for static in (True, False)
+        for case in run_case(shape, experts, units, tasks, static, sizes, options.seconds)
+    ]
+    if options.json:
+        options.json.write_text(json.dumps(cases, indent=2) + "\n", encoding="utf-8")
+    reference = [case for case in cases if REFERENCE.items() <= case.items()]
+    us = {case["static"]: case["microseconds"] for case in reference}
+    print(
+        json.dumps(
+            {
+                "static_over_limit": round(us[True]["rank"] / us[True]["limit"], 3),
+                "per_example_over_limit": round(us[False]["rank"] / us[False]["limit"], 3),
+                "speedup_dense": round(us[False]["dense"] / us[False]["rank"], 2),
+                "rank_over_rows": round(us[False]["rows"] / us[False]["rank"], 2),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
