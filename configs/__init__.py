@@ -1,10 +1,12 @@
 """The leaf of the project: typed configuration, the contract, and the names they agree on.
 
-Imports pydantic, PyYAML and the standard library, nothing of ours.
+Imports pydantic, PyYAML and the standard library, nothing of ours.  The names below are loaded when
+they are first used, so that who needs the errors only (the ranking client, `--help`) loads neither.
 """
 
-from configs.config import PRESETS, Config, load
-from configs.contract import Contract, FrozenContract
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from configs.errors import (
     ConfigError,
     DataError,
@@ -13,7 +15,11 @@ from configs.errors import (
     MultigateError,
     ServingError,
 )
-from configs.statistics import Statistics
+
+if TYPE_CHECKING:
+    from configs.config import PRESETS, Config, load
+    from configs.contract import Contract, FrozenContract
+    from configs.statistics import Statistics
 
 __all__ = [
     "PRESETS",
@@ -29,3 +35,19 @@ __all__ = [
     "Statistics",
     "load",
 ]
+
+_HOMES = {
+    "PRESETS": "configs.config",
+    "Config": "configs.config",
+    "Contract": "configs.contract",
+    "FrozenContract": "configs.contract",
+    "Statistics": "configs.statistics",
+    "load": "configs.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name from its module."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'configs' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -19,7 +19,7 @@ from serving.status import LOG, Call, OverloadedError, TooLateError
 
 Run = Callable[[Arrays], Arrays]
 
-_QUEUED, _LEADS, _TAKEN = "queued", "leads", "taken"
+_QUEUED, _LEADS, _TAKEN, _DONE = "queued", "leads", "taken", "done"
 
 
 class _Entry:
@@ -117,14 +117,15 @@ class Batcher:
         return entry.outputs
 
     def _wait(self, entry: _Entry) -> None:
-        """Wait until the entry has an answer or leads a run; leave the queue at the deadline."""
-        if entry.changed.wait(entry.call.remaining()):
-            return
+        """Wait until the entry leads a run or is done; leave once nobody waits for it."""
+        entry.call.when_over(entry.changed.set)
+        entry.changed.wait(entry.call.remaining())
         with self._lock:
-            if entry.state == _LEADS:
+            if entry.state in {_LEADS, _DONE}:
                 return
             if entry.state == _QUEUED:
                 self._queue.remove(entry)
+        entry.call.check("in the queue")
         raise TooLateError("the deadline passed in the queue")
 
     def _lead(self, first: _Entry) -> None:
@@ -147,6 +148,8 @@ class Batcher:
                     heir.changed.set()
                 else:
                     self._free += 1
+                for entry in batch[1:]:
+                    entry.state = _DONE
             for entry in batch[1:]:
                 entry.changed.set()
 

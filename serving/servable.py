@@ -64,7 +64,7 @@ class Servable:
         self.version = version
         self.contract = frozen.contract
         self.schema = frozen.schema_fingerprint
-        self.definitions = dict(meta_graph.signature_def)
+        self.definitions = dict(sorted(meta_graph.signature_def.items()))
         layouts = {DEFAULT: default_layout(self.contract), RANK: rank_layout(self.contract)}
         self.signatures = {
             name: Signature(name, definition, session, layouts.get(name))

@@ -165,7 +165,10 @@ def serve(options: ServerOptions) -> None:
         server.start()
         name, version = options.model_name, max(server.manager.records())
         print(f"serving {name} version {version} on {options.host}:{server.port}", flush=True)
-        first.wait()
+        # The kernel may hand the signal to one of TensorFlow's threads, which does not wake this
+        # one; Python runs the handler when this one next wakes by itself.
+        while not first.wait(0.5):
+            pass
         LOG.info("draining")
         server.stop(force=second)
 

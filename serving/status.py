@@ -102,9 +102,14 @@ class Call:
         """
         remaining = self.remaining()
         if remaining is not None and remaining <= 0:
-            raise TooLateError(f"the deadline passed {stage}; nothing was computed")
+            raise TooLateError(f"the deadline passed {stage}")
         if not self._context.is_active():
-            raise CancelledError(f"the call was cancelled {stage}; nothing was computed")
+            raise CancelledError(f"the call was cancelled {stage}")
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the call has ended, for whatever reason."""
+        if not self._context.add_callback(callback):
+            callback()
 
 
 class _Malformed:

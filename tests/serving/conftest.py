@@ -240,15 +240,17 @@ def exported(tmp_path_factory, contract):
     """A complete version folder."""
     folder = tmp_path_factory.mktemp("exported") / "1"
     module = SmallRanker(contract)
-    signatures = {
-        "serving_default": tf.function(module.default, autograph=False).get_concrete_function(
-            **specs_of(default_layout(contract))
-        ),
-        "rank": tf.function(module.rank, autograph=False).get_concrete_function(**specs_of(rank_layout(contract))),
+    text = {"examples": tf.TensorSpec([None], tf.string, "examples")}
+    functions = {
+        "serving_default": (module.default, specs_of(default_layout(contract))),
+        "rank": (module.rank, specs_of(rank_layout(contract))),
+        "classify": (module.classify, text),
+        "regress": (module.regress, text),
     }
-    text = tf.TensorSpec([None], tf.string, "examples")
-    signatures["classify"] = tf.function(module.classify, autograph=False).get_concrete_function(text)
-    signatures["regress"] = tf.function(module.regress, autograph=False).get_concrete_function(text)
+    signatures = {
+        name: tf.function(function, autograph=False).get_concrete_function(**specs)
+        for name, (function, specs) in functions.items()
+    }
     tf.saved_model.save(module, str(folder), signatures)
     extra = folder / "assets.extra"
     extra.mkdir()

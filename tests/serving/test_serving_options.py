@@ -1,0 +1,55 @@
+"""Flags, environment variables and their bounds."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ServingError
+from serving.options import ServerOptions, add_arguments, from_arguments
+
+
+def parse(*flags, environment=None):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return from_arguments(parser.parse_args(flags), environment or {})
+
+
+def test_flags_have_tensorflow_servings_names():
+    options = parse(
+        *("--model_name", "m", "--model_base_path", "models/m", "--port", "0"),
+        *("--file_system_poll_wait_seconds", "0.5", "--no-enable_model_warmup"),
+    )
+    assert options == ServerOptions(
+        "m",
+        Path("models/m"),
+        port=0,
+        file_system_poll_wait_seconds=0.5,
+        enable_model_warmup=False,
+    )
+    assert options.host == "127.0.0.1"
+    assert options.max_message_mebibytes == 64
+
+
+def test_environment_variables_stand_in_for_flags():
+    environment = {"MODEL_NAME": "e", "MODEL_BASE_PATH": "models/e"}
+    options = parse("--model_name", "flag", environment=environment)
+    assert (options.model_name, options.model_base_path) == ("flag", Path("models/e"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--model_base_path", "x"], "--model_name: required; pass it or set MODEL_NAME"),
+        (["--model_name", "x"], "--model_base_path: required; .*MODEL_BASE_PATH"),
+        (["--model_name", "", "--model_base_path", "x"], "--model_name: expected a name"),
+        (["--port", "65536"], "--port: expected 0 to 65535, received 65536"),
+        (["--max_batch_rows", "0"], "--max_batch_rows: expected 1 to"),
+        (["--file_system_poll_wait_seconds", "nan"], "received nan"),
+    ],
+)
+def test_what_cannot_work_is_refused(flags, says):
+    both = [] if "--model_name" in flags or "--model_base_path" in flags else ["--model_name", "m"]
+    both += ["--model_base_path", "b"] if both else []
+    with pytest.raises(ServingError, match=says):
+        parse(*both, *flags)

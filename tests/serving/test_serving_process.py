@@ -1,0 +1,236 @@
+"""The server as a process: start, health, reflection, drain; and a client without TensorFlow."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from tensorflow_serving.apis import prediction_service_pb2_grpc
+
+from serving.server import LIVENESS
+
+ROOT = Path(__file__).parents[2]
+STATUS = health_pb2.HealthCheckResponse
+
+# The exported version must need nothing but TensorFlow's runtime: Keras cannot be imported here.
+SERVE = """
+import argparse, sys
+sys.modules["keras"] = None
+from serving import options, server
+parser = argparse.ArgumentParser()
+options.add_arguments(parser)
+server.serve(options.from_arguments(parser.parse_args()))
+assert sys.modules["keras"] is None
+assert not [name for name in sys.modules if name.split(".")[0] in ("model", "pipeline", "tf_keras")]
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, base, *flags):
+        environment = os.environ | {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "MODEL_NAME": "small",
+            "MODEL_BASE_PATH": str(base),
+            "PYTHONPATH": str(ROOT),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self):
+        self.line = self.process.stdout.readline()
+        self.target = self.line.split()[-1]
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=60)
+
+    def signal_and_wait(self, *numbers):
+        for number in numbers:
+            self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+
+
+def slow_request(contract, helpers, spins):
+    inputs = helpers.sample_inputs(contract, 2, users=1)
+    inputs["hour"] = np.array([helpers.slow_from + spins])
+    return helpers.predict_request(inputs, "rank")
+
+
+def test_sigterm_drains_and_the_process_runs_without_keras(
+    tmp_path, publish, contract, helpers, until
+):
+    publish(tmp_path, 1)
+    with (
+        Process(tmp_path, "--drain_delay_seconds", "1") as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        assert server.line.startswith("serving small version 1 on 127.0.0.1:")
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        quick, slow = slow_request(contract, helpers, 0), slow_request(contract, helpers, 300_000)
+        stub.Predict(quick, timeout=60)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
+        in_flight = stub.Predict.future(slow, timeout=120)
+        threading.Event().wait(0.3)  # until the server has accepted it
+        server.process.send_signal(signal.SIGTERM)
+
+        def not_serving():
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            return answer.status == STATUS.NOT_SERVING
+
+        until(not_serving)
+        with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
+            stub.Predict(quick, timeout=30)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert not in_flight.done()
+        assert len(in_flight.result().outputs["score"].float_val) == 2
+        server.signal_and_wait()
+
+
+def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpers):
+    publish(tmp_path, 1)
+    with Process(tmp_path) as server, grpc.insecure_channel(server.target) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        in_flight = stub.Predict.future(slow_request(contract, helpers, 400_000), timeout=120)
+        threading.Event().wait(0.3)
+        server.process.send_signal(signal.SIGINT)
+        threading.Event().wait(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert in_flight.exception().code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.CANCELLED,
+        }
+        server.signal_and_wait()
+
+
+def test_health_tells_liveness_from_readiness(running):
+    health = health_pb2_grpc.HealthStub(running.channel)
+    services = (
+        "",
+        LIVENESS,
+        "multigate.RankingService",
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
+    )
+    for service in services:
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(request, timeout=30).status == STATUS.SERVING
+    with pytest.raises(grpc.RpcError) as raised:
+        health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=30)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_rank_by_reflection_alone(running):
+    database = ProtoReflectionDescriptorDatabase(running.channel)
+    assert set(database.get_services()) == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "multigate.RankingService",
+        "tensorflow.serving.ModelService",
+        "tensorflow.serving.PredictionService",
+    }
+    pool = descriptor_pool.DescriptorPool(database)
+    method = pool.FindServiceByName("multigate.RankingService").methods_by_name["Rank"]
+    request_type = message_factory.GetMessageClass(method.input_type)
+    response_type = message_factory.GetMessageClass(method.output_type)
+    call = running.channel.unary_unary(
+        "/multigate.RankingService/Rank",
+        request_serializer=request_type.SerializeToString,
+        response_deserializer=response_type.FromString,
+    )
+    request = json_format.ParseDict(
+        {
+            "model": {"name": "small"},
+            "user": {"user_id": {"text": "u1"}},
+            "context": {"hour": {"integer": "9"}},
+            "candidates": {
+                "itemId": {"texts": {"values": ["i1", "i2", "i3"]}},
+                "columns": {"length": {"numbers": {"values": [1, 2, 3]}}},
+            },
+        },
+        request_type(),
+    )
+    answer = json_format.MessageToDict(call(request, timeout=30))
+    assert sorted(answer["itemId"]["texts"]["values"]) == ["i1", "i2", "i3"]
+    assert len(answer["taskScores"]["click"]["values"]) == 3
+
+
+CLIENT = """
+import sys
+from serving.client import RankClient
+with RankClient(sys.argv[1], timeout=30) as client:
+    ranked = client.rank("small", user={"user_id": "u"}, context={"hour": 1},
+                         item_ids=["a", "b"], columns={"length": [1, 2]}, limit=1)
+assert len(ranked) == 1 and ranked[0]["item_id"] in ("a", "b"), ranked
+heavy = {"tensorflow", "tensorflow_serving", "numpy", "keras", "pydantic", "yaml"}
+print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_client_imports_grpc_and_protobuf_only(running):
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, running.target],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_metrics_over_http(running, contract, helpers):
+    request = helpers.predict_request(helpers.sample_inputs(contract, 5))
+    running.prediction.Predict(request, timeout=30)
+    base = f"http://127.0.0.1:{running.server.metrics_port}"
+    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
+        assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        lines = page.read().decode().splitlines()
+    assert 'multigate_model_version{model="small"} 1' in lines
+    assert any(
+        line.startswith(':tensorflow:serving:request_count{method="Predict",status="OK"} ')
+        for line in lines
+    )
+    assert "# TYPE multigate_request_seconds histogram" in lines
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"{base}/", timeout=30)
+    with raised.value:
+        assert raised.value.code == 404
+
+
+def test_a_bug_of_ours_is_internal_with_an_id_that_the_log_carries(
+    running, contract, helpers, monkeypatch, caplog
+):
+    def broken(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(running.server.manager, "use", broken)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 1))
+    with pytest.raises(grpc.RpcError) as raised:
+        running.prediction.Predict(request, timeout=30)
+    assert raised.value.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in raised.value.details()
+    incident = raised.value.details().split()[-1]
+    (record,) = [record for record in caplog.records if incident in record.getMessage()]
+    assert "secret detail" in str(record.exc_info[1])

@@ -1,0 +1,25 @@
+"""The generated code is the proto's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ("ranking_pb2.py", "ranking_pb2.pyi", "ranking_pb2_grpc.py")
+
+
+@pytest.fixture(scope="module")
+def regenerated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("protos")
+    outputs = (f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python"))
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs]
+    subprocess.run([*command, "serving/protos/ranking.proto"], cwd=ROOT, check=True)
+    return out / "serving" / "protos"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_code_is_up_to_date(regenerated, name):
+    committed = (ROOT / "serving" / "protos" / name).read_text()
+    assert committed == (regenerated / name).read_text(), "run `make protos`"
