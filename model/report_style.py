@@ -108,6 +108,9 @@ footer dd { margin: 0; color: var(--text); }
   .task .facts { grid-column: 1 / -1; text-align: left; }
   .task .facts span { margin: 0 .75rem 0 0; }
   .scroll { padding: .9rem 1rem; }
+  .heat { gap: 2px; font-size: .8rem; }
+  table { font-size: .8rem; }
+  th, td { padding-left: .25rem; padding-right: .25rem; }
 }
 @media print { .card { break-inside: avoid; } }
 """
