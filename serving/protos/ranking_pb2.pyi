@@ -11,7 +11,6 @@ class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_SCORES: _ClassVar[Return]
     ORDER: _ClassVar[Return]
-
 TASK_SCORES: Return
 ORDER: Return
 
@@ -23,12 +22,7 @@ class ModelSpec(_message.Message):
     name: str
     version: int
     version_label: str
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        version: _Optional[int] = ...,
-        version_label: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., version_label: _Optional[str] = ...) -> None: ...
 
 class Texts(_message.Message):
     __slots__ = ("values",)
@@ -62,15 +56,7 @@ class Value(_message.Message):
     texts: Texts
     integers: Integers
     numbers: Numbers
-    def __init__(
-        self,
-        text: _Optional[str] = ...,
-        integer: _Optional[int] = ...,
-        number: _Optional[float] = ...,
-        texts: _Optional[_Union[Texts, _Mapping]] = ...,
-        integers: _Optional[_Union[Integers, _Mapping]] = ...,
-        numbers: _Optional[_Union[Numbers, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., integer: _Optional[int] = ..., number: _Optional[float] = ..., texts: _Optional[_Union[Texts, _Mapping]] = ..., integers: _Optional[_Union[Integers, _Mapping]] = ..., numbers: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
 
 class Column(_message.Message):
     __slots__ = ("texts", "integers", "numbers", "lengths", "present")
@@ -84,14 +70,7 @@ class Column(_message.Message):
     numbers: Numbers
     lengths: _containers.RepeatedScalarFieldContainer[int]
     present: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(
-        self,
-        texts: _Optional[_Union[Texts, _Mapping]] = ...,
-        integers: _Optional[_Union[Integers, _Mapping]] = ...,
-        numbers: _Optional[_Union[Numbers, _Mapping]] = ...,
-        lengths: _Optional[_Iterable[int]] = ...,
-        present: _Optional[_Iterable[bool]] = ...,
-    ) -> None: ...
+    def __init__(self, texts: _Optional[_Union[Texts, _Mapping]] = ..., integers: _Optional[_Union[Integers, _Mapping]] = ..., numbers: _Optional[_Union[Numbers, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., present: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class ItemIds(_message.Message):
     __slots__ = ("texts", "integers")
@@ -99,11 +78,7 @@ class ItemIds(_message.Message):
     INTEGERS_FIELD_NUMBER: _ClassVar[int]
     texts: Texts
     integers: Integers
-    def __init__(
-        self,
-        texts: _Optional[_Union[Texts, _Mapping]] = ...,
-        integers: _Optional[_Union[Integers, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, texts: _Optional[_Union[Texts, _Mapping]] = ..., integers: _Optional[_Union[Integers, _Mapping]] = ...) -> None: ...
 
 class Candidates(_message.Message):
     __slots__ = ("item_id", "columns")
@@ -113,19 +88,12 @@ class Candidates(_message.Message):
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: Column
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[Column, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Column, _Mapping]] = ...) -> None: ...
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     item_id: ItemIds
     columns: _containers.MessageMap[str, Column]
-    def __init__(
-        self,
-        item_id: _Optional[_Union[ItemIds, _Mapping]] = ...,
-        columns: _Optional[_Mapping[str, Column]] = ...,
-    ) -> None: ...
+    def __init__(self, item_id: _Optional[_Union[ItemIds, _Mapping]] = ..., columns: _Optional[_Mapping[str, Column]] = ...) -> None: ...
 
 class Floor(_message.Message):
     __slots__ = ("min", "max")
@@ -136,37 +104,21 @@ class Floor(_message.Message):
     def __init__(self, min: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
 
 class RankRequest(_message.Message):
-    __slots__ = (
-        "model",
-        "user",
-        "context",
-        "candidates",
-        "task_weights",
-        "floors",
-        "limit",
-        "returns",
-        "request_id",
-    )
+    __slots__ = ("model", "user", "context", "candidates", "task_weights", "floors", "limit", "returns", "request_id")
     class UserEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: Value
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
     class ContextEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: Value
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
     class TaskWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,17 +126,13 @@ class RankRequest(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-
     class FloorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: Floor
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[Floor, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Floor, _Mapping]] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -203,41 +151,17 @@ class RankRequest(_message.Message):
     limit: int
     returns: Return
     request_id: str
-    def __init__(
-        self,
-        model: _Optional[_Union[ModelSpec, _Mapping]] = ...,
-        user: _Optional[_Mapping[str, Value]] = ...,
-        context: _Optional[_Mapping[str, Value]] = ...,
-        candidates: _Optional[_Union[Candidates, _Mapping]] = ...,
-        task_weights: _Optional[_Mapping[str, float]] = ...,
-        floors: _Optional[_Mapping[str, Floor]] = ...,
-        limit: _Optional[int] = ...,
-        returns: _Optional[_Union[Return, str]] = ...,
-        request_id: _Optional[str] = ...,
-    ) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., user: _Optional[_Mapping[str, Value]] = ..., context: _Optional[_Mapping[str, Value]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., task_weights: _Optional[_Mapping[str, float]] = ..., floors: _Optional[_Mapping[str, Floor]] = ..., limit: _Optional[int] = ..., returns: _Optional[_Union[Return, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RankResponse(_message.Message):
-    __slots__ = (
-        "item_index",
-        "item_id",
-        "score",
-        "task_scores",
-        "model_name",
-        "model_version",
-        "schema",
-        "request_id",
-        "warnings",
-    )
+    __slots__ = ("item_index", "item_id", "score", "task_scores", "model_name", "model_version", "schema", "request_id", "warnings")
     class TaskScoresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: Numbers
-        def __init__(
-            self, key: _Optional[str] = ..., value: _Optional[_Union[Numbers, _Mapping]] = ...
-        ) -> None: ...
-
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Numbers, _Mapping]] = ...) -> None: ...
     ITEM_INDEX_FIELD_NUMBER: _ClassVar[int]
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
@@ -256,18 +180,7 @@ class RankResponse(_message.Message):
     schema: str
     request_id: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(
-        self,
-        item_index: _Optional[_Iterable[int]] = ...,
-        item_id: _Optional[_Union[ItemIds, _Mapping]] = ...,
-        score: _Optional[_Iterable[float]] = ...,
-        task_scores: _Optional[_Mapping[str, Numbers]] = ...,
-        model_name: _Optional[str] = ...,
-        model_version: _Optional[int] = ...,
-        schema: _Optional[str] = ...,
-        request_id: _Optional[str] = ...,
-        warnings: _Optional[_Iterable[str]] = ...,
-    ) -> None: ...
+    def __init__(self, item_index: _Optional[_Iterable[int]] = ..., item_id: _Optional[_Union[ItemIds, _Mapping]] = ..., score: _Optional[_Iterable[float]] = ..., task_scores: _Optional[_Mapping[str, Numbers]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., request_id: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class GetContractRequest(_message.Message):
     __slots__ = ("model",)
@@ -291,16 +204,7 @@ class Feature(_message.Message):
     missing: str
     default: Value
     max_length: int
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        side: _Optional[str] = ...,
-        kind: _Optional[str] = ...,
-        dtype: _Optional[str] = ...,
-        missing: _Optional[str] = ...,
-        default: _Optional[_Union[Value, _Mapping]] = ...,
-        max_length: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., side: _Optional[str] = ..., kind: _Optional[str] = ..., dtype: _Optional[str] = ..., missing: _Optional[str] = ..., default: _Optional[_Union[Value, _Mapping]] = ..., max_length: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("name", "group", "type", "score_weight")
@@ -312,26 +216,10 @@ class Task(_message.Message):
     group: str
     type: str
     score_weight: float
-    def __init__(
-        self,
-        name: _Optional[str] = ...,
-        group: _Optional[str] = ...,
-        type: _Optional[str] = ...,
-        score_weight: _Optional[float] = ...,
-    ) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., group: _Optional[str] = ..., type: _Optional[str] = ..., score_weight: _Optional[float] = ...) -> None: ...
 
 class GetContractResponse(_message.Message):
-    __slots__ = (
-        "model_name",
-        "model_version",
-        "schema",
-        "user",
-        "item",
-        "features",
-        "tasks",
-        "combine",
-        "max_candidates",
-    )
+    __slots__ = ("model_name", "model_version", "schema", "user", "item", "features", "tasks", "combine", "max_candidates")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -350,15 +238,4 @@ class GetContractResponse(_message.Message):
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     combine: str
     max_candidates: int
-    def __init__(
-        self,
-        model_name: _Optional[str] = ...,
-        model_version: _Optional[int] = ...,
-        schema: _Optional[str] = ...,
-        user: _Optional[str] = ...,
-        item: _Optional[str] = ...,
-        features: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ...,
-        tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...,
-        combine: _Optional[str] = ...,
-        max_candidates: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., user: _Optional[str] = ..., item: _Optional[str] = ..., features: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., combine: _Optional[str] = ..., max_candidates: _Optional[int] = ...) -> None: ...
