@@ -63,7 +63,7 @@ def load(source: str | Path) -> Config:
         ConfigError: one line per offending key, which names the file and the key.
     """
     path = Path(source)
-    if str(source) in PRESETS and not path.exists():
+    if str(source) in PRESETS and not path.is_file():  # a folder may have a preset's name
         path = Path(str(files("configs").joinpath(f"{source}.yaml")))
     elif not path.exists():
         raise ConfigError(f"{source}: no such configuration file; presets are {', '.join(PRESETS)}")
