@@ -57,7 +57,8 @@ def run(config: Config, data: Path, out: Path, options: list[str] | None = None)
         _run_beam(shards, plan, options or [f"--runner={RUNNER}"])
         read = json.loads((work / "read.json").read_text(encoding="utf-8"))
         if read["problem"] is not None:
-            _leave_rejects(plan)
+            if str(manifest.rejects_beside(out)) in read["problem"]:
+                _leave_rejects(plan)  # the message sends the user there
             raise DataError(read["problem"])
         labelled, finished = (
             json.loads((work / name).read_text(encoding="utf-8"))

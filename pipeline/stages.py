@@ -104,7 +104,8 @@ def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
     Returns:
         `problem`: None, or what to tell the user; then the later stages do nothing.
     """
-    facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in shards]
+    ordered = sorted(shards, key=lambda shard: shard["file"])
+    facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
     verdict = {"problem": manifest.problem(plan.config, facts, plan.out), "shards": facts}
     write_json(plan.work / "read.json", verdict)
     return {"problem": verdict["problem"]}

@@ -185,6 +185,18 @@ def test_bad_logs_publish_nothing(lines, changes, message, event_config, tmp_pat
         assert left == {"log"}
 
 
+def test_a_json_name_may_be_absent_from_rows_and_files_but_not_from_all(event_config, tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    row = '{"time": 10, "event": "VIEW", "item": "x", "user": "a", "session": "s"'
+    (folder / "log-0.csv").write_text(row + "}\n")
+    (folder / "log-1.csv").write_text(row + ', "device": "phone"}\n' + row + "}\n")
+    form = {"type": "jsonl"}
+    with pytest.raises(DataError, match=r"log-0\.csv: no column 'value'; the file has .*device"):
+        run(event_config(**{"pipeline.log.format": form}), folder, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"log"}
+
+
 def test_a_folder_that_exists_is_not_touched(event_config, tmp_path):
     folder = write_log(tmp_path / "log", lines_of_log(rows=5))
     (tmp_path / "out").mkdir()
