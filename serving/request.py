@@ -9,7 +9,6 @@ presence is false, and an empty text are missing; NaN is an error.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -273,7 +272,7 @@ def _encode_lists(
     name: str, feature: IdListFeature, found: _Values | None, rows: int, missing: dict[str, int]
 ) -> Arrays:
     """Values (rows, L) padded at the end, and lengths (rows,); the last values of long lists."""
-    dtype = value_dtype(feature)
+    dtype, most = value_dtype(feature), feature.max_length
     if found is None:
         missing[name] = rows
         return {name: empty_like(dtype, (rows, 1)), name + LENGTH: np.zeros(rows, np.int64)}
@@ -293,20 +292,25 @@ def _encode_lists(
             f"{len(found.values)} values, received a sum of {sum(found.lengths)}"
         )
     present = _presence(name, found.present, rows)
-    flat: Sequence[Any] = found.values
-    lists: list[Sequence[Any]] = []
-    for row, (start, end) in enumerate(pairwise(accumulate(found.lengths, initial=0))):
-        part = flat[start:end] if present[row] else ()
-        if dtype == "string":
-            part = [text.encode() for text in part if text]
-        lists.append(part[-feature.max_length :])
     absent = rows - int(np.count_nonzero(present))
     if absent:
         missing[name] = absent
-    lengths = np.array([len(part) for part in lists], np.int64)
+    flat = np.empty(len(found.values), object if dtype == "string" else dtype)
+    row_of = np.repeat(np.arange(rows), found.lengths)
+    kept = present[row_of]
+    if dtype == "string":
+        flat[:] = [text.encode() for text in found.values]
+        kept &= np.fromiter(map(bool, found.values), bool, len(flat))
+    else:
+        flat[:] = found.values
+    flat, row_of = flat[kept], row_of[kept]
+    counts = np.bincount(row_of, minlength=rows)
+    # Negative for the values at the start of a list that is too long.
+    place = np.arange(len(flat)) - np.cumsum(counts)[row_of] + np.minimum(counts, most)[row_of]
+    lengths = np.minimum(counts, most)
     values = empty_like(dtype, (rows, max(int(lengths.max()), 1)))
-    for row, part in enumerate(lists):
-        values[row, : len(part)] = part
+    last = place >= 0
+    values[row_of[last], place[last]] = flat[last]
     return {name: values, name + LENGTH: lengths}
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from serving.client import CallError, RankClient
 from serving.protos import ranking_pb2
+from serving.request import RequestReader
 
 ITEMS = [f"i{n}" for n in range(12)]
 USER = {"user_id": "u1", "country": "de", "age": 31.0, "segment": 3, "recent": ["i1", "i2"]}
@@ -166,6 +167,22 @@ def test_lists_longer_than_the_contracts_keep_their_last_values(client):
     assert list(long) == list(short)
     other = rank(client, user=USER | {"recent": ["i0", "i1", "i2", "i3"]})
     assert [item["score"] for item in long] != [item["score"] for item in other]
+
+
+def test_lists_by_hand(contract):
+    request = full_request()
+    request.user["recent"].texts.values.extend(["a", "", "b", "c", "d", "e", ""])
+    tags = request.candidates.columns["tags"]
+    tags.texts.values.extend(["p", "q", "r", "s", "t"])
+    tags.lengths.extend([1, 4])
+    inputs = RequestReader(contract, 10).read(request).inputs
+    assert inputs["recent"].tolist() == [[b"b", b"c", b"d", b"e"]]
+    assert inputs["tags"].tolist() == [[b"p", b"", b""], [b"r", b"s", b"t"]]
+    assert inputs["tags__length"].tolist() == [1, 3]
+    tags.present.extend([True, False])
+    inputs = RequestReader(contract, 10).read(request).inputs
+    assert inputs["tags"].tolist() == [[b"p"], [b""]]
+    assert inputs["tags__length"].tolist() == [1, 0]
 
 
 def test_whole_numbers_are_numbers(client):
