@@ -4,7 +4,7 @@ config.json           the whole configuration
 contract.json         the contract with both fingerprints
 statistics.json       of the training split
 vocabularies/         as in the examples folder
-weights.weights.h5    of the best epoch
+weights.h5    of the best epoch
 history.json          losses and gate diagnostics of each epoch
 logs/                 TensorBoard
 """
@@ -25,7 +25,7 @@ from model.encoding import Encoder
 from model.ranker import Ranker
 
 CONFIG = "config.json"
-WEIGHTS = "weights.weights.h5"
+WEIGHTS = "weights.h5"
 HISTORY = "history.json"
 LOGS = "logs"
 

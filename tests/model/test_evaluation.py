@@ -121,13 +121,13 @@ def test_damaged_checkpoints(tiny: Any, trained: Path, tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
     broken = tmp_path / "broken"
     shutil.copytree(trained, broken)
-    (broken / "weights.weights.h5").write_bytes(b"not HDF5")
-    with pytest.raises(ModelError, match=r"weights\.weights\.h5: damaged"):
+    (broken / "weights.h5").write_bytes(b"not HDF5")
+    with pytest.raises(ModelError, match=r"weights\.h5: damaged"):
         checkpoint.load(broken)
-    (broken / "weights.weights.h5").unlink()
-    with pytest.raises(ModelError, match=r"weights\.weights\.h5: no such file; train anew"):
+    (broken / "weights.h5").unlink()
+    with pytest.raises(ModelError, match=r"weights\.h5: no such file; train anew"):
         checkpoint.load(broken)
-    shutil.copyfile(trained / "weights.weights.h5", broken / "weights.weights.h5")
+    shutil.copyfile(trained / "weights.h5", broken / "weights.h5")
     config = json.loads((broken / "config.json").read_text())
     config["model"]["experts"]["count"] = 5
     write_json(broken / "config.json", config)

@@ -34,7 +34,7 @@ def test_the_folder_is_whole(trained: Path) -> None:
         "contract.json",
         "statistics.json",
         "vocabularies",
-        "weights.weights.h5",
+        "weights.h5",
         "history.json",
         "logs",
     }
