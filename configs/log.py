@@ -102,11 +102,19 @@ class SideTable(Frozen):
 
 
 class Negatives(Frozen):
-    """Sampled negatives, for logs that do not hold what was shown and not viewed."""
+    """Sampled negatives, for logs that do not hold what was shown and not viewed.
+
+    Items are drawn for a positive from those that the log had shown strictly before it. Where
+    items come and go, most of those are long out of sight, and to tell them from positives a model
+    needs only an item's age; `recent` makes negatives of what was in circulation at the time.
+    """
 
     per_positive: int = Field(1, ge=1, le=100)
     sampling: Literal["uniform", "popularity"] = "uniform"
     """`popularity` draws items in proportion to their impressions up to then."""
+    recent: Duration | None = None
+    """Only items with an impression within this span before the positive; `popularity` counts
+    impressions within it. Absent: all items shown so far."""
     exclude: Literal["past", "ever"] = "past"
     """Leave out what the user had touched up to the impression, or would ever touch; `ever`
     uses the future and is allowed with random splits only."""

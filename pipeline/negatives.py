@@ -4,6 +4,9 @@ Every draw is a function of the seed, the positive's number and the draw's own n
 matter in which bucket or order the positives come.
 """
 
+from dataclasses import dataclass
+from datetime import timedelta
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from configs.log import Negatives
 from pipeline.hashing import combine
 
 _ATTEMPTS = 32
+_MICROSECOND = timedelta(microseconds=1)
 _NEVER, _ALWAYS = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
@@ -28,36 +32,67 @@ def draw(
         positives: columns `user`, `time`, `impression`; (B, 3).
         touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
             event of the pair is unknown: such a pair is excluded at all times).
-        pool: columns `time`, `item`, sorted, see `catalogue.Catalogue`.
+        pool: columns `time`, `item`, sorted by both, see `catalogue.pool`.
         negatives: how many, drawn how, excluding what.
         seed: of all draws.
 
     Returns:
         Columns `positive` (row number), `slot` (0, 1, ...), `item`; sorted by both. A positive has
-        no item twice. It gets fewer than `per_positive` where fewer items are left: `past` draws
-        only items that the log had shown strictly before the positive's time, so that the log's
-        first impressions, and those of unknown time, have none.
+        no item twice. It gets fewer than `per_positive` where fewer items are left: `past` and
+        `recent` draw only items that the log had shown strictly before the positive's time, so
+        that the log's first impressions, and those of unknown time, have none.
     """
     items = pool["item"].unique().sort()
     if len(items) == 0 or len(positives) == 0:
         return _table(np.zeros((0, 3), np.int64), items)
     codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
     excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
-    if negatives.exclude == "ever":
-        limits = np.full(len(positives), len(pool), np.int64)
-    else:
-        known = pool["time"].drop_nulls().to_physical().to_numpy()
-        hidden = len(pool) - len(known)  # items whose time is unknown, which sort first
-        times = positives["time"].to_physical().fill_null(_ALWAYS).to_numpy()
-        limits = np.searchsorted(known, times, side="left") + hidden
-        limits[times == _ALWAYS] = hidden
-        codes, limits = codes[hidden:], limits - hidden
+    times = positives["time"].to_physical().fill_null(_ALWAYS).to_numpy()
+    pool_times = pool["time"].to_physical().fill_null(_ALWAYS).to_numpy()
+    first = np.zeros(len(positives), np.int64)
+    stop = np.full(len(positives), len(pool), np.int64)
+    if negatives.exclude == "past" or negatives.recent is not None:
+        # Items of unknown time sort first, positives of unknown time find none earlier.
+        hidden = pool["time"].null_count()
+        first += hidden
+        stop = np.maximum(np.searchsorted(pool_times, times), hidden)
+    again = np.full(len(pool), _NEVER)
+    if negatives.recent is not None:
+        since = np.where(times == _ALWAYS, _ALWAYS, times - negatives.recent // _MICROSECOND)
+        first = np.minimum(np.maximum(np.searchsorted(pool_times, since), first), stop)
+        if negatives.sampling == "uniform":
+            again = _next_times(codes, pool_times)
+    urn = _Urn(codes, again, first, stop, times)
     base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
     chosen = np.full((len(positives), negatives.per_positive), -1, np.int64)
     for slot in range(negatives.per_positive):
-        _draw_slot(chosen, slot, base, codes, limits, excluded)
+        _draw_slot(chosen, slot, base, urn, excluded)
     rows, slots = np.nonzero(chosen >= 0)
     return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
+
+
+@dataclass(frozen=True)
+class _Urn:
+    """What each positive draws from: rows [first, stop) of the pool.
+
+    An item may be there several times; its last row before the positive's time stands for it: the
+    one whose next row, at time `again`, is not earlier than `times`.
+    """
+
+    codes: NDArray[np.int64]
+    again: NDArray[np.int64]
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+
+def _next_times(codes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When each row's item comes next in the pool; `_NEVER` where it does not."""
+    order = np.argsort(codes, kind="stable")
+    same = codes[order[1:]] == codes[order[:-1]]
+    again = np.full(len(codes), _NEVER)
+    again[order[:-1][same]] = times[order[1:][same]]
+    return again
 
 
 class _Excluded:
@@ -90,27 +125,31 @@ def _draw_slot(
     chosen: NDArray[np.int64],
     slot: int,
     base: NDArray[np.uint64],
-    codes: NDArray[np.int64],
-    limits: NDArray[np.int64],
+    urn: _Urn,
     excluded: _Excluded,
 ) -> None:
     """Fill one column of `chosen`: draw until allowed, then choose among what is left."""
-    left = np.flatnonzero(limits > 0)
+    sizes = urn.stop - urn.first
+    left = np.flatnonzero(sizes > 0)
     if slot:  # who found nothing left before finds nothing now
         left = left[chosen[left, slot - 1] >= 0]
     for attempt in range(_ATTEMPTS):
         if len(left) == 0:
             return
         number = np.full(len(left), (slot << 16) + attempt, np.int64)
-        drawn = combine(base[left], number) % limits[left].astype(np.uint64)
-        item = codes[drawn.astype(np.int64)]
+        drawn = combine(base[left], number) % sizes[left].astype(np.uint64)
+        entry = urn.first[left] + drawn.astype(np.int64)
+        item = urn.codes[entry]
         refused = excluded(left, item) | (chosen[left, :slot] == item[:, None]).any(axis=1)
+        refused |= urn.again[entry] < urn.times[left]
         chosen[left[~refused], slot] = item[~refused]
         left = left[refused]
     number = np.full(len(left), (slot << 16) + _ATTEMPTS, np.int64)
     for row, draw_ in zip(left.tolist(), combine(base[left], number).tolist(), strict=True):
-        entries = codes[: limits[row]]
+        rows = slice(urn.first[row], urn.stop[row])
+        entries = urn.codes[rows]
         refused = excluded(np.full(len(entries), row), entries)
+        refused |= urn.again[rows] < urn.times[row]
         entries = entries[~refused & ~np.isin(entries, chosen[row, :slot])]
         if len(entries):
             chosen[row, slot] = entries[draw_ % len(entries)]

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from configs.log import Negatives
-from pipeline.catalogue import as_of
+from pipeline.catalogue import as_of, pool
 from pipeline.negatives import draw, numbers
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -92,6 +92,71 @@ def test_draws_are_even_or_by_popularity():
     drawn = draw(positives, touched_by(a={"w": 1}), pool, popular, 0)["item"].value_counts()
     # Four impressions of x for one of y: 6400 and 1600, standard deviation 36.
     assert dict(drawn.rows())["x"] == pytest.approx(6400, abs=4 * 36)
+
+
+# x is shown at 0, 12 and 30, y at 10, z at 18, w at 29.
+SHOWN = table(time=[0, 10, 12, 18, 29, 30], item=["x", "y", "x", "z", "w", "x"])
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "popularity"])
+@pytest.mark.parametrize(
+    ("time", "allowed"),
+    [
+        (20, {"x", "y", "z"}),  # from 10, which counts, to before 20
+        (21, {"x", "z"}),  # from 11: y was at 10
+        (12, {"y"}),  # from 2: x was at 0 and is now, at 12; neither is within
+        (28, {"z"}),  # from 18
+        (29, set()),  # from 19: nothing; w comes at the very time
+        (31, {"w", "x"}),
+        (60, set()),
+        (None, set()),
+    ],
+)
+def test_recent_draws_what_was_shown_within_the_span_before(time, allowed, sampling):
+    policy = Negatives(recent=timedelta(seconds=10), sampling=sampling)
+    positives = table(user=["a"] * 40, time=[time] * 40, impression=list(range(40)))
+    drawn = draw(positives, touched_by(a={"q": 1}), pool(SHOWN, policy).sort("time"), policy, 0)
+    assert set(drawn["item"]) == allowed
+    assert len(drawn) == (40 if allowed else 0)
+
+
+def test_recent_draws_are_even_however_often_an_item_was_shown():
+    # In [100, 200) v was shown 60 times, w 3 times, x and y once; y is excluded.
+    rows = [("v", 100 + t) for t in range(60)] + [("w", 110), ("w", 150), ("w", 199)]
+    rows += [("x", 199), ("y", 130), ("z", 99), ("z", 200)]
+    shown = table(time=[t for _, t in rows], item=[i for i, _ in rows])
+    n = 6000
+    positives = table(user=["a"] * n, time=[200] * n, impression=list(range(n)))
+    counts = {}
+    for sampling in ("uniform", "popularity"):
+        policy = Negatives(recent=timedelta(seconds=100), sampling=sampling)
+        kept = pool(shown, policy).sort("time", "item")
+        drawn = draw(positives, touched_by(a={"y": 1}), kept, policy, 0)
+        counts[sampling] = dict(drawn["item"].value_counts().rows())
+    # Binomial(6000, 1/3): standard deviation 37; of 64 impressions, 60, 3 and 1.
+    assert counts["uniform"] == pytest.approx({"v": 2000, "w": 2000, "x": 2000}, abs=4 * 37)
+    expected = {"v": 6000 * 60 / 64, "w": 6000 * 3 / 64, "x": 6000 / 64}
+    assert counts["popularity"] == pytest.approx(expected, abs=4 * 20)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_pool_holds_what_any_window_needs_in_few_rows(seed):
+    rng = np.random.default_rng(seed)
+    times, items = rng.integers(0, 500, 3000), rng.choice(list("uvwxyz"), 3000)
+    shown = table(time=times.tolist(), item=items.tolist())
+    policy = Negatives(recent=timedelta(seconds=40), per_positive=9)
+    # Parts of the log, thinned one by one and together, make the same pool.
+    parts = [pool(shown[at : at + 700], policy) for at in range(0, 3000, 700)]
+    kept = pool(pl.concat(parts), policy).sort("time", "item")
+    assert kept.equals(pool(shown, policy).sort("time", "item"))
+    assert len(kept) <= 6 * 2 * 13  # six items, two rows in each of 13 spans
+    queries = rng.integers(0, 560, 100).tolist()
+    positives = table(user=["a"] * 100, time=queries, impression=list(range(100)))
+    drawn = draw(positives, touched_by(a={"q": 1}), kept, policy, seed)
+    found = dict(drawn.group_by("positive").agg("item").rows())
+    for at, time in enumerate(queries):
+        allowed = {i for i, t in zip(items, times, strict=True) if time - 40 <= t < time}
+        assert sorted(found.get(at, [])) == sorted(allowed)
 
 
 def test_draws_depend_on_the_seed_and_the_impression_alone():
