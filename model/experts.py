@@ -134,18 +134,19 @@ def check_row_wise(expert: keras.layers.Layer) -> None:
     """Refuse an expert in which a row's output depends on the batch's other rows.
 
     An expert sees only the rows that are routed to it, so such a layer would compute something
-    else than it does on the whole batch.  Custom layers and lambdas cannot be looked into; they
-    are taken to be row-wise.
+    else than it does on the whole batch.  Layers and the operations of functional models are
+    judged by what they declare.  The code of custom layers and lambdas cannot be looked into; it
+    is taken to be row-wise.
 
     Raises:
         ValueError: the expert is, or contains, a layer that mixes rows, keeps state from batch to
             batch, or adds a loss computed over the batch.
     """
-    for layer in expert._flatten_layers():
+    layers = list(expert._flatten_layers())
+    operations = [operation for layer in layers for operation in getattr(layer, "operations", ())]
+    for layer in dict.fromkeys(layers + operations):
         reason = ""
-        axis = getattr(layer, "axis", None)
-        axes = axis if isinstance(axis, (list, tuple)) else (axis,)
-        if isinstance(layer, _MIXING) or (0 in axes and not isinstance(layer, Gate)):
+        if isinstance(layer, _MIXING) or 0 in _axes(layer):
             reason = "mixes the rows of its batch"
         elif isinstance(layer, Gate) and layer.properties.batch_dependent:
             reason = "routes a row by the other rows of its batch"
@@ -160,3 +161,23 @@ def check_row_wise(expert: keras.layers.Layer) -> None:
                 "runs only on the rows routed to it. Use LayerNormalization instead of batch "
                 "normalisation, or move the layer in front of the mixture"
             )
+
+
+def _axes(operation: Any) -> list[int]:
+    """Axes along which a layer or operation declares to work, counted from 0, the batch.
+
+    A negative one can be counted from 0 only where the input's rank is known, which is where the
+    layer is part of a functional or built sequential model; elsewhere it is returned as it is.
+    """
+    if not hasattr(operation, "axis"):
+        return []
+    axis = operation.axis
+    if axis is None:
+        # A layer takes it for its own features, an operation for all axes.
+        return [] if isinstance(operation, keras.layers.Layer) else [0]
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    try:
+        rank = len(keras.tree.flatten(operation.input)[0].shape)
+    except AttributeError:  # Keras's answer for a layer that was never called symbolically
+        return list(axes)
+    return [one + rank if one < 0 else one for one in axes]

@@ -44,8 +44,8 @@ class Mixture(keras.layers.Layer):
         gates: T gates over E experts.
 
     Raises:
-        ValueError: no expert or gate, a gate over another number of experts, or an expert that
-            mixes rows.
+        ValueError: no expert or gate, one of them given twice, a gate over another number of
+            experts, or an expert that mixes rows.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class Mixture(keras.layers.Layer):
                     f"gates: expected num_experts={len(experts)}, the number of experts; "
                     f"gate {gate.name!r} has {gate.num_experts}"
                 )
+        _check_distinct("experts", experts)
+        _check_distinct("gates", gates)
         for expert in experts:
             check_row_wise(expert)
         self.experts = list(experts)
@@ -122,9 +124,14 @@ class Mixture(keras.layers.Layer):
 
         Returns:
             `Mixed`.
+
+        Raises:
+            ValueError: x, gate_input and ids differ in their number of rows.
         """
         ops = keras.ops
         gate_input = x if gate_input is None else gate_input
+        _check_rows("gate_input", gate_input, x)
+        _check_rows("ids", ids, x)
         routings = [gate(gate_input, training=training, ids=ids) for gate in self.gates]
         rows = ops.shape(x)[0]
         weights = ops.stack(
@@ -151,3 +158,26 @@ class Mixture(keras.layers.Layer):
         experts = [deserialize(expert) for expert in config.pop("experts")]
         gates = [deserialize(gate) for gate in config.pop("gates")]
         return cls(experts, gates, **config)
+
+
+def _check_distinct(argument: str, layers: Sequence[keras.layers.Layer]) -> None:
+    """Refuse a layer given twice.
+
+    Saved and loaded, it would be two; a gate would draw, and count its steps, once per task.
+    """
+    for index, layer in enumerate(layers):
+        if any(layer is earlier for earlier in layers[:index]):
+            raise ValueError(
+                f"{argument}: expected layers of their own, received {layer.name!r} twice; "
+                "make one for each place"
+            )
+
+
+def _check_rows(argument: str, given: Tensor | None, x: Tensor) -> None:
+    """Refuse an input with another number of rows than x: a single row would broadcast."""
+    if given is None or None in (given.shape[0], x.shape[0]):
+        return
+    if given.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"{argument}: expected {x.shape[0]} rows, as x has, received {given.shape[0]}"
+        )

@@ -13,6 +13,7 @@ exactly zero too, so skipping changes neither output nor gradient.
 
 import zlib
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -99,6 +100,9 @@ class Gate(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"dtype": "float32"} | kwargs)
+        for argument, value in (("num_experts", num_experts), ("num_selected", num_selected)):
+            if not isinstance(value, Integral):
+                raise ValueError(f"{argument}: expected an integer, received {value!r}")
         if num_experts < 1:
             raise ValueError(f"num_experts: expected at least 1, received {num_experts}")
         if not 1 <= num_selected <= num_experts:
@@ -137,7 +141,8 @@ class Gate(keras.layers.Layer):
         """Switch inference to the k-sparse form that export freezes (DSelect-k, COMET).
 
         Gates that are k-sparse at inference anyway, and dense ones, are left as they are.
-        Weights are not changed and training is not affected.
+        Weights are not changed and training is not affected.  The switch is not part of the
+        configuration: a gate loaded from a file is soft again until it is hardened.
         """
         self.hardened = True
 

@@ -92,8 +92,11 @@ class GumbelSoftmax(Gate):
         if not training:
             return Routing(alpha * ops.cast(logit > 0, alpha.dtype), {}, {})
         # Within (0, 1) by more than float32's spacing, so that the noise is finite.
-        u = keras.random.uniform((self.num_experts,), 1e-6, 1 - 1e-6, seed=self.noise)
-        switch = ops.sigmoid((logit + ops.log(u) - ops.log(1.0 - u)) / self.temperature)
+        u = keras.random.uniform(
+            (self.num_experts,), 1e-6, 1 - 1e-6, dtype="float32", seed=self.noise
+        )
+        logistic = ops.cast(ops.log(u) - ops.log(1.0 - u), logit.dtype)
+        switch = ops.sigmoid((logit + logistic) / self.temperature)
         if self.hard:
             rounded = ops.cast(switch > 0.5, switch.dtype)
             # The bracket is exactly zero in value and carries the relaxed form's gradient.

@@ -11,7 +11,8 @@ from model.gates.base import Gate, Properties, Routing, Tensor
 class Hash(Gate):
     """w = 1 for the expert hash(id) mod E and 0 for all others; nothing is learnt.
 
-    The hash is a 32-bit integer mix, the same on every backend and in every process.
+    The hash is a 32-bit integer mix, the same on every backend and in every process.  (JAX holds
+    integers of 32 bits unless told otherwise, and cuts wider ids to them before any layer.)
 
     Args:
         salt: changes the assignment; gates with different salts disagree independently.

@@ -10,7 +10,8 @@ from model.gates.base import Tensor
 def gumbel(shape: Any, seed: Any, dtype: str = "float32") -> Tensor:
     """Standard Gumbel noise of the given shape; adding it to logits and taking argmax samples.
 
-    float32 uniforms lie 1.2e-7 apart, so the noise stays within (-3, 16].
+    It is drawn in float32 whatever `dtype` is, because its tails are as fine as the uniforms
+    behind it.  These lie 1.2e-7 apart, so the noise stays within (-3, 16].
 
     Args:
         shape: as `keras.random.uniform` takes it.
@@ -18,5 +19,5 @@ def gumbel(shape: Any, seed: Any, dtype: str = "float32") -> Tensor:
         dtype: of the result.
     """
     ops = keras.ops
-    u = keras.random.uniform(shape, 1e-7, 1 - 1e-7, dtype=dtype, seed=seed)
-    return -ops.log(-ops.log(u))
+    u = keras.random.uniform(shape, 1e-7, 1 - 1e-7, dtype="float32", seed=seed)
+    return ops.cast(-ops.log(-ops.log(u)), dtype)

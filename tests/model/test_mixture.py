@@ -319,6 +319,41 @@ def test_refuses_experts_that_mix_rows(layer, reason):
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "layer", [keras.layers.Softmax(axis=-2), keras.layers.Softmax(axis=(-2, -1))]
+)
+def test_refuses_a_negative_axis_that_is_the_batch(layer):
+    # Which axis -2 is, only the input's rank tells: rows for (B, D), a feature axis for (B, H, W).
+    experts = [keras.Sequential([keras.Input((D,)), keras.layers.Dense(U), layer])]
+    with pytest.raises(ValueError, match=r"contains Softmax .*mixes the rows"):
+        Mixture(experts, [gates.make("softmax", 1)])
+    late = Mixture(
+        [keras.Sequential([keras.layers.UnitNormalization(axis=-2)])], [gates.make("softmax", 1)]
+    )
+    with pytest.raises(ValueError, match=r"contains UnitNormalization .*mixes the rows"):
+        late(inputs()[0])
+    by_column = [keras.Sequential([keras.Input((3, D)), keras.layers.Softmax(axis=-2)])]
+    Mixture(by_column, [gates.make("softmax", 1)])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x - keras.ops.mean(x, axis=0),
+        lambda x: x - keras.ops.max(x, axis=-2),
+        lambda x: x / keras.ops.sum(x),  # over all axes
+        lambda x: keras.ops.softmax(x, axis=0),
+    ],
+)
+def test_refuses_operations_of_a_functional_expert_that_mix_rows(operation):
+    x = keras.Input((D,))
+    inner = keras.Model(x, operation(x))
+    for expert in (inner, keras.Sequential([inner, keras.layers.Dense(U)])):
+        with pytest.raises(ValueError, match="mixes the rows"):
+            Mixture([expert], [gates.make("softmax", 1)])
+    Mixture([keras.Model(x, x - keras.ops.mean(x, axis=1)[:, None])], [gates.make("softmax", 1)])
+
+
 def test_refuses_a_nested_mixture_whose_gate_depends_on_the_batch():
     gate = gates.make("expert_choice", 2, 1)
     nested = Tower(Mixture([Expert([U]), Expert([U])], [gate]))
@@ -350,11 +385,23 @@ def test_refuses_an_expert_of_another_shape():
         ([], [gates.make("softmax", 2)], "experts: expected at least one"),
         ([Expert([1]), Expert([1])], [], "gates: expected at least one"),
         ([Expert([1])], [gates.make("softmax", 2)], "expected num_experts=1.* has 2"),
+        # A shared gate would draw, and count its schedule's steps, once for each task.
+        ([Expert([1], name="one")] * 2, [gates.make("softmax", 2)], "experts: .*'one' twice"),
+        ([Expert([1])], [gates.make("softmax", 1)] * 2, "gates: .* twice"),
     ],
 )
 def test_refuses_what_does_not_fit_together(experts, gate_list, message):
     with pytest.raises(ValueError, match=message):
         Mixture(experts, gate_list)
+
+
+def test_refuses_inputs_of_different_batches():
+    x, ids = inputs()
+    for rows in (1, 4):  # one row would broadcast
+        with pytest.raises(ValueError, match=rf"gate_input: expected {B} rows.* received {rows}"):
+            make("topk")(x, gate_input=x[:rows])
+        with pytest.raises(ValueError, match=rf"ids: expected {B} rows.* received {rows}"):
+            make("hash")(x, ids=ids[:rows])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from model import gates
 from model.gates import base
+from model.gates.noise import gumbel
 
 F = np.float32
 X = np.ones((2, 3), F)
@@ -27,6 +28,11 @@ X = np.ones((2, 3), F)
             {"name": "topk", "num_experts": 4, "num_selected": 0},
             "num_selected: expected 1 <= k <= num_experts=4, received 0",
         ),
+        (
+            {"name": "topk", "num_experts": 4, "num_selected": 1.5},
+            "num_selected: expected an integer, received 1.5",
+        ),
+        ({"name": "topk", "num_experts": "4"}, "num_experts: expected an integer, received '4'"),
         (
             {"name": "topk", "num_experts": 4, "jitter": 1},
             "gate 'topk': unknown option 'jitter'; expected any of dtype, seed, trainable",
@@ -96,6 +102,27 @@ def test_gates_compute_in_float32_under_a_half_precision_policy() -> None:
     weights = gate(tf.cast(X, "bfloat16")).weights
     assert weights.dtype == tf.float32
     assert gates.make("topk", 4, 2, dtype="float64").compute_dtype == "float64"
+
+
+@pytest.mark.parametrize("name", gates.names())
+@pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
+def test_every_gate_computes_in_another_dtype(name: str, dtype: str) -> None:
+    options: dict[str, Any] = {"num_selected": 1 if name in ("hash", "sampled") else 2}
+    if name == "hierarchical":
+        secondary = {"name": "topk", "num_selected": 2}
+        options |= {"num_groups": 2, "primary": {"name": "softmax"}, "secondary": secondary}
+    static = name == "gumbel_softmax"
+    gate = gates.make(name, 4, static=static, dtype=dtype, seed=0, **options)
+    weights = gate(np.ones((5, 3)), training=True, ids=np.arange(5)).weights
+    assert weights.dtype == gate.compute_dtype
+    assert np.isfinite(np.asarray(weights, F)).all()
+
+
+def test_gumbel_noise_is_fine_grained_in_half_precision() -> None:
+    noise = np.asarray(gumbel((100_000,), 0, "bfloat16"), np.float64)
+    # Mean 0.5772, deviation 1.2825; P(noise > 8) = 1 - exp(-exp(-8)) = 3.4e-4.
+    assert abs(noise.mean() - 0.5772) < 4.5 * 1.2825 / np.sqrt(1e5)
+    assert 34 - 4.5 * np.sqrt(34) < (noise > 8).sum() < 34 + 4.5 * np.sqrt(34)
 
 
 def test_symbolic_output() -> None:
