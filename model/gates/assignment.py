@@ -74,7 +74,7 @@ def assign(
     log_q = ops.log_softmax(tempered)  # (..., B, E)
     if sinkhorn_proposal or strategy == "gumbel_matching_sinkhorn":
         log_q = sinkhorn(log_q)
-    noise = gumbel(shape, seed)
+    noise = gumbel(shape, seed, logits.dtype)
     if strategy.startswith("gumbel_matching"):
         expert, log_conditional = gumbel_matching(tempered, noise)
     else:
