@@ -109,6 +109,17 @@ def test_sparse_equals_dense_in_values_and_gradients(name, static):
     assert_sparse_is_dense(make(name, static), *inputs())
 
 
+@pytest.mark.parametrize(("name", "static"), list(forms()))
+def test_a_row_does_not_depend_on_its_batch_at_inference(name, static):
+    mixture = make(name, static)
+    x, ids = inputs()
+    together = tf.stack(mixture(x, ids=ids).outputs)  # (T, B, U)
+    assert np.any(together)
+    for rows in (slice(0, 1), slice(3, 7)):
+        apart = mixture(x[rows], ids=ids[rows]).outputs
+        np.testing.assert_allclose(apart, together[:, rows], rtol=1e-5, atol=1e-6)
+
+
 def test_straight_through_zeros_keep_their_gradient():
     mixture = make("gumbel_softmax", static=True, hard=True, initial_probability=0.5)
     x, ids = inputs()
