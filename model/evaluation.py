@@ -83,8 +83,8 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
     Returns:
         split, rows; `tasks`: name -> group, type and what `metrics.binary` or `.regression` gives;
         `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
-        regression, of the mean squared error of the transformed label in its own units (the tables
-        of the papers on DSelect-k and MOESART have this number); `experts_per_row`;
+        regression, of the mean squared error of the transformed label (the tables of the papers on
+        DSelect-k and MOESART have this number); `experts_per_row`;
         `gates`: task -> gate, weights (E,), load (E,), experts_per_row and its diagnostics.
 
     Raises:
@@ -111,7 +111,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         "rows": len(rows),
         "tasks": tasks,
         "groups": summarise(tasks),
-        "loss": _total_loss(config.contract, tasks, rows.labels, predictions.scores),
+        "loss": _total_loss(config.contract, tasks),
         "experts_per_row": predictions.experts_per_row,
         "experts": config.model.experts.count,
         "gates": gates,
@@ -127,14 +127,26 @@ def task_metrics(
         contract: names, groups and types of the tasks.
         labels: (N, T) in own units, NaN where masked.
         scored: (N,) by task, in own units.
+
+    Returns:
+        By task: group, type and what `metrics.binary` or `metrics.regression` gives.  A label that
+        is transformed for training has `trained_on` besides: scale, mse, rmse, label_std there.
     """
-    return {
-        name: {"group": task.group, "type": task.type}
-        | (metrics.binary if task.type == "binary" else metrics.regression)(
-            labels[:, t], scored[name]
-        )
-        for t, (name, task) in enumerate(contract.tasks.items())
-    }
+    found = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        measure = metrics.binary if task.type == "binary" else metrics.regression
+        result = measure(labels[:, t], scored[name])
+        if task.transform != "identity" and result["rows"]:
+            on_scale = metrics.regression(
+                scores.transform(task, labels[:, t]), scores.transform(task, scored[name])
+            )
+            result["trained_on"] = (
+                {"scale": task.transform}
+                | {key: on_scale[key] for key in ("mse", "label_std")}
+                | {"rmse": on_scale["value"]}
+            )
+        found[name] = {"group": task.group, "type": task.type} | result
+    return found
 
 
 def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -142,7 +154,8 @@ def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 
     Returns:
         By group: `auc`, the mean over its binary tasks, and `relative_rmse`, the mean over its
-        regression tasks of RMSE / standard deviation of the label; None without such tasks.
+        regression tasks of RMSE / standard deviation of the label, on the scale that the task was
+        trained on; None without such tasks.
         Tasks without a value are left out: `tasks` counts all, `measured` those with one.
     """
     groups: dict[str, dict[str, Any]] = {}
@@ -150,11 +163,12 @@ def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
         members = [task for task in tasks.values() if task["group"] == group]
         measured = [task for task in members if task["value"] is not None]
         areas = [task["value"] for task in measured if task["type"] == "binary"]
-        errors = [
-            task["value"] / task["label_std"]
+        scales = [
+            task.get("trained_on", {"rmse": task["value"], "label_std": task.get("label_std")})
             for task in measured
-            if task["type"] == "regression" and task["label_std"] > 0
+            if task["type"] == "regression"
         ]
+        errors = [scale["rmse"] / scale["label_std"] for scale in scales if scale["label_std"] > 0]
         groups[group] = {
             "tasks": len(members),
             "measured": len(measured),
@@ -188,6 +202,8 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
             possible = best.get(name)
             cells.append("" if possible is None else f"{possible:.4f}")
         rate = "" if task.get("rate") is None else f"{100 * task['rate']:.1f} %"
+        if scale := task.get("trained_on"):
+            cells[3] += f"\n{scale['scale']}: {scale['rmse']:.4f}"
         view.add_row(*cells, f"{task['rows']:,}", rate)
     for group, summary in result["groups"].items():
         parts = []
@@ -204,24 +220,17 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
     return view
 
 
-def _total_loss(
-    contract: Contract,
-    tasks: Mapping[str, Mapping[str, Any]],
-    labels: np.ndarray,
-    scored: Mapping[str, np.ndarray],
-) -> float:
+def _total_loss(contract: Contract, tasks: Mapping[str, Mapping[str, Any]]) -> float:
     total = 0.0
-    for t, (name, task) in enumerate(contract.tasks.items()):
-        if tasks[name]["rows"] == 0:
-            continue
-        if task.type == "binary":
-            total += task.weight * tasks[name]["log_loss"]
-        else:
-            known = ~np.isnan(labels[:, t])
-            error = scores.transform(task, scored[name][known]) - scores.transform(
-                task, labels[known, t]
+    for name, task in contract.tasks.items():
+        found = tasks[name]
+        if found["rows"]:
+            part = (
+                found["log_loss"]
+                if task.type == "binary"
+                else found.get("trained_on", found)["mse"]
             )
-            total += task.weight * float(np.mean(np.square(error)))
+            total += task.weight * part
     return total
 
 

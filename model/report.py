@@ -132,6 +132,8 @@ def _task(name: str, task: Mapping[str, Any], best: float | None) -> str:
     elif task["value"] is not None:
         facts.append(f"MAE {task['mae']:.4g}")
         facts.append(f"MSE {task['mse']:.4g}")
+        if scale := task.get("trained_on"):
+            facts.append(f"{scale['scale']}: RMSE {scale['rmse']:.4g}, SD {scale['label_std']:.4g}")
     if best is not None:
         facts.append(f"best {best:.4f}")
     metric = task["metric"].upper()

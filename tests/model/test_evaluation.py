@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
-from configs.contract import FrozenContract
+from configs import load
+from configs.base import parse
+from configs.contract import Contract, FrozenContract
 from configs.errors import ModelError
 from configs.files import ExamplesFolder, write_json
 from model import checkpoint, data, evaluation, training
@@ -140,3 +142,29 @@ def test_damaged_checkpoints(tiny: Any, trained: Path, tmp_path: Path) -> None:
     (broken / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):
         checkpoint.load(broken)
+
+
+def test_a_transformed_label_is_measured_on_both_scales() -> None:
+    """Labels 0 and e^2 - 1, scores e - 1 and e - 1: on log1p's scale labels 0, 2, scores 1, 1.
+
+    There the errors are 1 and 1, RMSE 1, and the labels' deviation is 1.  In own units the errors
+    are e - 1 and e^2 - e.
+    """
+    e = np.e
+    task = {"group": "engagement", "type": "regression", "label": {"rule": "column", "column": "x"}}
+    values = load("demo").contract.model_dump(mode="json")
+    values["tasks"] = {"dwell": task | {"transform": "log1p", "weight": 0.5}}
+    contract = parse(Contract, values, "x")
+    labels = np.array([[0.0], [e**2 - 1], [np.nan]], np.float32)
+    found = evaluation.task_metrics(contract, labels, {"dwell": np.full(3, e - 1, np.float32)})
+    assert found["dwell"]["value"] == pytest.approx(
+        (((e - 1) ** 2 + (e**2 - e) ** 2) / 2) ** 0.5, rel=1e-6
+    )
+    assert found["dwell"]["trained_on"] == {
+        "scale": "log1p",
+        "mse": pytest.approx(1.0, rel=1e-6),
+        "rmse": pytest.approx(1.0, rel=1e-6),
+        "label_std": pytest.approx(1.0, rel=1e-6),
+    }
+    summary = evaluation.summarise(found)["engagement"]
+    assert summary["relative_rmse"] == pytest.approx(1.0, rel=1e-6)
