@@ -22,7 +22,7 @@ demo: install
 	$(BIN)/multigate demo --out demo-out
 
 test: install
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
@@ -37,6 +37,11 @@ types: install
 	$(BIN)/mypy
 
 check: lint format types test
+
+# Generate the messages' Python code from their definition.
+protos: install
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
+	    serving/protos/ranking.proto
 
 # Compile the lock files anew; they carry hashes and no addresses.
 COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
