@@ -22,6 +22,16 @@ def real_data() -> Any:
     return find
 
 
+def smaller(config: Any) -> Any:
+    """The configuration with a model that trains in seconds: four experts, one epoch."""
+    experts = config.model.experts.model_copy(update={"count": 4, "units": (16,)})
+    model = config.model.model_copy(update={"experts": experts, "embedding_dim": 8})
+    train = config.train.model_copy(update={"epochs": 1, "learning_rate": 0.002})
+    # Gates that become sparse by training have had no time to.
+    export = config.export.model_copy(update={"hardening_tolerance": 0.5})
+    return config.model_copy(update={"model": model, "train": train, "export": export})
+
+
 @dataclass(frozen=True)
 class SmallRun:
     """A small run of every stage on simulated logs, in folders as `multigate demo` leaves them."""
@@ -31,21 +41,22 @@ class SmallRun:
     result: dict[str, Any]
 
 
+@pytest.fixture
+def small_config() -> Any:
+    """Load a preset with a model that trains in seconds."""
+    from configs import load
+
+    return lambda name: smaller(load(name))
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
-    """Run the demo's stages on 6,000 exposures: four experts, one epoch."""
+    """Run the demo's stages on 6,000 exposures."""
     from configs import load
     from jobs import demo
     from pipeline.simulate import simulate
 
-    config = load("demo")
-    experts = config.model.experts.model_copy(update={"count": 4, "units": (16,)})
-    config = config.model_copy(
-        update={
-            "model": config.model.model_copy(update={"experts": experts, "embedding_dim": 8}),
-            "train": config.train.model_copy(update={"epochs": 1}),
-        }
-    )
+    config = smaller(load("demo"))
     root = tmp_path_factory.mktemp("small")
     simulate(root / "logs", seed=3, users=150, items=60, exposures=6_000)
     result = demo.run(config, root / "logs", root / "run")
