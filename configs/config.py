@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from configs.base import Frozen, contradiction, parse, read_yaml
-from configs.contract import Contract
+from configs.contract import Contract, NumberFeature
 from configs.errors import ConfigError
 from configs.log import EventLog, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
@@ -26,8 +26,8 @@ class Config(Frozen):
     export: ExportConfig = ExportConfig()
 
     @model_validator(mode="after")
-    def _check_labels(self) -> "Config":
-        """Labels must fit the shape of the log."""
+    def _check_log(self) -> "Config":
+        """Labels and features must fit the shape of the log."""
         log = self.pipeline.log
         shape_of = {"event": "events", "dwell": "events", "column": "impressions"}
         for name, task in self.contract.tasks.items():
@@ -41,6 +41,13 @@ class Config(Frozen):
                 raise contradiction(
                     f"contract.tasks.{name}.label: rule 'dwell' needs pipeline.log.columns.session"
                 )
+        if log.unknown_time is not None:
+            for name, feature in self.contract.features.items():
+                if isinstance(feature, NumberFeature) and feature.counter is not None:
+                    raise contradiction(
+                        f"contract.features.{name}: count and since need the time of every event; "
+                        "pipeline.log.unknown_time says that some have none"
+                    )
         for where, names, known in (
             ("model.gates", self.model.gates, self.contract.tasks),
             ("model.embedding_dims", self.model.embedding_dims, self.contract.features),

@@ -37,6 +37,28 @@ class History(Frozen):
     """How many items to keep."""
 
 
+class Count(Frozen):
+    """How many events the user or the item had, strictly before the impression."""
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """As of `History`."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class Since(Frozen):
+    """Seconds since an event of the user or the item; missing where there was none before."""
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """As of `History`."""
+    which: Literal["last", "first"] = "last"
+    """Since the last event (recency) or the first one (age)."""
+
+
 class IdFeature(Frozen):
     """A categorical value, looked up in a vocabulary or hashed, then embedded."""
 
@@ -93,6 +115,10 @@ class NumberFeature(Frozen):
     side: Side
     source: Source = "log"
     column: str | None = None
+    count: Count | None = None
+    """Count the user's or the item's past events instead of reading a column."""
+    since: Since | None = None
+    """Measure the time since a past event instead of reading a column."""
     transform: Literal["identity", "log1p"] = "identity"
     """`log1p` is log(1 + max(x, 0))."""
     scale: Literal["standardise", "buckets", "none"] = "standardise"
@@ -102,6 +128,11 @@ class NumberFeature(Frozen):
     missing: Missing = "error"
     default: float = 0.0
     """The value that stands for a missing one under `missing: default`."""
+
+    @property
+    def counter(self) -> Count | Since | None:
+        """What is computed over time, if the number is."""
+        return self.count or self.since
 
 
 class PositionFeature(Frozen):
@@ -259,6 +290,8 @@ class Contract(Frozen):
                 )
             if isinstance(feature, IdFeature | IdListFeature):
                 self._check_id(name, feature)
+            elif isinstance(feature, NumberFeature):
+                _check_counter(name, feature)
         return self
 
     def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
@@ -334,11 +367,14 @@ class Contract(Frozen):
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
-        It covers features, labels and tasks; weights of losses and scores may change.
+        It covers features, labels and tasks; weights of losses and scores may change.  Keys that
+        have their default are left out, so that a new option of the product does not part it
+        from the models that already serve.
         """
-        values = self.model_dump(mode="json", exclude={"combine"})
+        values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
-            del task["weight"], task["score_weight"]
+            task.pop("weight", None)
+            task.pop("score_weight", None)
         return fingerprint(values)
 
 
@@ -378,6 +414,31 @@ def fingerprint(values: Any) -> str:
     """First 16 hex digits of the SHA-256 of canonical JSON."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_counter(name: str, feature: NumberFeature) -> None:
+    """Check a number that is computed over time."""
+    counter = feature.counter
+    if counter is None:
+        return
+    key = "count" if feature.count is not None else "since"
+    if feature.count is not None and feature.since is not None:
+        raise contradiction(f"feature {name!r}: expected count or since, received both")
+    if feature.source != "log" or feature.column is not None:
+        raise contradiction(
+            f"feature {name!r}: a {key} is computed from the log's events; it takes neither "
+            f"source nor column, received source {feature.source!r}, column {feature.column!r}"
+        )
+    if feature.side != counter.of:
+        raise contradiction(
+            f"feature {name!r}: a {key} of the {counter.of} is of side {counter.of!r}, received "
+            f"side {feature.side!r}"
+        )
+    if feature.since is not None and feature.missing == "error":
+        raise contradiction(
+            f"feature {name!r}: since is missing where there was no such event; expected "
+            "missing: indicator or default, received missing: error"
+        )
 
 
 def _refuse_cycles(tasks: dict[str, Task]) -> None:

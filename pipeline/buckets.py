@@ -1,4 +1,4 @@
-"""Spreads events over buckets by a hash of the user, through files.
+"""Spreads rows over buckets by a hash of the user (or of the item), through files.
 
 All events of a user are in one bucket, so that attribution, histories and sampled negatives need
 no other. Beam's local runner keeps grouped elements in memory; therefore the elements that it
@@ -12,26 +12,34 @@ import polars as pl
 from pipeline.hashing import hash_column
 
 
-def spill(events: pl.DataFrame, buckets: int, folder: Path, prefix: str) -> list[tuple[int, str]]:
-    """Write each bucket's share of the events as an Arrow file.
+def spill(
+    rows: pl.DataFrame, buckets: int, folder: Path, prefix: str, key: str = "user"
+) -> list[tuple[int, str]]:
+    """Write each bucket's share of the rows as an Arrow file.
 
     Args:
-        events: normalised events, (B, ...).
-        buckets: over how many buckets users are spread.
+        rows: a table, (B, ...).
+        buckets: over how many buckets users (items) are spread.
         folder: where to write.
         prefix: makes the files' names unique, and the same when the work is done again.
+        key: column of the user or of the item.
 
     Returns:
         Pairs (bucket, path), one for each bucket that got rows.
     """
-    number = pl.Series("bucket", hash_column(events["user"]) % buckets, dtype=pl.Int64)
+    number = pl.Series("bucket", hash_column(rows[key]) % buckets, dtype=pl.Int64)
     spilled = []
-    parts = events.with_columns(number).partition_by("bucket", as_dict=True, include_key=False)
+    parts = rows.with_columns(number).partition_by("bucket", as_dict=True, include_key=False)
     for (bucket,), part in sorted(parts.items()):
-        path = folder / f"{prefix}-{bucket:05d}.arrow"
+        path = spilled_path(folder, prefix, int(bucket))
         part.write_ipc(path, compression="lz4")
         spilled.append((int(bucket), str(path)))
     return spilled
+
+
+def spilled_path(folder: Path, prefix: str, bucket: int) -> Path:
+    """Where `spill` writes a bucket's share; there is no file where the share is empty."""
+    return folder / f"{prefix}-{bucket:05d}.arrow"
 
 
 def gather(paths: list[str]) -> pl.DataFrame:

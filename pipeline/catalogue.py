@@ -5,24 +5,25 @@ showed them, the items' features over time, and the instants at which the splits
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import numpy as np
 import polars as pl
 
 from configs import Config
 from configs.files import IMPRESSION, TIME
-from configs.log import Negatives, TimeSplit
+from configs.log import TimeSplit
 from features import Timeline
 from pipeline import split, tables
 from pipeline.columns import log_features
+from pipeline.urn import thin
 
 
 @dataclass(frozen=True)
 class Catalogue:
     """What the buckets together say.
 
-    `pool`: see `pool`, sorted by time (null first) and item. `features`: (item, time,
+    `pool`: see `urn.thin`, sorted by time (null first) and item. `features`: (item, time,
     the item features that the log holds), sorted by item and time, one row per change. `limits`:
     see `split.boundaries`.
     """
@@ -35,32 +36,6 @@ class Catalogue:
 def item_features(config: Config) -> list[str]:
     """Features of the item that stand in the log; sampled negatives take them from here."""
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
-
-
-def pool(shown: pl.DataFrame, negatives: Negatives) -> pl.DataFrame:
-    """Keep the impressions that drawing needs; of a pool it keeps the pool.
-
-    Args:
-        shown: columns `time`, `item` and maybe more, which are those of the kept impressions.
-        negatives: how items are drawn.
-
-    Returns:
-        For popularity, every row. For uniform draws, each item's first impression; with `recent`,
-        its first and last one in each span of that length, counted from 1970: a window so long
-        holds an impression of the item if and only if it holds one of those, at most four.
-    """
-    if negatives.sampling == "popularity":
-        return shown
-    keys = [pl.col("item")]
-    if negatives.recent is not None:
-        span = negatives.recent // timedelta(microseconds=1)
-        keys.append((pl.col("time").to_physical() // span).alias("__span"))
-    ordered = shown.sort("time", "item", nulls_last=False)
-    groups = ordered.group_by(keys, maintain_order=True)
-    kept = groups.first()
-    if negatives.recent is not None:
-        kept = pl.concat([kept, groups.last()]).unique(["item", "time"])
-    return kept.select(shown.columns)
 
 
 def part(impressions: pl.DataFrame, config: Config) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -81,7 +56,7 @@ def part(impressions: pl.DataFrame, config: Config) -> tuple[pl.DataFrame, pl.Da
     if negatives is None:
         shown = shown.clear()
     elif not names:
-        shown = pool(shown, negatives)
+        shown = thin(shown, negatives)
     by_share = isinstance(config.pipeline.split, TimeSplit) and isinstance(
         config.pipeline.split.validation, float
     )
@@ -106,20 +81,20 @@ def merge(
     shown = pl.concat([shown for shown, _ in parts])
     times = pl.concat([times for _, times in parts]).group_by("time").agg(pl.col("count").sum())
     negatives, names = config.pipeline.negatives, item_features(config)
-    drawn_from = shown.select("time", "item")
+    pool = shown.select("time", "item")
     if negatives is not None:
-        drawn_from = pool(drawn_from, negatives)
+        pool = thin(pool, negatives)
     if items is not None:
         complete = items.drop_nulls(tables.required(config, "items"))[config.contract.item]
         if tables.required(config, "items"):
-            drawn_from = drawn_from.filter(pl.col("item").is_in(complete.implode()))
-    drawn_from = drawn_from.sort("time", "item", nulls_last=False)
+            pool = pool.filter(pl.col("item").is_in(complete.implode()))
+    pool = pool.sort("time", "item", nulls_last=False)
     ordered = shown.sort("item", "time", "impression", nulls_last=False)
     if names:
         changed = pl.struct("item", *names)
         ordered = ordered.filter((changed != changed.shift(1)).fill_null(True))
     features = ordered.select("item", "time", *names) if names else ordered.select("item").clear()
-    return Catalogue(drawn_from, features, split.boundaries(config.pipeline.split, times))
+    return Catalogue(pool, features, split.boundaries(config.pipeline.split, times))
 
 
 def as_of(features: pl.DataFrame, queries: pl.DataFrame, config: Config) -> pl.DataFrame:

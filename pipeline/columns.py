@@ -3,14 +3,21 @@
 import pyarrow as pa
 
 from configs import Config, ConfigError
-from configs.contract import ColumnLabel, EventLabel, Feature, IdFeature, IdListFeature
+from configs.contract import (
+    ColumnLabel,
+    EventLabel,
+    Feature,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+)
 from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from configs.log import EventLog
 
 # Columns of normalised events: user, item, time, row (a hash of the full row), event, value,
 # session, request and event_id where the log has them, and:
 FEATURE = "feature/"  # a feature's value
-COLUMN = "column/"  # a number of an impression log that labels or histories read
+COLUMN = "column/"  # a number of an impression log that labels, histories or counters read
 
 
 def log_features(config: Config) -> dict[str, Feature]:
@@ -22,6 +29,7 @@ def log_features(config: Config) -> dict[str, Feature]:
         if feature.source == "log"
         and name not in (contract.user, contract.item)
         and not (isinstance(feature, IdListFeature) and feature.history is not None)
+        and not (isinstance(feature, NumberFeature) and feature.counter is not None)
     }
 
 
@@ -40,8 +48,32 @@ def history_features(config: Config) -> dict[str, IdListFeature]:
     }
 
 
+def counters(config: Config, of: str) -> dict[str, NumberFeature]:
+    """The numbers that are computed from past events of the `user` or of the `item`."""
+    return {
+        name: feature
+        for name, feature in config.contract.features.items()
+        if isinstance(feature, NumberFeature)
+        and feature.counter is not None
+        and feature.counter.of == of
+    }
+
+
+def computed_events(config: Config) -> dict[str, tuple[str, ...]]:
+    """The events that histories and counters name, by where the configuration names them."""
+    found = {}
+    for name, feature in history_features(config).items():
+        if feature.history is not None:
+            found[f"contract.features.{name}.history.events"] = feature.history.events
+    for name, number in (counters(config, "user") | counters(config, "item")).items():
+        if number.counter is not None:
+            key = "count" if number.count is not None else "since"
+            found[f"contract.features.{name}.{key}.events"] = number.counter.events
+    return found
+
+
 def number_columns(config: Config) -> list[str]:
-    """The columns of an impression log that labels and histories read as numbers."""
+    """The columns of an impression log that labels, histories and counters read as numbers."""
     if isinstance(config.pipeline.log, EventLog):
         return []
     names = [
@@ -49,9 +81,8 @@ def number_columns(config: Config) -> list[str]:
         for task in config.contract.tasks.values()
         if isinstance(task.label, ColumnLabel)
     ]
-    for feature in history_features(config).values():
-        if feature.history is not None:
-            names += [name for name in feature.history.events if name != "impression"]
+    for events in computed_events(config).values():
+        names += [name for name in events if name != "impression"]
     return sorted(set(names))
 
 
@@ -61,10 +92,10 @@ def event_types(config: Config) -> dict[str, str]:
     if not isinstance(log, EventLog):
         return {}
     found = {log.impression: "pipeline.log.impression"}
-    for name, feature in history_features(config).items():
-        for event in feature.history.events if feature.history is not None else ():
+    for where, events in computed_events(config).items():
+        for event in events:
             if event != "impression":
-                found.setdefault(event, f"contract.features.{name}.history.events")
+                found.setdefault(event, where)
     for name, task in config.contract.tasks.items():
         if isinstance(task.label, EventLabel):
             for event in task.label.events:

@@ -1,4 +1,4 @@
-"""One bucket of events -> its impressions with labels, features and histories."""
+"""One bucket of events -> its impressions with labels, features, histories and counters."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,10 @@ import polars as pl
 from configs import Config
 from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from configs.log import EventLog
-from features import last_items
-from pipeline import labels, tables
+from pipeline import computed, labels, tables
 from pipeline.attribute import attribute
 from pipeline.buckets import deduplicate
-from pipeline.columns import (
-    COLUMN,
-    FEATURE,
-    example_schema,
-    history_features,
-    log_features,
-)
+from pipeline.columns import FEATURE, counters, example_schema, log_features
 from pipeline.hashing import mix
 
 
@@ -26,11 +19,14 @@ class Bucket:
     """What `make_examples` returns.
 
     `impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
-    time and number. `touched`: one row per user and item with an event: `user`, `item`, the first
-    `time`, and whether any time is `unknown`. `counts`: what became of the rows.
+    time and number; the item's counters are null, as they need other users' events. `counted`: this
+    bucket's share of those events, see `computed.item_events`. `touched`: one row per user and item
+    with an event: `user`, `item`, the first `time`, and whether any time is `unknown`. `counts`:
+    what became of the rows.
     """
 
     impressions: pl.DataFrame
+    counted: pl.DataFrame
     touched: pl.DataFrame
     counts: dict[str, int]
 
@@ -67,7 +63,8 @@ def make_examples(
         contract.user: impressions["user"],
         contract.item: impressions["item"],
         **{name: impressions[FEATURE + name] for name in log_features(config)},
-        **histories(events, impressions, config),
+        **computed.of_user(events, impressions.select("user", "time"), config),
+        **dict.fromkeys(counters(config, "item"), nothing.cast(pl.Float64)),
         **{LABEL + name: label for name, label in labels.finish(contract, values).items()},
         TIME: impressions["time"],
         IMPRESSION: pl.Series(mix(impressions["row"].to_numpy()) >> 1, dtype=pl.Int64),
@@ -88,28 +85,5 @@ def make_examples(
     touched = events.group_by("user", "item").agg(
         pl.col("time").min(), unknown=pl.col("time").is_null().any()
     )
-    return Bucket(ordered.select(example_schema(config).names), touched, counts)
-
-
-def histories(
-    events: pl.DataFrame, impressions: pl.DataFrame, config: Config
-) -> dict[str, pl.Series]:
-    """Compute the history features of impressions from all events of the same users."""
-    log, found = config.pipeline.log, {}
-    for name, feature in history_features(config).items():
-        history = feature.history
-        if history is None:
-            continue
-        if isinstance(log, EventLog):
-            types = [log.impression if t == "impression" else t for t in history.events]
-            counting = events.filter(pl.col("event").is_in(types))
-        elif "impression" in history.events:
-            counting = events
-        else:
-            positive = [pl.col(COLUMN + column) > 0 for column in history.events]
-            counting = events.filter(pl.any_horizontal(positive).fill_null(False))
-        last = min(history.last, feature.max_length)
-        found[name] = last_items(
-            counting.select("user", "time", "item"), impressions.select("user", "time"), last
-        )
-    return found
+    made = ordered.select(example_schema(config).names)
+    return Bucket(made, computed.item_events(events, config), touched, counts)

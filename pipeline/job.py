@@ -1,8 +1,9 @@
 """The job: wires the stages with Apache Beam and publishes a folder of examples.
 
-    files ─► read_shard ─► (bucket, path) ─► GroupByKey ─► label_bucket ─► finish_bucket ─► finish
-                 │                                          ▲      │            ▲
-                 └──────────────► judge ────────────────────┘      └► merge_catalogue
+    files ─► read_shard ─► (bucket, path) ─► GroupByKey ─► label_bucket ─► merge_catalogue
+                 │                                          ▲      │            ▼
+                 └──────────────► judge ────────────────────┘      └────► sample_bucket ─┐
+                                                     finish ◄─ finish_bucket ◄─ count_items
 
 Beam moves paths and counts; the stages move rows, as Arrow tables in files.
 """
@@ -93,7 +94,14 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
         )
         known = p | "Once labelled" >> beam.Create([None])
         known |= "Catalogue" >> beam.Map(stages.merge_catalogue, every(labelled), plan)
-        finished = labelled | "Finish bucket" >> beam.Map(stages.finish_bucket, one(known), plan)
+        sampled = labelled | "Sample" >> beam.Map(stages.sample_bucket, one(known), plan)
+        counted = (
+            p
+            | "Items" >> beam.Create(list(range(plan.config.pipeline.buckets)))
+            | "Spread items" >> beam.Reshuffle()
+            | "Count" >> beam.Map(stages.count_items, every(sampled), plan)
+        )
+        finished = sampled | "Finish bucket" >> beam.Map(stages.finish_bucket, every(counted), plan)
         last = p | "Once finished" >> beam.Create([None])
         last | "Finish" >> beam.Map(stages.finish, every(finished), plan)
 

@@ -4,19 +4,15 @@ Every draw is a function of the seed, the positive's number and the draw's own n
 matter in which bucket or order the positives come.
 """
 
-from dataclasses import dataclass
-from datetime import timedelta
-
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from configs.log import Negatives
 from pipeline.hashing import combine
+from pipeline.urn import ALWAYS, NEVER, Urn
 
 _ATTEMPTS = 32
-_MICROSECOND = timedelta(microseconds=1)
-_NEVER, _ALWAYS = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
 def draw(
@@ -32,7 +28,7 @@ def draw(
         positives: columns `user`, `time`, `impression`; (B, 3).
         touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
             event of the pair is unknown: such a pair is excluded at all times).
-        pool: columns `time`, `item`, sorted by both, see `catalogue.pool`.
+        pool: columns `time`, `item`, sorted by both, see `urn.thin`.
         negatives: how many, drawn how, excluding what.
         seed: of all draws.
 
@@ -47,52 +43,14 @@ def draw(
         return _table(np.zeros((0, 3), np.int64), items)
     codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
     excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
-    times = positives["time"].to_physical().fill_null(_ALWAYS).to_numpy()
-    pool_times = pool["time"].to_physical().fill_null(_ALWAYS).to_numpy()
-    first = np.zeros(len(positives), np.int64)
-    stop = np.full(len(positives), len(pool), np.int64)
-    if negatives.exclude == "past" or negatives.recent is not None:
-        # Items of unknown time sort first, positives of unknown time find none earlier.
-        hidden = pool["time"].null_count()
-        first += hidden
-        stop = np.maximum(np.searchsorted(pool_times, times), hidden)
-    again = np.full(len(pool), _NEVER)
-    if negatives.recent is not None:
-        since = np.where(times == _ALWAYS, _ALWAYS, times - negatives.recent // _MICROSECOND)
-        first = np.minimum(np.maximum(np.searchsorted(pool_times, since), first), stop)
-        if negatives.sampling == "uniform":
-            again = _next_times(codes, pool_times)
-    urn = _Urn(codes, again, first, stop, times)
+    times = positives["time"].to_physical().fill_null(ALWAYS).to_numpy()
+    urn = Urn(pool, codes, times, negatives)
     base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
     chosen = np.full((len(positives), negatives.per_positive), -1, np.int64)
     for slot in range(negatives.per_positive):
         _draw_slot(chosen, slot, base, urn, excluded)
     rows, slots = np.nonzero(chosen >= 0)
     return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
-
-
-@dataclass(frozen=True)
-class _Urn:
-    """What each positive draws from: rows [first, stop) of the pool.
-
-    An item may be there several times; its last row before the positive's time stands for it: the
-    one whose next row, at time `again`, is not earlier than `times`.
-    """
-
-    codes: NDArray[np.int64]
-    again: NDArray[np.int64]
-    first: NDArray[np.int64]
-    stop: NDArray[np.int64]
-    times: NDArray[np.int64]
-
-
-def _next_times(codes: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """When each row's item comes next in the pool; `_NEVER` where it does not."""
-    order = np.argsort(codes, kind="stable")
-    same = codes[order[1:]] == codes[order[:-1]]
-    again = np.full(len(codes), _NEVER)
-    again[order[:-1][same]] = times[order[1:][same]]
-    return again
 
 
 class _Excluded:
@@ -106,13 +64,13 @@ class _Excluded:
         self._items = len(items)
         owner = users.search_sorted(known["user"]).to_numpy().astype(np.int64)
         keys = owner * self._items + items.search_sorted(known["item"]).to_numpy()
-        since = known["time"].to_physical().fill_null(_ALWAYS).to_numpy().copy()
-        since[known["unknown"].to_numpy() | ever] = _ALWAYS
+        since = known["time"].to_physical().fill_null(ALWAYS).to_numpy().copy()
+        since[known["unknown"].to_numpy() | ever] = ALWAYS
         order = np.argsort(keys)
         self._keys = np.append(keys[order], np.iinfo(np.int64).max)
-        self._since = np.append(since[order], _NEVER)
+        self._since = np.append(since[order], NEVER)
         self._user = users.search_sorted(positives["user"]).to_numpy().astype(np.int64)
-        self._time = positives["time"].to_physical().fill_null(_NEVER - 1).to_numpy()
+        self._time = positives["time"].to_physical().fill_null(NEVER - 1).to_numpy()
 
     def __call__(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether positive `rows[i]` excludes item code `items[i]`; the two broadcast."""
@@ -125,31 +83,28 @@ def _draw_slot(
     chosen: NDArray[np.int64],
     slot: int,
     base: NDArray[np.uint64],
-    urn: _Urn,
+    urn: Urn,
     excluded: _Excluded,
 ) -> None:
     """Fill one column of `chosen`: draw until allowed, then choose among what is left."""
-    sizes = urn.stop - urn.first
-    left = np.flatnonzero(sizes > 0)
+    left = np.flatnonzero(urn.sizes > 0)
     if slot:  # who found nothing left before finds nothing now
         left = left[chosen[left, slot - 1] >= 0]
     for attempt in range(_ATTEMPTS):
         if len(left) == 0:
             return
         number = np.full(len(left), (slot << 16) + attempt, np.int64)
-        drawn = combine(base[left], number) % sizes[left].astype(np.uint64)
-        entry = urn.first[left] + drawn.astype(np.int64)
-        item = urn.codes[entry]
-        refused = excluded(left, item) | (chosen[left, :slot] == item[:, None]).any(axis=1)
-        refused |= urn.again[entry] < urn.times[left]
+        drawn = combine(base[left], number) % urn.sizes[left].astype(np.uint64)
+        item, repeated = urn.items(left, drawn.astype(np.int64))
+        refused = (
+            repeated | excluded(left, item) | (chosen[left, :slot] == item[:, None]).any(axis=1)
+        )
         chosen[left[~refused], slot] = item[~refused]
         left = left[refused]
     number = np.full(len(left), (slot << 16) + _ATTEMPTS, np.int64)
     for row, draw_ in zip(left.tolist(), combine(base[left], number).tolist(), strict=True):
-        rows = slice(urn.first[row], urn.stop[row])
-        entries = urn.codes[rows]
-        refused = excluded(np.full(len(entries), row), entries)
-        refused |= urn.again[rows] < urn.times[row]
+        entries, repeated = urn.items(row, np.arange(urn.sizes[row]))
+        refused = repeated | excluded(np.full(len(entries), row), entries)
         entries = entries[~refused & ~np.isin(entries, chosen[row, :slot])]
         if len(entries):
             chosen[row, slot] = entries[draw_ % len(entries)]

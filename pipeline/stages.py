@@ -18,9 +18,19 @@ from configs import Config
 from configs.contract import FrozenContract, fingerprint
 from configs.files import IMPRESSION, LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder, write_json
 from configs.log import JsonLinesFormat
-from pipeline import catalogue, labels, manifest, measure, negatives, split, tables, vocabulary
-from pipeline.buckets import gather, spill
-from pipeline.columns import example_schema, wanted_columns
+from pipeline import (
+    catalogue,
+    computed,
+    labels,
+    manifest,
+    measure,
+    negatives,
+    split,
+    tables,
+    vocabulary,
+)
+from pipeline.buckets import gather, spill, spilled_path
+from pipeline.columns import counters, example_schema, wanted_columns
 from pipeline.examples import make_examples
 from pipeline.manifest import Facts
 from pipeline.normalise import REJECTS, normalise
@@ -124,6 +134,7 @@ def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) 
     made.impressions.write_ipc(plan.work / f"impressions-{number}.arrow", compression="lz4")
     if plan.config.pipeline.negatives is not None:
         made.touched.write_ipc(plan.work / f"touched-{number}.arrow", compression="lz4")
+    spill(made.counted, plan.config.pipeline.buckets, plan.work, f"counted-{number:05d}", "item")
     shown, times = catalogue.part(made.impressions, plan.config)
     shown.write_ipc(plan.work / f"shown-{number}.arrow", compression="lz4")
     times.write_ipc(plan.work / f"times-{number}.arrow", compression="lz4")
@@ -152,12 +163,11 @@ def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
     return {"limits": limits}
 
 
-def finish_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
-    """Sample negatives, split, and write one bucket's examples.
+def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
+    """Split one bucket's impressions, sample their negatives, and ask for the items' counters.
 
     Returns:
-        `bucket`, `examples` by split, `negatives`, `negatives_missing`, and `measured`: the
-        moments of its training rows.
+        `bucket`, `negatives`, `negatives_missing`.
     """
     config, number = plan.config, fact["bucket"]
     impressions = _read(plan.work / f"impressions-{number}.arrow")
@@ -176,6 +186,61 @@ def finish_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         sampled = _negatives(named, number, plan)
         examples = pl.concat([examples, sampled.select(examples.columns)])
         examples = examples.sort("__at", "__slot")
+    examples = examples.drop("__at", "__slot")
+    examples.write_ipc(plan.work / f"examples-{number}.arrow", compression="lz4")
+    if counters(config, "item"):
+        asked_of = examples.select(
+            item=pl.col(config.contract.item), time=pl.col(TIME), at=pl.int_range(pl.len())
+        )
+        spill(asked_of, config.pipeline.buckets, plan.work, f"asked-{number:05d}", "item")
+    made = len(examples) - len(named)
+    return {"bucket": number, "negatives": made, "negatives_missing": asked - made}
+
+
+def count_items(number: int, sampled: Iterable[Facts], plan: Plan) -> Facts:
+    """Answer what the buckets of users asked about the items of one bucket of items.
+
+    Returns:
+        `bucket`: of items.
+    """
+    config, work = plan.config, plan.work
+    if not counters(config, "item"):
+        return {"bucket": number}
+    users = sorted(fact["bucket"] for fact in sampled)
+
+    def spilled(kind: str) -> list[tuple[int, pl.DataFrame]]:
+        paths = [(user, spilled_path(work, f"{kind}-{user:05d}", number)) for user in users]
+        return [(user, _read(path)) for user, path in paths if path.exists()]
+
+    asked = spilled("asked")
+    if asked:
+        queries = pl.concat([part.with_columns(user=pl.lit(user)) for user, part in asked])
+        none = queries.select("item", "time", set=pl.lit(0, pl.Int16)).clear()
+        counted = pl.concat([none, *(part for _, part in spilled("counted"))])
+        answers = pl.DataFrame(computed.of_item(counted, queries, config))
+        answers = answers.with_columns(queries["user", "at"])
+        for (user,), part in answers.partition_by("user", as_dict=True, include_key=False).items():
+            path = spilled_path(work, f"answers-{user:05d}", number)
+            part.write_ipc(path, compression="lz4")
+    return {"bucket": number}
+
+
+def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
+    """Write one bucket's examples, once the items' counters are known.
+
+    Returns:
+        What `sample_bucket` returned, `examples` by split, and `measured`: the moments of its
+        training rows.
+    """
+    config, number = plan.config, fact["bucket"]
+    examples = _read(plan.work / f"examples-{number}.arrow")
+    names = list(counters(config, "item"))
+    if names and len(examples):
+        paths = [
+            spilled_path(plan.work, f"answers-{number:05d}", items["bucket"]) for items in counted
+        ]
+        answers = pl.concat([_read(path) for path in paths if path.exists()]).sort("at")
+        examples = examples.with_columns(answers.select(names).get_columns())
     written = {}
     for name in SPLITS:
         rows = examples.filter(pl.col("split") == name)
@@ -188,12 +253,9 @@ def finish_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         training.filter(~pl.col(SAMPLED)), config.contract
     ).items():
         counts.write_ipc(plan.work / f"vocabulary-{name}-{number}.arrow", compression="lz4")
-    made = len(examples) - len(named)
     return {
-        "bucket": number,
+        **fact,
         "examples": written,
-        "negatives": made,
-        "negatives_missing": asked - made,
         "measured": measure.measure(training, config.contract),
     }
 

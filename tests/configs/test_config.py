@@ -137,6 +137,21 @@ def edit(values: dict, path: str, value: object) -> dict:
             {"rule": "column", "column": "like"},
             "reads logs of shape 'impressions', pipeline.log.shape is 'events'",
         ),
+        (
+            "contract/features/item_views/side",
+            "user",
+            "feature 'item_views': a count of the item is of side 'item', received side 'user'",
+        ),
+        ("contract/features/item_age/side", "context", "a since of the item is of side 'item'"),
+        ("contract/features/item_views/column", "views", "it takes neither source nor column"),
+        ("contract/features/item_views/source", "items", "it takes neither source nor column"),
+        (
+            "contract/features/item_views/since",
+            {"of": "item", "events": ["VIEW"]},
+            "expected count or since, received both",
+        ),
+        ("contract/features/item_age/missing", "error", "since is missing where there was no such"),
+        ("contract/features/item_views/count/events", [], "at least 1 item"),
         ("pipeline/negatives/exclude", "ever", "needs split.by: random, received 'time'"),
         ("pipeline/log/unknown_time", 0, "cannot be split by time"),
         ("pipeline/split/test", 0.95, "validation + test < 1"),
@@ -149,6 +164,14 @@ def edit(values: dict, path: str, value: object) -> dict:
 def test_contradictions_are_refused(path, value, message):
     values = preset()
     edit(values, path, value)
+    assert message in refusal(values)
+
+
+def test_counters_need_every_events_time():
+    values = preset()
+    values["pipeline"]["split"]["by"] = "user"
+    values["pipeline"]["log"]["unknown_time"] = 0
+    message = "contract.features.item_views_1d: count and since need the time of every event"
     assert message in refusal(values)
 
 

@@ -29,6 +29,26 @@ def test_weights_do_not_change_the_schema_but_features_and_tasks_do():
     assert changed(user_id={"oov_buckets": 2}).schema_fingerprint() != schema
 
 
+def test_a_key_with_its_default_does_not_change_the_schema():
+    """A new option must not part a contract from the models that serve it already."""
+    contract = load("deskdrop").contract
+    values = contract.model_dump(mode="json", exclude_unset=True)
+    assert "oov_buckets" not in values["features"]["user_id"]
+    values["features"]["user_id"]["oov_buckets"] = 1
+    explicit = parse(Contract, values, "explicit")
+    assert explicit.schema_fingerprint() == contract.schema_fingerprint()
+
+
+def test_what_a_counter_counts_is_part_of_the_schema():
+    values = load("deskdrop").contract.model_dump(mode="json")
+    schema = parse(Contract, values, "same").schema_fingerprint()
+    assert schema == load("deskdrop").contract.schema_fingerprint()
+    values["features"]["item_views_1d"]["count"]["within"] = "2d"
+    assert parse(Contract, values, "window").schema_fingerprint() != schema
+    values["features"]["item_views_1d"]["count"]["within"] = "24h"  # a day, written otherwise
+    assert parse(Contract, values, "same").schema_fingerprint() == schema
+
+
 def test_fingerprint_ignores_the_order_of_keys_only():
     assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
     assert fingerprint([1, 2]) != fingerprint([2, 1])

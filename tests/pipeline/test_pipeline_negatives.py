@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 from configs.log import Negatives
-from pipeline.catalogue import as_of, pool
+from pipeline.catalogue import as_of
 from pipeline.negatives import draw, numbers
+from pipeline.urn import thin
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -115,7 +116,7 @@ SHOWN = table(time=[0, 10, 12, 18, 29, 30], item=["x", "y", "x", "z", "w", "x"])
 def test_recent_draws_what_was_shown_within_the_span_before(time, allowed, sampling):
     policy = Negatives(recent=timedelta(seconds=10), sampling=sampling)
     positives = table(user=["a"] * 40, time=[time] * 40, impression=list(range(40)))
-    drawn = draw(positives, touched_by(a={"q": 1}), pool(SHOWN, policy).sort("time"), policy, 0)
+    drawn = draw(positives, touched_by(a={"q": 1}), thin(SHOWN, policy).sort("time"), policy, 0)
     assert set(drawn["item"]) == allowed
     assert len(drawn) == (40 if allowed else 0)
 
@@ -130,7 +131,7 @@ def test_recent_draws_are_even_however_often_an_item_was_shown():
     counts = {}
     for sampling in ("uniform", "popularity"):
         policy = Negatives(recent=timedelta(seconds=100), sampling=sampling)
-        kept = pool(shown, policy).sort("time", "item")
+        kept = thin(shown, policy).sort("time", "item")
         drawn = draw(positives, touched_by(a={"y": 1}), kept, policy, 0)
         counts[sampling] = dict(drawn["item"].value_counts().rows())
     # Binomial(6000, 1/3): standard deviation 37; of 64 impressions, 60, 3 and 1.
@@ -146,17 +147,24 @@ def test_the_pool_holds_what_any_window_needs_in_few_rows(seed):
     shown = table(time=times.tolist(), item=items.tolist())
     policy = Negatives(recent=timedelta(seconds=40), per_positive=9)
     # Parts of the log, thinned one by one and together, make the same pool.
-    parts = [pool(shown[at : at + 700], policy) for at in range(0, 3000, 700)]
-    kept = pool(pl.concat(parts), policy).sort("time", "item")
-    assert kept.equals(pool(shown, policy).sort("time", "item"))
+    parts = [thin(shown[at : at + 700], policy) for at in range(0, 3000, 700)]
+    kept = thin(pl.concat(parts), policy).sort("time", "item")
+    assert kept.equals(thin(shown, policy).sort("time", "item"))
     assert len(kept) <= 6 * 2 * 13  # six items, two rows in each of 13 spans
-    queries = rng.integers(0, 560, 100).tolist()
-    positives = table(user=["a"] * 100, time=queries, impression=list(range(100)))
+    queries = [*rng.integers(0, 560, 100).tolist(), 400, 440]
+    positives = table(user=["a"] * 102, time=queries, impression=list(range(102)))
     drawn = draw(positives, touched_by(a={"q": 1}), kept, policy, seed)
     found = dict(drawn.group_by("positive").agg("item").rows())
     for at, time in enumerate(queries):
         allowed = {i for i, t in zip(items, times, strict=True) if time - 40 <= t < time}
         assert sorted(found.get(at, [])) == sorted(allowed)
+    # What comes later changes no draw.
+    early = positives.filter(pl.col("time") <= START + timedelta(seconds=300))
+    past = thin(shown.filter(pl.col("time") < START + timedelta(seconds=300)), policy)
+    drawn = drawn.filter(pl.col("positive").is_in(early["impression"].implode()))
+    again = draw(early, touched_by(a={"q": 1}), past.sort("time", "item"), policy, seed)
+    again = again.with_columns(early["impression"].gather(again["positive"]).alias("positive"))
+    assert again.sort("positive", "slot").equals(drawn)
 
 
 def test_draws_depend_on_the_seed_and_the_impression_alone():

@@ -1,0 +1,99 @@
+"""Features that are computed over time: which events count, and what they come to.
+
+The user's are computed within the user's bucket. The item's need events of all users: their bucket
+sends them, and its questions, to the item's bucket, which answers (`stages.count_items`); so that
+neither the log's items nor their events must fit in memory at once.
+"""
+
+import polars as pl
+
+from configs import Config
+from configs.log import EventLog
+from features import count_events, last_items, seconds_since
+from pipeline.columns import COLUMN, counters, history_features
+
+Columns = dict[str, pl.Series]
+
+
+def counting(events: pl.DataFrame, config: Config, names: tuple[str, ...]) -> pl.DataFrame:
+    """The events that count: of these types, or whose columns of these names are above zero."""
+    log = config.pipeline.log
+    if isinstance(log, EventLog):
+        types = [log.impression if name == "impression" else name for name in names]
+        return events.filter(pl.col("event").is_in(types))
+    if "impression" in names:
+        return events
+    positive = [pl.col(COLUMN + name) > 0 for name in names]
+    return events.filter(pl.any_horizontal(positive).fill_null(False))
+
+
+def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
+    """Compute the user's histories and counters.
+
+    Args:
+        events: all events of the users.
+        queries: columns `user`, `time`.
+        config: names the features.
+
+    Returns:
+        (B,) by feature.
+    """
+    found = {}
+    for name, feature in history_features(config).items():
+        history = feature.history
+        if history is not None:
+            past = counting(events, config, history.events).select("user", "time", "item")
+            found[name] = last_items(past, queries, min(history.last, feature.max_length))
+    sets = {names: counting(events, config, names) for names in _sets(config, "user")}
+    return found | _counters(sets, queries, config, "user")
+
+
+def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
+    """A bucket's events that count for their items.
+
+    Returns:
+        Columns `item`, `time`, and `set`: which of the sets of event types that the item's
+        counters name; an event of two sets is there twice.
+    """
+    parts = [
+        counting(events, config, names).select("item", "time", set=pl.lit(at, pl.Int16))
+        for at, names in enumerate(_sets(config, "item"))
+    ]
+    return pl.concat(parts) if parts else events.select("item", "time", set=pl.lit(0, pl.Int16))[:0]
+
+
+def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
+    """Compute the item's counters.
+
+    Args:
+        counted: all events that `item_events` found of the items, of all users.
+        queries: columns `item`, `time`.
+        config: names the features.
+
+    Returns:
+        (B,) by feature.
+    """
+    sets = {
+        names: counted.filter(pl.col("set") == at) for at, names in enumerate(_sets(config, "item"))
+    }
+    return _counters(sets, queries, config, "item")
+
+
+def _sets(config: Config, of: str) -> list[tuple[str, ...]]:
+    """The different sets of event types that counters of the user or item name."""
+    named = [f.counter.events for f in counters(config, of).values() if f.counter is not None]
+    return sorted(set(named))
+
+
+def _counters(
+    sets: dict[tuple[str, ...], pl.DataFrame], queries: pl.DataFrame, config: Config, of: str
+) -> Columns:
+    found = {}
+    for name, feature in counters(config, of).items():
+        if feature.count is not None:
+            past = sets[feature.count.events]
+            found[name] = count_events(past, queries, of, feature.count.within)
+        elif feature.since is not None:
+            past = sets[feature.since.events]
+            found[name] = seconds_since(past, queries, of, feature.since.which)
+    return found
