@@ -81,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     _config(train)
     _examples_folder(train)
     train.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
+    train.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="train a baseline instead: shared_bottom, or single_task:TASK",
+    )
 
     evaluate = _verb(
         verbs,
@@ -137,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         "--columns", type=_json_object, default={}, help="item features, JSON: name -> list"
     )
     rank.add_argument("--weights", type=_json_object, help="task weights, JSON: task -> number")
+    rank.add_argument(
+        "--floors",
+        type=_json_object,
+        help="scores that an item may have, JSON: task -> [lowest or null, highest or null]",
+    )
     rank.add_argument("--limit", type=int, help="return so many items at most")
     rank.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
     return parser
@@ -203,9 +213,13 @@ def _examples(options: argparse.Namespace) -> dict[str, Any]:
 def _train(options: argparse.Namespace) -> dict[str, Any]:
     _import_tensorflow()
     from configs import load
+    from configs.baselines import baseline
     from model import training
 
-    return training.train(load(options.config), options.examples, options.out)
+    config = load(options.config)
+    if options.baseline is not None:
+        config = baseline(config, options.baseline)
+    return training.train(config, options.examples, options.out)
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
@@ -255,6 +269,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             item_ids=parse_ids(client.contract(options.model), options.items.split(",")),
             columns=options.columns,
             weights=options.weights,
+            floors=options.floors,
             limit=options.limit,
         )
     for warning in ranked.warnings:

@@ -7,12 +7,19 @@ with RankClient("localhost:8500") as client:
 
 import json
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import Any, TypedDict
 
 import grpc
 
 from configs.errors import ServingError
+from serving.packing import (
+    Feature,
+    add_floors,
+    add_weights,
+    model_spec,
+    naming,
+    rank_request,
+)
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 
 # Retries only what never ran, and only while nine calls in ten succeed: retries of every failure
@@ -34,9 +41,6 @@ _SERVICE_CONFIG = {
 }
 
 _MAX_MESSAGE = 64 << 20  # bytes
-
-Scalar = str | int | float
-Feature = Scalar | Sequence[Scalar]
 
 
 class CallError(ServingError):
@@ -112,9 +116,10 @@ class RankClient:
         columns: Mapping[str, Sequence[Feature | None]] | None = None,
         context: Mapping[str, Feature | None] | None = None,
         weights: Mapping[str, float] | None = None,
-        floors: Mapping[str, tuple[float | None, float | None]] | None = None,
+        floors: Mapping[str, Sequence[float | None]] | None = None,
         limit: int | None = None,
         version: int | None = None,
+        label: str = "",
         request_id: str = "",
         timeout: float | None = None,
     ) -> Ranking:
@@ -130,6 +135,7 @@ class RankClient:
             floors: lowest and highest score that an item may have, by task.
             limit: items of the answer at most; all where absent.
             version: of the model; the newest where absent.
+            label: of the version, in place of its number.
             request_id: names the call in logs; the server chooses one where empty.
             timeout: seconds; the client's where absent.
 
@@ -140,33 +146,26 @@ class RankClient:
             CallError: the server refused the call or could not be reached.
             ServingError: a value is of a type that no feature has.
         """
-        request = ranking_pb2.RankRequest(
-            model=_model(model, version),
-            user={name: _value(name, value) for name, value in user.items()},
-            context={name: _value(name, value) for name, value in (context or {}).items()},
-            task_weights=weights or {},
-            floors={
-                task: ranking_pb2.Floor(min=low, max=high)
-                for task, (low, high) in (floors or {}).items()
-            },
-            request_id=request_id,
+        request = rank_request(
+            model_spec(model, version, label), user, context or {}, item_ids, columns or {}
         )
+        add_weights(request, weights or {})
+        add_floors(request, floors or {})
+        request.request_id = request_id
         if limit is not None:
             if limit < 1:
                 raise ServingError(f"limit: expected 1 or more, received {limit}")
-            request.limit = limit
-        _pack("item_ids", request.candidates.item_id, item_ids)
-        for name, values in (columns or {}).items():
-            request.candidates.columns[name].CopyFrom(_column(name, values))
+            with naming("limit"):
+                request.limit = limit
         return Ranking(self._call(self._stub.Rank, request, timeout))
 
-    def contract(self, model: str, version: int | None = None) -> Any:
+    def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
         """What a request may say: the GetContractResponse of the model that serves.
 
         Raises:
             CallError: the server refused the call or could not be reached.
         """
-        request = ranking_pb2.GetContractRequest(model=_model(model, version))
+        request = ranking_pb2.GetContractRequest(model=model_spec(model, version, label))
         return self._call(self._stub.GetContract, request, None)
 
     def close(self) -> None:
@@ -180,8 +179,11 @@ class RankClient:
         self.close()
 
     def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+        seconds = self._timeout if timeout is None else timeout
+        if not seconds > 0:  # false for NaN as well
+            raise ServingError(f"timeout: expected more than 0 seconds, received {seconds}")
         try:
-            return method(request, timeout=self._timeout if timeout is None else timeout)
+            return method(request, timeout=seconds)
         except grpc.RpcError as error:
             code = error.code().name
             raise CallError(f"{self._target}: {code}: {error.details()}", code) from None
@@ -204,63 +206,3 @@ def parse_ids(contract: Any, texts: Sequence[str]) -> list[str] | list[int]:
         return [int(text) for text in texts]
     except ValueError as error:
         raise ServingError(f"{item.name}: expected whole numbers; {error}") from None
-
-
-def _model(name: str, version: int | None) -> Any:
-    spec = ranking_pb2.ModelSpec(name=name)
-    if version is not None:
-        spec.version = version
-    return spec
-
-
-def _value(name: str, value: Any) -> Any:
-    """A user or context feature."""
-    message = ranking_pb2.Value()
-    if value is None:
-        return message
-    if isinstance(value, str | Real):
-        kind = {"texts": "text", "integers": "integer", "numbers": "number"}[_kind(name, [value])]
-        setattr(message, kind, value)
-        return message
-    values = list(value)
-    kind = _kind(name, values)
-    getattr(message, kind).SetInParent()
-    getattr(message, kind).values.extend(values)
-    return message
-
-
-def _column(name: str, values: Sequence[Any]) -> Any:
-    """An item feature: one entry, or one list, per candidate."""
-    message = ranking_pb2.Column()
-    values = list(values)
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        message.present.extend(value is not None for value in values)
-    if known and not isinstance(known[0], str | Real):
-        lists = [[] if value is None else list(value) for value in values]
-        message.lengths.extend(map(len, lists))
-        flat = [one for part in lists for one in part]
-        if flat:
-            _pack(name, message, flat)
-        return message
-    filler: Any = "" if known and isinstance(known[0], str) else 0
-    _pack(name, message, [filler if value is None else value for value in values])
-    return message
-
-
-def _pack(name: str, message: Any, values: Sequence[Any]) -> None:
-    values = list(values)
-    if values:
-        getattr(message, _kind(name, values)).values.extend(values)
-
-
-def _kind(name: str, values: Sequence[Any]) -> str:
-    """The field for values of one type; whole numbers among others are numbers."""
-    if all(isinstance(value, str) for value in values):
-        return "texts"
-    if any(isinstance(value, bool) or not isinstance(value, Real) for value in values):
-        odd = next(v for v in values if isinstance(v, bool) or not isinstance(v, Real))
-        raise ServingError(
-            f"{name}: expected texts, whole numbers or numbers, all of one type, received {odd!r}"
-        )
-    return "integers" if all(isinstance(value, Integral) for value in values) else "numbers"

@@ -17,7 +17,6 @@ class Flaky(ranking_pb2_grpc.RankingServiceServicer):
 
     def __init__(self, refusals, code):
         self.refusals, self.code, self.calls = refusals, code, 0
-        self.release = threading.Event()
 
     def Rank(self, request, context):
         self.calls += 1
@@ -26,6 +25,17 @@ class Flaky(ranking_pb2_grpc.RankingServiceServicer):
         return ranking_pb2.RankResponse(
             item_index=[0], item_id=request.candidates.item_id, score=[1.5]
         )
+
+
+class Silent(ranking_pb2_grpc.RankingServiceServicer):
+    """Answers only when it is let."""
+
+    def __init__(self):
+        self.release = threading.Event()
+
+    def Rank(self, request, context):
+        self.release.wait(60)
+        return ranking_pb2.RankResponse()
 
 
 @pytest.fixture
@@ -78,9 +88,11 @@ def test_a_server_that_is_not_there():
     assert str(raised.value).startswith("127.0.0.1:1: UNAVAILABLE: ")
 
 
-def test_the_deadline_is_the_callers(running):
-    with RankClient(running.target) as client, pytest.raises(CallError) as raised:
-        rank(client, timeout=1e-6)
+def test_the_deadline_is_the_callers(serve):
+    silent = Silent()
+    with RankClient(serve(silent), timeout=60) as client, pytest.raises(CallError) as raised:
+        rank(client, timeout=0.05)
+    silent.release.set()
     assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
@@ -92,6 +104,21 @@ def test_the_deadline_is_the_callers(running):
         ({"user": {"u": ["a", 1]}}, "u: expected .* all of one type, received 'a'"),
         ({"item_ids": ["a", None]}, "item_ids: expected .* received 'a'"),
         ({"columns": {"c": [1, "a"]}}, "c: expected .* received 'a'"),
+        ({"item_ids": [1, 2**70]}, "item_ids: Value out of range: 1180591620717411303424"),
+        ({"user": {"u": -(2**70)}}, "u: Value out of range"),
+        ({"context": {"u": ["a", "\ud800"]}}, "u: .*surrogates not allowed"),
+        ({"item_ids": "abc"}, "item_ids: expected a sequence of values, received 'abc'"),
+        ({"columns": {"c": 5}}, "c: expected a sequence of values, received 5"),
+        ({"columns": {"c": "abc"}}, "c: expected a sequence of values, received 'abc'"),
+        ({"columns": {"c": [["a"], "a"]}}, "c: expected lists only, received 'a' among them"),
+        ({"user": {"u": {"a": 1}}}, "u: expected a value or a list, received {'a': 1}"),
+        ({"weights": {"click": "high"}}, "task weight 'click': .*not str"),
+        ({"floors": {"click": (0.1,)}}, "floor 'click': expected two limits, .* received .0.1,."),
+        ({"floors": {"click": ("low", None)}}, "floor 'click': .*str"),
+        ({"limit": 2**40}, "limit: Value out of range"),
+        ({"version": 2**70}, "version: Value out of range"),
+        ({"timeout": float("nan")}, "timeout: expected more than 0 seconds, received nan"),
+        ({"timeout": -1}, "timeout: expected more than 0 seconds, received -1"),
     ],
 )
 def test_values_that_no_feature_has(changes, says):
