@@ -35,7 +35,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
 def softmax(logits: Tensor) -> Tensor:
     """Softmax over the last axis; over a single entry 1, which Keras would warn about."""
     if logits.shape[-1] == 1:
-        return keras.ops.ones_like(logits)
+        return 1 + (logits - logits)  # a gradient of zeros: with none, optimisers would warn
     return keras.ops.softmax(logits)
 
 
