@@ -20,8 +20,9 @@ STRATEGIES = (
     "gumbel_matching_iw",
     "gumbel_matching_sinkhorn",
 )
-_SINKHORN_TOLERANCE = 1e-4  # relative error of the column sums
-_SINKHORN_ITERATIONS = 1000
+_SINKHORN_TOLERANCE = 1e-2  # relative error of the column sums
+_SINKHORN_ROUNDS = 25  # at most, on each level
+_SINKHORN_LEVELS = 5  # log p is divided by 4^4, 4^3, ..., 1
 
 
 class Assignment(NamedTuple):
@@ -123,8 +124,15 @@ def keep_up_to_capacity(drawn: Tensor, seed: Any) -> Tensor:
 def sinkhorn(log_p: Tensor) -> Tensor:
     """Normalise columns to B/E and rows to 1 in turn until both hold (section 2.3).
 
-    Stops when every column is within 1e-4 of B/E, or after 1,000 rounds (nearly one-hot rows
-    converge slowly); the rows are exact either way.
+    The result is log p plus a term v_e of the expert plus one of the row.  Plain alternation needs
+    rounds in proportion to the spread of log p (with nearly one-hot rows, more than 1,000), so
+    flatter problems come first: v balances log p / 256, and 4 v starts on log p / 64, and so on to
+    log p itself.
+
+    A level ends when every column is within 1% of B/E, or after 25 rounds.  The rows always sum
+    to 1: a proposal that is still unbalanced is a distribution nevertheless, and importance
+    weights with it are exact.  Where the spread of log p is in the thousands, columns stay up to
+    some 5% off (measured for E = 2 to 64; 1,000 rounds of plain alternation: up to 270%).
 
     Args:
         log_p: (..., B, E) log probabilities; gets no gradient.
@@ -133,23 +141,24 @@ def sinkhorn(log_p: Tensor) -> Tensor:
         (..., B, E) log probabilities.
     """
     ops = keras.ops
-    shape = ops.shape(log_p)
+    log_p = ops.stop_gradient(log_p)
     if log_p.shape[-2] == 0:  # JAX refuses the maximum of nothing
-        return ops.stop_gradient(log_p)
-    rows, E = ops.cast(shape[-2], log_p.dtype), shape[-1]
+        return log_p
+    rows, E = ops.cast(ops.shape(log_p)[-2], log_p.dtype), log_p.shape[-1]
     target = ops.log(ops.maximum(rows, 1.0) / E)
 
-    def unbalanced(i: Tensor, log_q: Tensor) -> Tensor:
-        excess = ops.abs(ops.logsumexp(log_q, axis=-2) - target)
-        return ops.logical_and(
-            rows > 0, ops.logical_and(i < _SINKHORN_ITERATIONS, ops.any(excess > tolerance))
-        )
+    def unbalanced(i: Tensor, v: Tensor, flat: Tensor, error: Tensor) -> Tensor:
+        return ops.logical_and(i < _SINKHORN_ROUNDS, error > _SINKHORN_TOLERANCE)
 
-    def balance(i: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        log_q = log_q - ops.logsumexp(log_q, axis=-2, keepdims=True)
-        return i + 1, log_q - ops.logsumexp(log_q, axis=-1, keepdims=True)
+    def balance(i: Tensor, v: Tensor, flat: Tensor, error: Tensor) -> tuple[Tensor, ...]:
+        log_q = ops.log_softmax(flat + v)  # rows
+        excess = ops.logsumexp(log_q, axis=-2, keepdims=True) - target  # columns, (..., 1, E)
+        return i + 1, v - excess, flat, ops.max(ops.abs(excess))
 
-    tolerance = _SINKHORN_TOLERANCE
-    start = (ops.convert_to_tensor(0, dtype="int32"), ops.stop_gradient(log_p))
-    _, log_q = ops.while_loop(unbalanced, balance, start)
-    return log_q
+    v = ops.zeros_like(log_p[..., :1, :])  # (..., 1, E), the balance's term of each expert
+    for level in reversed(range(_SINKHORN_LEVELS)):
+        i = ops.convert_to_tensor(0, dtype="int32")
+        error = ops.convert_to_tensor(float("inf"), dtype=log_p.dtype)
+        start = (i, 4.0 * v, log_p / 4.0**level, error)
+        _, v, _, _ = ops.while_loop(unbalanced, balance, start)
+    return ops.log_softmax(log_p + v)

@@ -49,11 +49,20 @@ def test_sinkhorn_balances_by_scaling_rows_and_columns() -> None:
     p = softmax(rng.normal(size=(3, 9, 4)) * 2)
     log_q = sinkhorn(tf.constant(np.log(p), tf.float32)).numpy()
     np.testing.assert_allclose(np.exp(log_q).sum(-1), 1, rtol=1e-5)
-    np.testing.assert_allclose(np.exp(log_q).sum(-2), 9 / 4, rtol=2e-4)
+    np.testing.assert_allclose(np.exp(log_q).sum(-2), 9 / 4, rtol=1.01e-2)  # its tolerance
     # log q - log p = u_b + v_e: all second differences vanish.
     d = log_q - np.log(p)
     rank_one = d - d[:, :1] - d[:, :, :1] + d[:, :1, :1]
     np.testing.assert_allclose(rank_one, 0, atol=2e-5)
+
+
+def test_sinkhorn_balances_nearly_one_hot_rows() -> None:
+    # Plain alternation is 16% off after 300 rounds: 75 of 100 rows prefer expert 0 by up to 1,000.
+    x = np.linspace(-0.75, 0.25, 100)
+    log_p = tf.nn.log_softmax(tf.constant(np.stack([-1000 * x, 0 * x], -1), tf.float32))
+    q = np.exp(sinkhorn(log_p).numpy())
+    np.testing.assert_allclose(q.sum(-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(q.sum(-2), 50, rtol=0.05)
 
 
 def test_importance_by_hand() -> None:
