@@ -66,7 +66,12 @@ def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict
             kind = pa.string() if feature.dtype == "string" else pa.int64()
             vocabularies[name] = pa.array(numbers).cast(kind)
     label = {"count": 1, "masked": 0, "mean": 0.2, "std": 0.4}
-    statistics = {"features": {}, "tasks": dict.fromkeys(contract.tasks, label), "rows": {}}
+    number = {"count": 1, "missing": 0, "mean": 0.0, "std": 1.0}
+    statistics = {
+        "features": {n: number for n, f in contract.features.items() if f.kind == "number"},
+        "tasks": dict.fromkeys(contract.tasks, label),
+        "rows": {},
+    }
     encoder = Encoder(contract, parse(Statistics, statistics, shape), vocabularies)
     ranker = make_ranker(contract, config.model, encoder, seed=0)
     rng = np.random.default_rng(1)
@@ -83,6 +88,9 @@ def make_table(encoder: Encoder, rows: int) -> pa.Table:
     contract, rng = encoder.contract, np.random.default_rng(2)
     columns = {}
     for name, feature in contract.features.items():
+        if feature.kind == "number":
+            columns[name] = pa.array(rng.uniform(0, 3, rows))
+            continue
         known = encoder.vocabularies[contract.vocabulary_of(name)]
         if feature.kind == "id":
             columns[name] = known.take(pa.array(rng.integers(0, len(known), rows)))

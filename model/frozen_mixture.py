@@ -9,11 +9,12 @@ Three ways, decided once from the gates' properties:
     dense     some gate weights every expert on every row (softmax): all run on all rows
 
 An expert's first layer is linear in its input, which is a user's columns beside an item's, so that
-its user half is computed once per user and added to the item half of each of the user's rows.
+its user half is computed once per user and added to the item half of each of the user's rows.  The
+same goes for the gates that read their input through linear maps.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -21,24 +22,11 @@ import tensorflow as tf
 
 from configs.errors import ExportError
 from model.experts import Expert
+from model.frozen_linear import GateKernels, Halves, SplitKernel
 from model.gates.base import Gate
 from model.mixture import Mixture
 
 Tensor = Any
-
-
-class Halves(NamedTuple):
-    """The experts' input, users and items apart.
-
-    Attributes:
-        user: (M, Du) columns of user and context features.
-        item: (N, Di) columns of item features.
-        user_index: (N,) int32, each item's row of `user`; None: M = N, row by row.
-    """
-
-    user: Tensor
-    item: Tensor
-    user_index: Tensor | None
 
 
 class FrozenMixture:
@@ -66,6 +54,7 @@ class FrozenMixture:
     ) -> None:
         self.user_width = user_width
         self._gates = mixture.gates
+        self._gate_kernels = GateKernels(mixture.gates, columns, user_width)
         self._constant = [_constant_weights(gate, len(columns)) for gate in mixture.gates]
         for task, weights in zip(tasks, self._constant, strict=True):
             if weights is not None and not weights.any():
@@ -88,12 +77,15 @@ class FrozenMixture:
             [mixture.experts[e] for e in self.kept], self.kept, columns, user_width
         )
 
-    def __call__(self, halves: Halves, gate_input: Tensor, ids: Tensor) -> list[Tensor]:
+    def __call__(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor
+    ) -> list[Tensor]:
         """Mix the experts for every task.
 
         Args:
             halves: the experts' input.
-            gate_input: (N, D) the gates' input, its columns in the mixture's order.
+            gate_input: gives the gates' input (N, D), its columns in the mixture's order; called
+                for gates that do not read products.
             ids: (N,) int32, for gates that route by id.
 
         Returns:
@@ -101,20 +93,22 @@ class FrozenMixture:
         """
         if self.mode == "constant":
             return self._mix_constant(self._experts(halves, None))
-        weights = self._route(gate_input, ids)  # (T, N, E)
+        weights = self._route(halves, gate_input, ids)  # (T, N, E)
         if self.mode == "dense":
             results = tf.stack(self._experts(halves, None))  # (E, N, U)
             return tf.unstack(tf.einsum("tne,enu->tnu", weights, results))
         return self._dispatch(halves, weights)
 
-    def _route(self, gate_input: Tensor, ids: Tensor) -> Tensor:
+    def _route(self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor) -> Tensor:
         """Weights (T, N, E) of all gates."""
-        N, E = tf.shape(gate_input)[0], len(self.kept)
+        N, E = tf.shape(halves.item)[0], len(self.kept)
+        products = self._gate_kernels.input(halves)
         weights: list[Tensor] = []
         for gate, constant in zip(self._gates, self._constant, strict=True):
             if constant is None:
                 with tf.name_scope(f"gate_{len(weights)}"):
-                    weights.append(gate.route(gate_input, training=False, ids=ids).weights)
+                    x = products if gate.reads_products else gate_input()
+                    weights.append(gate.route(x, training=False, ids=ids).weights)
             else:
                 weights.append(tf.broadcast_to(constant, [N, E]))
         return tf.stack(weights)
@@ -135,7 +129,7 @@ class FrozenMixture:
         """Each expert on the rows that some task weights; P (expert, row) pairs in all."""
         T, N, E = len(self._gates), tf.shape(weights)[1], len(self.kept)
         nonzero = weights != 0  # (T, N, E)
-        used = tf.transpose(tf.reduce_any(nonzero, axis=0))  # (E, N)
+        used = tf.transpose(tf.reduce_max(weights, axis=0)) != 0  # (E, N); weights are >= 0
         pairs = tf.where(used)  # (P, 2): expert, row; sorted by expert
         counts = tf.reduce_sum(tf.cast(used, tf.int32), axis=1)  # (E,)
         rows = tf.split(tf.cast(pairs[:, 1], tf.int32), counts, num=E)
@@ -159,7 +153,7 @@ class FrozenMixture:
 
 
 class _FrozenExperts:
-    """S experts, the first layer's kernel of each split into its user and item half."""
+    """S experts whose first layers take users and items apart."""
 
     def __init__(
         self,
@@ -169,15 +163,12 @@ class _FrozenExperts:
         user_width: int,
     ) -> None:
         self._numbers = list(numbers)
-        self._users: list[tf.Variable] = []  # (Du, U1)
-        self._items: list[tf.Variable] = []  # (Di, U1)
+        self._first: list[SplitKernel] = []  # (D, U1)
         self._biases: list[tf.Variable] = []  # (U1,)
         self._later: list[list[tuple[tf.Variable, tf.Variable, Any]]] = []
         for expert in experts:
             first, *later = [d for d in expert.stack if isinstance(d, keras.layers.Dense)]
-            kernel = _value(first.kernel)[columns]
-            self._users.append(_constant(kernel[:user_width]))
-            self._items.append(_constant(kernel[user_width:]))
+            self._first.append(SplitKernel(_value(first.kernel)[columns], user_width))
             self._biases.append(_constant(_value(first.bias)))
             self._later.append(
                 [
@@ -198,36 +189,47 @@ class _FrozenExperts:
             S tensors (n, U).
         """
         S = len(self._numbers)
-        items = [_take(halves.item, rows, s) for s in range(S)]
         if halves.user_index is None:
-            users = [_take(halves.user, rows, s) for s in range(S)]
-            return [self._run(s, items[s], self._user_half(s, users[s])) for s in range(S)]
+            whole = tf.concat([halves.user, halves.item], axis=1)  # (N, D)
+            return [self._run_rows(s, _take(whole, rows, s)) for s in range(S)]
+        items = [_take(halves.item, rows, s) for s in range(S)]
         once = [self._user_half(s, halves.user) for s in range(S)]  # (M, U1) each
 
         def one_user() -> list[Tensor]:
             # One row for all: added like a bias, within the matrix product's kernel.
-            return [self._run(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
+            return [self._run_items(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
 
         def many_users() -> list[Tensor]:
             places = [_take(halves.user_index, rows, s) for s in range(S)]
-            return [self._run(s, items[s], tf.gather(once[s], places[s])) for s in range(S)]
+            return [self._run_items(s, items[s], tf.gather(once[s], places[s])) for s in range(S)]
 
         return tf.cond(tf.shape(halves.user)[0] == 1, one_user, many_users)
 
     def _user_half(self, s: int, user: Tensor) -> Tensor:
         """First layer's user half of expert s, bias included: (m, Du) to (m, U1)."""
         with tf.name_scope(f"user_half_{self._numbers[s]}"):
-            return tf.nn.bias_add(tf.matmul(user, self._users[s]), self._biases[s])
+            return tf.nn.bias_add(self._first[s].user(user), self._biases[s])
 
-    def _run(self, s: int, item: Tensor, user_half: Tensor) -> Tensor:
+    def _run_rows(self, s: int, x: Tensor) -> Tensor:
+        """Expert s on whole rows (n, D)."""
+        # Not as the sum of two products, which TensorFlow's graph rewriting tries to fuse with
+        # the activation and fails at.
+        with tf.name_scope(f"expert_{self._numbers[s]}"):
+            return self._finish(s, tf.nn.bias_add(self._first[s].both(x), self._biases[s]))
+
+    def _run_items(self, s: int, item: Tensor, user_half: Tensor) -> Tensor:
         """Expert s on item columns (n, Di) and user halves (n, U1), or one (U1,) for all."""
         with tf.name_scope(f"expert_{self._numbers[s]}"):
-            x = tf.matmul(item, self._items[s])
+            x = self._first[s].item(item)
             x = tf.nn.bias_add(x, user_half) if len(user_half.shape) == 1 else x + user_half
-            x = self._activation(x)
-            for kernel, bias, activation in self._later[s]:
-                x = activation(tf.nn.bias_add(tf.matmul(x, kernel), bias))
-            return x
+            return self._finish(s, x)
+
+    def _finish(self, s: int, x: Tensor) -> Tensor:
+        """From the first layer's sums (n, U1) to expert s's output (n, U)."""
+        x = self._activation(x)
+        for kernel, bias, activation in self._later[s]:
+            x = activation(tf.nn.bias_add(tf.matmul(x, kernel), bias))
+        return x
 
 
 def _take(x: Tensor, rows: list[Tensor] | None, s: int) -> Tensor:

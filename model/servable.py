@@ -10,7 +10,8 @@ from configs.contract import Combine
 from model import scores
 from model.encoding import Encoder
 from model.encoding_tensorflow import GraphEncoder, raw_inputs
-from model.frozen_mixture import FrozenMixture, Halves
+from model.frozen_linear import Halves
+from model.frozen_mixture import FrozenMixture
 from model.ranker import Ranker
 
 Tensor = Any
@@ -104,19 +105,20 @@ class Servable:
             user_index,
         )
         ids = users[self.contract.user]
-        user_rows = halves.user
         if user_index is not None:
-            user_rows, ids = tf.gather(user_rows, user_index), tf.gather(ids, user_index)
-        gate_input = self._in_order(user_rows, halves.item)
-        outputs = self.mixture(halves, gate_input, ids)
+            ids = tf.gather(ids, user_index)
+        outputs = self.mixture(halves, lambda: self._in_order(halves), ids)
         logits = {
             task: self._ranker.towers[task](output)
             for task, output in zip(self.contract.tasks, outputs, strict=True)
         }
         return scores.scores(self.contract, self._statistics, logits)
 
-    def _in_order(self, user: Tensor, item: Tensor) -> Tensor:
-        """Columns of users (N, Du) and items (N, Di) in the contract's order, (N, D)."""
+    def _in_order(self, halves: Halves) -> Tensor:
+        """Columns of users and items in the contract's order, (N, D)."""
+        user, item, user_index = halves
+        if user_index is not None:
+            user = tf.gather(user, user_index)
         parts = {
             True: iter(tf.split(user, [w for of_user, w in self._runs if of_user], axis=1)),
             False: iter(tf.split(item, [w for of_user, w in self._runs if not of_user], axis=1)),

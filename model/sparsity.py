@@ -19,8 +19,8 @@ def report(
 
         dense       every expert on every row, as the same weights would run without selection
         sparse      the experts that the rows select, through `serving_default`
-        rank        the same through `rank`, where the user half of the experts' first layer is
-                    computed once per user (`per_user`)
+        rank        the same through `rank`, where the user half of the experts' first layer and
+                    of the gates is computed once per user (`flops_per_user`)
         minimum     the item half and later layers of the selected experts, and the towers, with
                     the routing and the user given
 
@@ -40,13 +40,13 @@ def report(
     D, U1 = kernels[0]
     expert = sum(2 * rows_ * columns for rows_, columns in kernels)
     user_half = 2 * mixture.user_width * U1
-    gates = sum(
-        2 * int(np.prod(variable.shape))
-        for gate in ranker.mixture.gates
-        if not gate.static
-        for variable in gate.trainable_weights
-        if len(variable.shape) == 2 and variable.shape[0] == D
-    )
+    gates, of_users = 0, 0
+    for gate in ranker.mixture.gates:
+        for variable in [] if gate.static else gate.trainable_weights:
+            if len(variable.shape) == 2 and variable.shape[0] == D:
+                gates += 2 * int(np.prod(variable.shape))
+                if gate.reads_products:
+                    of_users += 2 * mixture.user_width * variable.shape[1]
     towers = sum(
         2 * int(np.prod(variable.shape))
         for tower in ranker.towers.values()
@@ -75,8 +75,8 @@ def report(
         "flops_per_candidate": {
             "dense": E * expert + gates + towers,
             "sparse": round(per_row * expert) + gates + towers,
-            "rank": round(per_row * (expert - user_half)) + gates + towers,
+            "rank": round(per_row * (expert - user_half)) + gates - of_users + towers,
             "minimum": round(per_row * (expert - user_half)) + towers,
         },
-        "flops_per_user": {"rank": len(mixture.kept) * user_half},
+        "flops_per_user": {"rank": len(mixture.kept) * user_half + of_users},
     }

@@ -90,6 +90,9 @@ class Gate(keras.layers.Layer):
 
     has_static: ClassVar[bool] = True
     has_per_example: ClassVar[bool] = True
+    reads_products: ClassVar[bool] = False
+    """Whether inference reads its input through `linear.product` alone, by kernels (D, .) that
+    are weights of the gate."""
 
     def __init__(
         self,

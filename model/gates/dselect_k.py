@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
+from model.gates.linear import product
 from model.gates.schedule import (
     Points,
     ScheduledGate,
@@ -50,6 +51,8 @@ class DSelectK(ScheduledGate):
             between the pairs and constant outside.
         reachability_weight: xi.
     """
+
+    reads_products = True
 
     def __init__(
         self,
@@ -156,13 +159,13 @@ class DSelectK(ScheduledGate):
         k, m = self.num_selected, self.num_bits
         mix = ops.convert_to_tensor(self.mix_bias)[None]
         if not self.static:
-            mix = ops.matmul(x, self.mix_kernel) + mix
+            mix = product(x, self.mix_kernel) + mix
         self.check_logits(mix)
         if not m:
             return ops.zeros_like(mix)[..., None][..., :0], mix
         bits = ops.convert_to_tensor(self.bit_bias)[None]
         if not self.static:
-            bits = ops.matmul(x, self.bit_kernel) + bits
+            bits = product(x, self.bit_kernel) + bits
         return ops.reshape(self.check_logits(bits), (-1, k, m)), mix  # (B, k, m)
 
     def get_config(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ class LinearGate(Gate):
     A (D, E) starts at Glorot's uniform initialiser, b (E,) at zero.
     """
 
+    reads_products = True
+
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create A (D, E) and b (E,)."""
         if not self.static:
@@ -34,8 +36,17 @@ class LinearGate(Gate):
         ops = keras.ops
         logits = ops.convert_to_tensor(self.bias)
         if not self.static:
-            logits = ops.matmul(x, self.kernel) + logits
+            logits = product(x, self.kernel) + logits
         return self.check_logits(logits)
+
+
+def product(x: Tensor, kernel: Any) -> Tensor:
+    """The input x (B, D) times a gate's kernel (D, .).
+
+    An exported graph gives its gates an input that is known by its products only, because it
+    computes the user's part of each once per user (`Gate.reads_products`).
+    """
+    return x.product(kernel) if hasattr(x, "product") else keras.ops.matmul(x, kernel)
 
 
 def noise_generator(seed: int | None) -> keras.random.SeedGenerator:

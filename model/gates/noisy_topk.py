@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from model.gates.base import Gate, Properties, Routing, Tensor
-from model.gates.linear import noise_generator
+from model.gates.linear import noise_generator, product
 from model.gates.selection import cv_squared, masked_softmax, top_k_mask
 
 # softplus reaches 0 in float32 below about -104, and the load loss divides by it.
@@ -31,6 +31,7 @@ class NoisyTopK(Gate):
     """
 
     has_static = False
+    reads_products = True
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class NoisyTopK(Gate):
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (B, E); losses `importance` and `load` while training."""
         ops = keras.ops
-        clean = self.check_logits(ops.matmul(x, self.kernel))  # (B, E)
+        clean = self.check_logits(product(x, self.kernel))  # (B, E)
         if not training:
             return Routing(masked_softmax(clean, top_k_mask(clean, self.num_selected)), {}, {})
         scale = ops.softplus(self.check_logits(ops.matmul(x, self.noise_kernel)))  # (B, E)

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
+from model.gates.linear import product
 from model.gates.schedule import (
     Points,
     ScheduledGate,
@@ -36,6 +37,8 @@ class SoftmaxSelector(ScheduledGate):
         entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
             between the pairs and constant outside.
     """
+
+    reads_products = True
 
     def __init__(
         self,
@@ -97,8 +100,8 @@ class SoftmaxSelector(ScheduledGate):
         psi = ops.convert_to_tensor(self.selector_bias)[None]
         mix = ops.convert_to_tensor(self.mix_bias)[None]
         if not self.static:
-            psi = ops.matmul(x, self.selector_kernel) + psi
-            mix = ops.matmul(x, self.mix_kernel) + mix
+            psi = product(x, self.selector_kernel) + psi
+            mix = product(x, self.mix_kernel) + mix
         psi = ops.reshape(self.check_logits(psi), (-1, k, E))  # (B, k, E); B = 1 where static
         alpha = softmax(self.check_logits(mix))  # (B, k)
         losses = {}

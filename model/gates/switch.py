@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate, noise_generator
+from model.gates.linear import LinearGate, noise_generator, product
 from model.gates.selection import keep_where, softmax, switch_balance_loss, top_k_mask
 
 
@@ -57,10 +57,9 @@ class Switch(LinearGate):
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (B, E); loss `balance` while training."""
-        ops = keras.ops
         if training and self.noise == "inputs":
             x = x * self._draw(x)
-        projected = ops.matmul(x, self.kernel)  # (B, E)
+        projected = product(x, self.kernel)  # (B, E)
         if training and self.noise == "logits":
             projected = projected * self._draw(projected)
         probabilities = softmax(self.check_logits(projected + self.bias))

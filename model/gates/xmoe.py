@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from model.gates.base import Gate, Properties, Routing, Tensor, derive_seed
+from model.gates.linear import product
 from model.gates.selection import keep_where, softmax, top_k_mask
 
 _SMALLEST_SQUARED_NORM = 1e-12
@@ -26,6 +27,7 @@ class XMoE(Gate):
     """
 
     has_static = False
+    reads_products = True
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class XMoE(Gate):
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
         """Weights (B, E); the diagnostic `temperature` is tau."""
         ops = keras.ops
-        projected = _unit(ops.matmul(x, self.projection))  # (B, H)
+        projected = _unit(product(x, self.projection))  # (B, H)
         cosine = ops.matmul(projected, ops.transpose(_unit(self.embeddings)))  # (B, E)
         temperature = ops.exp(self.log_temperature)
         probabilities = softmax(self.check_logits(cosine / temperature))

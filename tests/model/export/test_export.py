@@ -71,13 +71,14 @@ def test_flops_by_hand(case, tmp_path) -> None:
     version = export(case.checkpoint(model={"experts": experts}), case.examples, tmp_path)
     sparsity = read(version, "sparsity.json")
     # D = 6 + 6 + 6 + 2 + 6 + 6 = 32, the user's 24 among them; an expert 2 * (32 * 10 + 10 * 7) =
-    # 780; three gates 3 * 2 * 32 * 6 = 1152; three towers 3 * 2 * (7 * 5 + 5) = 240.
+    # 780; three gates 3 * 2 * 32 * 6 = 1152, the users' part 864; three towers 3 * 2 * (7 * 5 + 5)
+    # = 240.
     flops = sparsity["flops_per_candidate"]
     assert flops["dense"] == 6 * 780 + 1152 + 240
     assert flops["sparse"] == round(sparsity["experts_per_row"] * 780) + 1152 + 240
-    assert flops["rank"] == round(sparsity["experts_per_row"] * (780 - 480)) + 1152 + 240
-    assert flops["minimum"] == flops["rank"] - 1152
-    assert sparsity["flops_per_user"] == {"rank": 6 * 480}
+    assert flops["rank"] == round(sparsity["experts_per_row"] * (780 - 480)) + 288 + 240
+    assert flops["minimum"] == flops["rank"] - 288
+    assert sparsity["flops_per_user"] == {"rank": 6 * 480 + 864}
 
 
 CLIENT = """
