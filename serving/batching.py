@@ -43,7 +43,7 @@ class Batcher:
         self,
         run: Run,
         layout: Layout,
-        name: str,
+        name: tuple[str, str],
         metrics: ServerMetrics,
         *,
         max_rows: int = 800,
@@ -55,7 +55,7 @@ class Batcher:
         Args:
             run: the signature.
             layout: its inputs.
-            name: its name, for metrics.
+            name: of the model and of the signature, for metrics.
             metrics: where queue time and batch size are recorded.
             max_rows: most rows of one run; larger calls are split.
             slots: runs at once.
@@ -101,9 +101,10 @@ class Batcher:
                 self._free -= 1
                 entry.state = _LEADS
             elif len(self._queue) >= self._max_queued:
+                model, signature = self._name
                 raise OverloadedError(
-                    f"signature {self._name!r}: {self._max_queued} calls wait already; "
-                    "try again later or elsewhere"
+                    f"model {model!r}, signature {signature!r}: {self._max_queued} calls wait "
+                    "already; try again later or elsewhere"
                 )
             else:
                 self._queue.append(entry)
@@ -159,7 +160,7 @@ class Batcher:
         except Exception as error:
             entry.error = error
             return False
-        self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, self._name)
+        self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
         return True
 
     def _execute(self, batch: Sequence[_Entry]) -> None:
@@ -182,8 +183,8 @@ class Batcher:
                 entry.error = error
 
     def _observed(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
-        self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), self._name)
-        self._metrics.batch_calls.observe(len(batch), self._name)
+        self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), *self._name)
+        self._metrics.batch_calls.observe(len(batch), *self._name)
         return self._run(inputs)
 
 

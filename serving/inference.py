@@ -11,7 +11,8 @@ from tensorflow_serving.apis import (
 )
 
 from serving.layout import DEFAULT, Arrays
-from serving.manager import Manager, Served
+from serving.manager import Served
+from serving.models import Models
 from serving.prediction import Prediction, requested
 from serving.servable import Signature
 from serving.status import Call, InvalidRequestError
@@ -23,9 +24,9 @@ _SCORES, _CLASSES, _OUTPUTS = "scores", "classes", "outputs"
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     """The whole of TensorFlow Serving's PredictionService."""
 
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
-        self._prediction = Prediction(manager)
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._prediction = Prediction(models)
 
     def Predict(self, request: Any, context: Any) -> Any:
         """Raw tensors of any signature."""
@@ -38,21 +39,21 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     def Classify(self, request: Any, context: Any) -> Any:
         """Classes with scores, for each tf.Example."""
         Call(context).check("before the request was read")
-        with self._manager.use(*requested(request.model_spec)) as served:
+        with self._models.use(*requested(request.model_spec)) as served:
             name, outputs = _run(served, request.model_spec, request.input, CLASSIFY)
             response = classification_pb2.ClassificationResponse()
             response.result.CopyFrom(_classifications(outputs))
-            self._say_which(response.model_spec, served, name)
+            _say_which(response.model_spec, served, name)
             return response
 
     def Regress(self, request: Any, context: Any) -> Any:
         """One value for each tf.Example."""
         Call(context).check("before the request was read")
-        with self._manager.use(*requested(request.model_spec)) as served:
+        with self._models.use(*requested(request.model_spec)) as served:
             name, outputs = _run(served, request.model_spec, request.input, REGRESS)
             response = regression_pb2.RegressionResponse()
             response.result.CopyFrom(_regressions(outputs))
-            self._say_which(response.model_spec, served, name)
+            _say_which(response.model_spec, served, name)
             return response
 
     def MultiInference(self, request: Any, context: Any) -> Any:
@@ -66,20 +67,21 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
                 raise InvalidRequestError(
                     f"tasks: expected method {CLASSIFY} or {REGRESS}, received {task.method_name!r}"
                 )
-            with self._manager.use(*requested(task.model_spec)) as served:
+            with self._models.use(*requested(task.model_spec)) as served:
                 name, outputs = _run(served, task.model_spec, request.input, task.method_name)
                 result = response.results.add()
                 if task.method_name == CLASSIFY:
                     result.classification_result.CopyFrom(_classifications(outputs))
                 else:
                     result.regression_result.CopyFrom(_regressions(outputs))
-                self._say_which(result.model_spec, served, name)
+                _say_which(result.model_spec, served, name)
         return response
 
-    def _say_which(self, spec: Any, served: Served, signature: str) -> None:
-        spec.name = self._manager.name
-        spec.version.value = served.servable.version
-        spec.signature_name = signature
+
+def _say_which(spec: Any, served: Served, signature: str) -> None:
+    spec.name = served.model
+    spec.version.value = served.servable.version
+    spec.signature_name = signature
 
 
 def _run(served: Served, spec: Any, given: Any, method: str) -> tuple[str, Arrays]:

@@ -1,9 +1,8 @@
-"""Which versions serve: polls a base path, loads what is new, swaps, and gives memory back."""
+"""Which versions of a model serve: polls a base path, loads what is new, swaps, unloads."""
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from configs.errors import ServingError
 from serving.batching import Batcher
 from serving.metrics import ServerMetrics
+from serving.model_config import ModelConfig
 from serving.options import ServerOptions
 from serving.request import RequestReader
 from serving.servable import LoadError, Servable, Signature
@@ -39,14 +39,17 @@ class Record:
 class Served:
     """A version that serves, with the queues of its signatures."""
 
-    def __init__(self, servable: Servable, options: ServerOptions, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, model: str, servable: Servable, options: ServerOptions, metrics: ServerMetrics
+    ) -> None:
+        self.model = model
         self.servable = servable
         self.reader = RequestReader(servable.contract, options.max_candidates)
         self.batchers = {
             name: Batcher(
                 signature,
                 signature.layout,
-                name,
+                (model, name),
                 metrics,
                 max_rows=options.max_batch_rows,
                 slots=options.num_batch_threads,
@@ -62,11 +65,14 @@ class Served:
 
 
 class Manager:
-    """Keeps the newest good version of one model ready."""
+    """Keeps the good versions of one model ready that its policy asks for."""
 
-    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
-        self.name = options.model_name
-        self._base = Path(options.model_base_path)
+    def __init__(self, config: ModelConfig, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self.name = config.name
+        self.labels = dict(config.labels)
+        """Version of each label; replaced whole by a reload."""
+        self._policy = config.policy
+        self._base = config.base_path
         self._options = options
         self._metrics = metrics
         self._lock = threading.Lock()
@@ -76,7 +82,7 @@ class Manager:
         self._poller = threading.Thread(target=self._follow, name="versions", daemon=True)
 
     def start(self) -> None:
-        """Load the newest version that can serve, then follow the base path.
+        """Load the versions of the policy that can serve, then follow the base path.
 
         Raises:
             ServingError: there is no version, or none that can serve.
@@ -91,6 +97,8 @@ class Manager:
         self.poll()
         if not self._serving:
             reasons = "; ".join(record.error for record in self._records.values())
+            if not reasons:
+                reasons = f"its policy asks for {sorted(self._policy.specific)} only"
             raise ServingError(f"{self._base}: no version can serve: {reasons}")
         self._poller.start()
 
@@ -104,47 +112,65 @@ class Manager:
         for version, one in served.items():
             self._retire(version, one)
 
-    @contextmanager
-    def use(self, name: str, version: int | None = None, label: str = "") -> Iterator[Served]:
-        """A version for one call; it stays open until the block ends.
+    def acquire(self, version: int | None = None, label: str = "") -> Served:
+        """A version for one call, which must release its servable.
 
         Args:
-            name: the model's name as the caller gave it.
             version: a number, or None for the newest that serves.
             label: a version label.
 
         Raises:
-            InvalidRequestError: no model name, or an unknown label.
-            NotServedError: unknown model or version, or the version is not ready.
+            InvalidRequestError: an unknown label.
+            NotServedError: unknown version, or it is not ready.
         """
-        self.check_name(name)
-        if label:
-            raise InvalidRequestError(f"version label {label!r}: model {name!r} has no labels")
+        number = self.number(version, label)
         with self._lock:
-            number = max(self._serving, default=0) if version is None else version
+            if number is None:
+                number = max(self._serving, default=0)
             served = self._serving.get(number)
             # Acquired under the lock, so that a swap cannot retire it in between.
             if served is None or not served.servable.acquire():
                 ready = ", ".join(map(str, sorted(self._serving))) or "none"
                 raise NotServedError(
-                    f"model {name!r}: version {number} does not serve; ready: {ready}"
+                    f"model {self.name!r}: version {number} does not serve; ready: {ready}"
                 )
-        try:
-            yield served
-        finally:
-            served.servable.release()
+            return served
 
-    def check_name(self, name: str) -> None:
-        """Refuse a name that is not this model's.
+    def number(self, version: int | None, label: str) -> int | None:
+        """The version that a call asks for; None is the newest.
 
         Raises:
-            InvalidRequestError: no name was given.
-            NotServedError: the name is another one.
+            InvalidRequestError: an unknown label.
         """
-        if not name:
-            raise InvalidRequestError(f"model name: required; this server has {self.name!r}")
-        if name != self.name:
-            raise NotServedError(f"model {name!r}: not served here; this server has {self.name!r}")
+        if not label:
+            return version
+        if label not in self.labels:
+            known = ", ".join(map(repr, sorted(self.labels))) or "no labels"
+            raise InvalidRequestError(f"version label {label!r}: model {self.name!r} has {known}")
+        return self.labels[label]
+
+    def keeps(self, config: ModelConfig) -> bool:
+        """Whether a configuration asks for what is here already, labels aside."""
+        return (config.base_path, config.policy) == (self._base, self._policy)
+
+    def check_labels(self, labels: Mapping[str, int]) -> None:
+        """Refuse a label for a version that does not serve.
+
+        Raises:
+            ServingError: names the label.
+        """
+        ready = self.serving()
+        for label, version in labels.items():
+            if version not in ready:
+                raise ServingError(
+                    f"model {self.name!r}: label {label!r}: version {version} does not serve; "
+                    f"ready: {', '.join(map(str, ready))}"
+                )
+
+    def serving(self) -> list[int]:
+        """Versions that serve, lowest first."""
+        with self._lock:
+            return sorted(self._serving)
 
     def records(self) -> dict[int, Record]:
         """State of every version that was ever tried, by number."""
@@ -153,15 +179,21 @@ class Manager:
 
     def poll(self) -> None:
         """Look at the base path once: load what is new, retire what is replaced."""
+        wanted: set[int] = set()
         for version, folder in scan(self._base).items():
-            if version in self._serving:
+            if len(wanted) == self._policy.latest:
                 break
-            if self._due(version, folder) and self._load(version, folder):
-                break
-        else:
+            if self._policy.offers(version) and (
+                version in self._serving
+                or (self._due(version, folder) and self._load(version, folder))
+            ):
+                wanted.add(version)
+        if not wanted:
             return  # nothing there can serve: what serves goes on
         with self._lock:
-            replaced = {n: self._serving.pop(n) for n in list(self._serving) if n != version}
+            replaced = {n: self._serving.pop(n) for n in list(self._serving) if n not in wanted}
+            newest = max(self._serving)
+        self._metrics.version.set(newest, self.name)
         for number, served in replaced.items():
             self._retire(number, served)
 
@@ -198,12 +230,11 @@ class Manager:
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d does not serve: %s", self.name, version, message)
             return False
-        served = Served(servable, self._options, self._metrics)
+        served = Served(self.name, servable, self._options, self._metrics)
         with self._lock:
             self._serving[version] = served
             self._records[version] = Record("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
-        self._metrics.version.set(version, self.name)
         self._metrics.loaded_at.set(time.time(), self.name)
         LOG.info(
             "model %s version %d serves after %.1f s",

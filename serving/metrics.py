@@ -11,6 +11,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
+_RUN = ("model", "signature")
 
 
 class Metric:
@@ -75,6 +76,11 @@ class Gauge(Counter):
         with self._lock:
             self._numbers[values] = number
 
+    def forget(self, *values: str) -> None:
+        """Report no number for these label values any more."""
+        with self._lock:
+            self._numbers.pop(values, None)
+
 
 class Histogram(Metric):
     """How often numbers fell below each of several bounds, with their count and sum."""
@@ -127,13 +133,13 @@ class ServerMetrics:
             ["model", "feature"],
         )
         self.queue_time = Histogram(
-            "multigate_queue_seconds", "Time from arrival to the run.", _LATENCY, ["signature"]
+            "multigate_queue_seconds", "Time from arrival to the run.", _LATENCY, _RUN
         )
         self.batch_rows = Histogram(
-            "multigate_batch_rows", "Rows of one run of the model.", _ROWS, ["signature"]
+            "multigate_batch_rows", "Rows of one run of the model.", _ROWS, _RUN
         )
         self.batch_calls = Histogram(
-            "multigate_batch_calls", "Calls joined in one run.", _ROWS[:7], ["signature"]
+            "multigate_batch_calls", "Calls joined in one run.", _ROWS[:7], _RUN
         )
         self.loads = Counter(
             "multigate_version_loads_total", "Attempts to load a version.", ["model", "result"]
@@ -147,6 +153,11 @@ class ServerMetrics:
         """Record one call."""
         self.requests.add(method, status)
         self.latency.observe(seconds, method)
+
+    def forget_model(self, name: str) -> None:
+        """Report no version for a model that is served no longer."""
+        self.version.forget(name)
+        self.loaded_at.forget(name)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""

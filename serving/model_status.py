@@ -1,33 +1,31 @@
-"""TensorFlow Serving's ModelService: the state of each version."""
+"""TensorFlow Serving's ModelService: the state of each version, and another set of models."""
 
 from typing import Any
 
-from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc
+from tensorflow_serving.apis import (
+    get_model_status_pb2,
+    model_management_pb2,
+    model_service_pb2_grpc,
+)
 
-from serving.manager import Manager
+from configs.errors import ServingError
+from serving.model_config import model_configs
+from serving.models import Models
 from serving.prediction import requested
-from serving.status import InvalidRequestError, NotServedError, WrongStateError
+from serving.status import LOG, InvalidRequestError, RequestError, WrongStateError
 
 _UNKNOWN = 2  # google.rpc.Code: the version failed; the message says why
 
 
-class ModelStatusService(model_service_pb2_grpc.ModelServiceServicer):
-    """GetModelStatus."""
+class ModelService(model_service_pb2_grpc.ModelServiceServicer):
+    """GetModelStatus and HandleReloadConfigRequest."""
 
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:
         """State of one version, or of all that were ever tried."""
-        name, version, label = requested(request.model_spec)
-        self._manager.check_name(name)
-        if label:
-            raise InvalidRequestError(f"version label {label!r}: model {name!r} has no labels")
-        records = self._manager.records()
-        if version is not None:
-            if version not in records:
-                raise NotServedError(f"model {name!r}: version {version} is not known")
-            records = {version: records[version]}
+        records = self._models.records(*requested(request.model_spec))
         response = get_model_status_pb2.GetModelStatusResponse()
         states = get_model_status_pb2.ModelVersionStatus.State
         for number, record in reversed(records.items()):
@@ -40,8 +38,21 @@ class ModelStatusService(model_service_pb2_grpc.ModelServiceServicer):
         return response
 
     def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        """Refused: the model comes from flags, which a call cannot change."""
-        raise WrongStateError(
-            "HandleReloadConfigRequest: this server's model comes from --model_name and "
-            "--model_base_path; publish a version there, or restart the server with others"
-        )
+        """Serve the models of the request, and no others; all of it or nothing.
+
+        Raises:
+            InvalidRequestError: the configuration contradicts itself.
+            WrongStateError: a model cannot serve; what served goes on.
+        """
+        try:
+            configs = model_configs(request.config)
+        except ServingError as error:
+            raise InvalidRequestError(f"config: {error}") from None
+        try:
+            self._models.apply(configs)
+        except RequestError:
+            raise
+        except ServingError as error:
+            raise WrongStateError(f"config: {error}; nothing was changed") from None
+        LOG.info("models by request: %s", ", ".join(config.name for config in configs))
+        return model_management_pb2.ReloadConfigResponse()

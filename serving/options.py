@@ -34,10 +34,14 @@ class ServerOptions:
 
     model_name: Annotated[
         str, Flag("name under which clients ask for the model", variable="MODEL_NAME")
-    ]
+    ] = ""
     model_base_path: Annotated[
-        Path, Flag("folder of the model's numbered versions", variable="MODEL_BASE_PATH")
-    ]
+        Path | None, Flag("folder of the model's numbered versions", variable="MODEL_BASE_PATH")
+    ] = None
+    model_config_file: Annotated[
+        Path | None,
+        Flag("several models, with version policies and labels: a ModelServerConfig as text"),
+    ] = None
     host: Annotated[
         str, Flag("address to listen on; the default is reachable from this machine only")
     ] = "127.0.0.1"
@@ -89,10 +93,18 @@ class ServerOptions:
         Raises:
             ServingError: names the flag, the expectation and what came.
         """
+        if self.model_config_file is None:
+            if not self.model_name:
+                raise ServingError("--model_name: required; pass it or set MODEL_NAME")
+            if self.model_base_path is None:
+                raise ServingError("--model_base_path: required; pass it or set MODEL_BASE_PATH")
+        elif self.model_name or self.model_base_path is not None:
+            raise ServingError(
+                "--model_config_file: names all models; leave --model_name and "
+                "--model_base_path out"
+            )
         for name, _, flag in _flags():
             value = getattr(self, name)
-            if value == "":
-                raise ServingError(f"--{name}: expected a name, received an empty one")
             numeric = isinstance(value, int | float) and not isinstance(value, bool)
             # The comparison is false for NaN, which is thereby refused.
             if numeric and not flag.least <= value <= flag.most:
@@ -104,7 +116,12 @@ class ServerOptions:
 def _flags() -> list[tuple[str, type, Flag]]:
     """Name, type and flag of every option."""
     hints = typing.get_type_hints(ServerOptions, include_extras=True)
-    return [(name, *typing.get_args(hint)) for name, hint in hints.items()]
+    found = []
+    for name, hint in hints.items():
+        kind, flag = typing.get_args(hint)
+        # Of `Path | None`, Path: None is the absence of the flag.
+        found.append((name, next(iter(typing.get_args(kind)), kind), flag))
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         text, default = flag.text, defaults[name]
         if flag.variable:
             text += f" (or environment variable {flag.variable})"
-        elif isinstance(default, str | int | float):
+        elif default not in {None, ""} and isinstance(default, str | int | float):
             text += f" (default: {default})"
         if kind is bool:
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
@@ -133,11 +150,10 @@ def from_arguments(
     values: dict[str, Any] = {}
     for name, kind, flag in _flags():
         given = getattr(arguments, name)
-        if given is None and flag.variable:
-            text = environment.get(flag.variable)
-            if not text:
-                raise ServingError(f"--{name}: required; pass it or set {flag.variable}")
-            given = kind(text)
+        # Images set the variables; the file, which names models itself, goes before them.
+        if given is None and arguments.model_config_file is None:
+            text = environment.get(flag.variable) if flag.variable else None
+            given = kind(text) if text else None
         if given is not None:
             values[name] = given
     return ServerOptions(**values)

@@ -9,7 +9,7 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from configs.contract import LENGTH, PRESENT, Contract
 from serving.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
-from serving.manager import Manager
+from serving.models import Models
 from serving.servable import Signature
 from serving.status import Call, InvalidRequestError, WrongStateError
 from serving.tensors import decode, encode
@@ -20,14 +20,14 @@ _METADATA = "signature_def"
 class Prediction:
     """Raw tensors of any signature; failures leave as the exceptions of `serving.status`."""
 
-    def __init__(self, manager: Manager) -> None:
-        self._manager = manager
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     def predict(self, request: Any, context: Any) -> Any:
         """Run one signature on a PredictRequest."""
         call = Call(context)
         call.check("before the request was read")
-        with self._manager.use(*requested(request.model_spec)) as served:
+        with self._models.use(*requested(request.model_spec)) as served:
             name = request.model_spec.signature_name or DEFAULT
             signature = served.signature(name)
             if signature is None:
@@ -43,7 +43,7 @@ class Prediction:
                 inputs, rows = check_inputs(inputs, signature.layout, served.servable.contract)
                 outputs = served.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()
-            response.model_spec.name = self._manager.name
+            response.model_spec.name = served.model
             response.model_spec.version.value = served.servable.version
             response.model_spec.signature_name = name
             for output in wanted:
@@ -59,9 +59,9 @@ class Prediction:
                 raise InvalidRequestError(
                     f"metadata_field: expected {_METADATA!r}, received {field!r}"
                 )
-        with self._manager.use(*requested(request.model_spec)) as served:
+        with self._models.use(*requested(request.model_spec)) as served:
             response = get_model_metadata_pb2.GetModelMetadataResponse()
-            response.model_spec.name = self._manager.name
+            response.model_spec.name = served.model
             response.model_spec.version.value = served.servable.version
             signatures = get_model_metadata_pb2.SignatureDefMap()
             for name, definition in served.servable.definitions.items():

@@ -7,8 +7,9 @@ import numpy as np
 
 from configs.contract import IdListFeature
 from serving.layout import RANK, SCORE, Arrays, value_dtype
-from serving.manager import Manager, Served
+from serving.manager import Served
 from serving.metrics import ServerMetrics
+from serving.models import Models
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.request import ParsedRequest
 from serving.status import Call, InvalidRequestError
@@ -19,8 +20,8 @@ _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
     """Rank and GetContract; failures leave as the exceptions of `serving.status`."""
 
-    def __init__(self, manager: Manager, metrics: ServerMetrics, max_candidates: int) -> None:
-        self._manager = manager
+    def __init__(self, models: Models, metrics: ServerMetrics, max_candidates: int) -> None:
+        self._models = models
         self._metrics = metrics
         self._max_candidates = max_candidates
 
@@ -28,21 +29,26 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         """Score the candidates for one user and order them."""
         call = Call(context)
         call.check("before the request was read")
-        with self._manager.use(*requested(request.model)) as served:
+        with self._models.use(*requested(request.model)) as served:
             parsed = served.reader.read(request)
-            self._metrics.candidates.observe(parsed.rows, self._manager.name)
+            self._metrics.candidates.observe(parsed.rows, served.model)
             for feature, count in parsed.missing.items():
-                self._metrics.missing.add(self._manager.name, feature, by=count)
+                self._metrics.missing.add(served.model, feature, by=count)
+            if request.returns not in ranking_pb2.Return.values():
+                raise InvalidRequestError(
+                    f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
+                    f"received number {request.returns}"
+                )
             outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
             _refuse_overflow(outputs)
             return self._answer(request, served, parsed, outputs)
 
     def GetContract(self, request: Any, context: Any) -> Any:
         """What a request may say."""
-        with self._manager.use(*requested(request.model)) as served:
+        with self._models.use(*requested(request.model)) as served:
             contract = served.servable.contract
             response = ranking_pb2.GetContractResponse(
-                model_name=self._manager.name,
+                model_name=served.model,
                 model_version=served.servable.version,
                 schema=served.servable.schema,
                 user=contract.user,
@@ -62,7 +68,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         order = rank_order(outputs, parsed)
         response = ranking_pb2.RankResponse(
             item_index=order.tolist(),
-            model_name=self._manager.name,
+            model_name=served.model,
             model_version=served.servable.version,
             schema=served.servable.schema,
             request_id=request.request_id or uuid.uuid4().hex,

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -20,9 +21,10 @@ from tensorflow_serving.apis import (
 
 from configs.errors import ServingError
 from serving.inference import PredictionService
-from serving.manager import Manager
 from serving.metrics import CONTENT_TYPE, ServerMetrics
-from serving.model_status import ModelStatusService
+from serving.model_config import ModelConfig, read_model_configs
+from serving.model_status import ModelService
+from serving.models import Models
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
@@ -49,7 +51,7 @@ class Server:
         self.port = 0
         """Bound port, once started."""
         self.metrics_port: int | None = None
-        self.manager = Manager(options, self.metrics)
+        self.models = Models(options, self.metrics)
         self._status = StatusInterceptor(self.metrics)
         self._health = health.HealthServicer()
         self._pool = futures.ThreadPoolExecutor(options.grpc_max_threads, "call")
@@ -73,7 +75,8 @@ class Server:
             ServingError: no version can serve, or the port is taken.
         """
         try:
-            self.manager.start()
+            _refuse_taken(self.options.host, self.options.port)
+            self.models.apply(_configs(self.options))
             self._register()
             self.port = self._bind()
             self._start_exporter()
@@ -104,7 +107,7 @@ class Server:
         if self._exporter is not None:
             self._exporter.shutdown()
             self._exporter.server_close()
-        self.manager.close()
+        self.models.close()
 
     def __enter__(self) -> "Server":
         self.start()
@@ -114,27 +117,25 @@ class Server:
         self.stop()
 
     def _register(self) -> None:
-        manager, server = self.manager, self._grpc
-        ranking = RankingService(manager, self.metrics, self.options.max_candidates)
+        models, server = self.models, self._grpc
+        ranking = RankingService(models, self.metrics, self.options.max_candidates)
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            PredictionService(manager), server
+            PredictionService(models), server
         )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelStatusService(manager), server
-        )
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(models), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
     def _bind(self) -> int:
-        address = f"{self.options.host}:{self.options.port}"
+        address = _address(self.options.host, self.options.port)
         try:
             port: int = self._grpc.add_insecure_port(address)
         except RuntimeError:
             port = 0
         if port == 0:
-            raise ServingError(f"{address}: cannot listen there; is the port taken? see --port")
+            raise ServingError(f"{address}: cannot listen there; see --host and --port")
         return port
 
     def _start_exporter(self) -> None:
@@ -152,6 +153,38 @@ class Server:
         threading.Thread(target=self._exporter.serve_forever, name="metrics", daemon=True).start()
 
 
+def _configs(options: ServerOptions) -> list[ModelConfig]:
+    """The models that the options name."""
+    if options.model_config_file is not None:
+        return read_model_configs(options.model_config_file)
+    assert options.model_base_path is not None
+    return [ModelConfig(options.model_name, options.model_base_path)]
+
+
+def _address(host: str, port: int) -> str:
+    """As gRPC writes it: IPv6 addresses in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    """Fail before the models are loaded where the address cannot be had.
+
+    Raises:
+        ServingError: names the address and the reason.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ServingError(
+            f"{_address(host, port)}: cannot listen there: {error.strerror}; see --host and --port"
+        ) from None
+
+
 def serve(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends calls in flight.
 
@@ -163,8 +196,11 @@ def serve(options: ServerOptions) -> None:
     server = Server(options)
     with _signals() as (first, second):
         server.start()
-        name, version = options.model_name, max(server.manager.records())
-        print(f"serving {name} version {version} on {options.host}:{server.port}", flush=True)
+        served = ", ".join(
+            f"{name} version {' and '.join(map(str, versions))}"
+            for name, versions in server.models.serving().items()
+        )
+        print(f"serving {served} on {_address(options.host, server.port)}", flush=True)
         # The kernel may hand the signal to one of TensorFlow's threads, which does not wake this
         # one; Python runs the handler when this one next wakes by itself.
         while not first.wait(0.5):

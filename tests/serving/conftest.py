@@ -310,7 +310,9 @@ def run_server():
     class Context:
         def __init__(self, base, **options):
             options = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0} | options
-            self.server = Server(ServerOptions("small", Path(base), port=0, **options))
+            if "model_config_file" not in options:
+                options |= {"model_name": "small", "model_base_path": Path(base)}
+            self.server = Server(ServerOptions(port=0, **options))
 
         def __enter__(self):
             self.server.start()

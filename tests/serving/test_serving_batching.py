@@ -51,7 +51,7 @@ class Doubler:
 
 
 def batcher(run, **limits):
-    return Batcher(run, ROWS, "x", ServerMetrics(), **({"slots": 1} | limits))
+    return Batcher(run, ROWS, ("m", "x"), ServerMetrics(), **({"slots": 1} | limits))
 
 
 def values(*numbers):
@@ -265,8 +265,12 @@ def test_concurrent_calls_of_the_server_are_joined_and_keep_their_answers(
             expected = alone[place % len(requests)]
             np.testing.assert_allclose(response.outputs["score"].float_val, expected, rtol=1e-5)
         text = running.server.metrics.text()
-    runs = float(text.split('multigate_batch_calls_count{signature="rank"} ')[1].split()[0])
-    calls = float(text.split('multigate_batch_calls_sum{signature="rank"} ')[1].split()[0])
+    runs = float(
+        text.split('multigate_batch_calls_count{model="small",signature="rank"} ')[1].split()[0]
+    )
+    calls = float(
+        text.split('multigate_batch_calls_sum{model="small",signature="rank"} ')[1].split()[0]
+    )
     assert calls == 24 * 13
     assert runs < calls
 
@@ -284,7 +288,7 @@ def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
     options = {"num_batch_threads": 1, "max_queued_calls": 1, "max_concurrent_calls": 3}
     with run_server(tmp_path, **options) as running:
         predict = running.prediction.Predict
-        batcher = running.server.manager._serving[1].batchers["rank"]
+        batcher = running.server.models.manager("small")._serving[1].batchers["rank"]
         quick = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
         occupying = predict.future(slow(contract, helpers, 200_000), timeout=120)
         until(lambda: batcher._free == 0)

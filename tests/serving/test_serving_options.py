@@ -37,12 +37,23 @@ def test_environment_variables_stand_in_for_flags():
     assert (options.model_name, options.model_base_path) == ("flag", Path("models/e"))
 
 
+def test_a_file_of_models_goes_before_the_variables():
+    environment = {"MODEL_NAME": "e", "MODEL_BASE_PATH": "models/e"}
+    options = parse("--model_config_file", "models.txt", environment=environment)
+    assert options == ServerOptions(model_config_file=Path("models.txt"), port=8500)
+    assert (options.model_name, options.model_base_path) == ("", None)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--model_base_path", "x"], "--model_name: required; pass it or set MODEL_NAME"),
         (["--model_name", "x"], "--model_base_path: required; .*MODEL_BASE_PATH"),
-        (["--model_name", "", "--model_base_path", "x"], "--model_name: expected a name"),
+        (["--model_name", "", "--model_base_path", "x"], "--model_name: required"),
+        (
+            ["--model_name", "x", "--model_base_path", "b", "--model_config_file", "f"],
+            "--model_config_file: names all models; leave --model_name",
+        ),
         (["--port", "65536"], "--port: expected 0 to 65535, received 65536"),
         (["--max_batch_rows", "0"], "--max_batch_rows: expected 1 to"),
         (["--file_system_poll_wait_seconds", "nan"], "received nan"),

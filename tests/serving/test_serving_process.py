@@ -225,7 +225,7 @@ def test_a_bug_of_ours_is_internal_with_an_id_that_the_log_carries(
     def broken(*_):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(running.server.manager, "use", broken)
+    monkeypatch.setattr(running.server.models, "use", broken)
     request = helpers.predict_request(helpers.sample_inputs(contract, 1))
     with pytest.raises(grpc.RpcError) as raised:
         running.prediction.Predict(request, timeout=30)

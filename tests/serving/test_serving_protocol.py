@@ -255,10 +255,12 @@ def test_model_status(running):
     refused(method, request, INVALID, "version label 'stable'")
 
 
-def test_reload_requests_are_refused(running):
+def test_a_reload_request_without_models_is_refused(running):
     request = model_management_pb2.ReloadConfigRequest()
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    refused(running.models.HandleReloadConfigRequest, request, code, "--model_base_path")
+    with pytest.raises(grpc.RpcError) as raised:
+        running.models.HandleReloadConfigRequest(request, timeout=30)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected at least one config" in raised.value.details()
 
 
 def example(item, length):

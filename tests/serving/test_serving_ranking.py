@@ -1,5 +1,6 @@
 """Rank through the real stubs: answers, order, weights, floors, limit, and bad requests."""
 
+import grpc
 import numpy as np
 import pytest
 
@@ -133,6 +134,9 @@ def test_order_only(running):
     assert [["i1", "i2"][index] for index in response.item_index] == response.item_id.texts.values
     assert not response.score
     assert not response.task_scores
+    request.returns = 7
+    with pytest.raises(grpc.RpcError, match="returns: expected one of TASK_SCORES, ORDER, rece"):
+        running.ranking.Rank(request, timeout=30)
 
 
 def test_missing_values_follow_their_rules(running, client, helpers):

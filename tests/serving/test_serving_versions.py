@@ -165,10 +165,10 @@ def test_a_failed_version_is_tried_again_so_often(tmp_path, publish, run_server,
     options = {"load_retry_interval_micros": 0, "max_num_load_retries": 2}
     with run_server(tmp_path, **options) as running:
         publish(tmp_path, 2, no_golden)
-        until(lambda: running.server.manager.records().get(2) is not None)
-        until(lambda: running.server.manager.records()[2].tries == 3)
+        until(lambda: running.server.models.records("small").get(2) is not None)
+        until(lambda: running.server.models.records("small")[2].tries == 3)
         threading.Event().wait(0.3)
-        assert running.server.manager.records()[2].tries == 3
+        assert running.server.models.records("small")[2].tries == 3
         failed = 'multigate_version_loads_total{model="small",result="failed"} 3'
         assert failed in running.server.metrics.text()
 
@@ -195,11 +195,20 @@ def test_a_server_without_a_version_does_not_start(tmp_path, publish, run_server
         run_server(tmp_path).__enter__()
 
 
-def test_a_taken_port_is_an_error(tmp_path, running, publish):
-    publish(tmp_path, 1)
+def test_a_taken_port_is_an_error_before_anything_is_loaded(tmp_path, running):
     server = Server(ServerOptions("small", tmp_path, port=running.server.port))
-    with pytest.raises(ServingError, match="cannot listen there; is the port taken"):
+    with pytest.raises(ServingError, match="cannot listen there: Address already in use; see"):
         server.start()
+
+
+def test_an_address_of_ipv6(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, host="::1") as running:
+        target = f"[::1]:{running.server.port}"
+        with RankClient(target, timeout=60) as client:
+            assert client.contract("small").model_version == 1
+    with pytest.raises(ServingError, match=r"\[::1:2\]:0: cannot listen there"):
+        run_server(tmp_path, host="::1:2").__enter__()
 
 
 def test_swaps_under_load_fail_no_call_and_give_the_old_memory_back(
@@ -223,7 +232,7 @@ def test_swaps_under_load_fail_no_call_and_give_the_old_memory_back(
             return versions
 
         callers = [pool.submit(call_until_done, place) for place in range(8)]
-        old = running.server.manager._serving[1].servable
+        old = running.server.models.manager("small")._serving[1].servable
         for version in range(2, 5):
             publish(tmp_path, version)
             until(lambda v=version: version_of(running) == v, f"version {version}")
@@ -244,7 +253,7 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
         inputs = helpers.sample_inputs(contract, 2, users=1)
         inputs["hour"] = np.array([helpers.slow_from + 500_000])
         request = helpers.predict_request(inputs, "rank")
-        first = running.server.manager._serving[1].servable
+        first = running.server.models.manager("small")._serving[1].servable
         slow = running.prediction.Predict.future(request, timeout=120)
         until(lambda: first._calls == 1)
         publish(tmp_path, 2)

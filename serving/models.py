@@ -1,0 +1,129 @@
+"""All models of a server: finds the version for a call, and changes the set of models whole."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from serving.manager import Manager, Record, Served
+from serving.metrics import ServerMetrics
+from serving.model_config import ModelConfig
+from serving.options import ServerOptions
+from serving.status import LOG, InvalidRequestError, NotServedError
+
+
+class Models:
+    """One manager per model."""
+
+    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self._options = options
+        self._metrics = metrics
+        self._lock = threading.Lock()  # of the dictionary
+        self._changing = threading.Lock()  # one change at a time
+        self._managers: dict[str, Manager] = {}
+
+    def apply(self, configs: Sequence[ModelConfig]) -> None:
+        """Serve these models and no others; a failure changes nothing.
+
+        What is new is loaded, warmed and checked before anything is replaced, and calls of a
+        model that goes end on it.  A model whose folder and policy stay keeps its versions.
+
+        Raises:
+            ServingError: a model cannot serve, or a label names a version that does not.
+        """
+        with self._changing:
+            with self._lock:
+                before = dict(self._managers)
+            after: dict[str, Manager] = {}
+            started: list[Manager] = []
+            try:
+                for config in configs:
+                    manager = before.get(config.name)
+                    if manager is None or not manager.keeps(config):
+                        manager = Manager(config, self._options, self._metrics)
+                        started.append(manager)
+                        manager.start()
+                    manager.check_labels(config.labels)
+                    after[config.name] = manager
+            except BaseException:
+                for manager in started:
+                    manager.close()
+                raise
+            with self._lock:
+                self._managers = after
+                for config in configs:
+                    after[config.name].labels = dict(config.labels)
+        for name, manager in before.items():
+            if after.get(name) is not manager:
+                manager.close()
+                if name not in after:
+                    self._metrics.forget_model(name)
+                    LOG.info("model %s is no longer served", name)
+
+    def close(self) -> None:
+        """Unload everything when its calls have ended."""
+        with self._changing:
+            with self._lock:
+                managers, self._managers = self._managers, {}
+            for manager in managers.values():
+                manager.close()
+
+    @contextmanager
+    def use(self, name: str, version: int | None = None, label: str = "") -> Iterator[Served]:
+        """A version for one call; it stays open until the block ends.
+
+        Args:
+            name: the model's name as the caller gave it.
+            version: a number, or None for the newest that serves.
+            label: a version label.
+
+        Raises:
+            InvalidRequestError: no model name, or an unknown label.
+            NotServedError: unknown model or version, or the version is not ready.
+        """
+        with self._lock:
+            # Acquired under the lock, so that a reload cannot close the model in between.
+            served = self._manager(name).acquire(version, label)
+        try:
+            yield served
+        finally:
+            served.servable.release()
+
+    def records(self, name: str, version: int | None = None, label: str = "") -> dict[int, Record]:
+        """State of a model's versions that were ever tried, or of one.
+
+        Raises:
+            InvalidRequestError: no model name, or an unknown label.
+            NotServedError: unknown model or version.
+        """
+        with self._lock:
+            manager = self._manager(name)
+            version = manager.number(version, label)
+        records = manager.records()
+        if version is None:
+            return records
+        if version not in records:
+            raise NotServedError(f"model {name!r}: version {version} is not known")
+        return {version: records[version]}
+
+    def manager(self, name: str) -> Manager:
+        """One model's manager.
+
+        Raises:
+            InvalidRequestError: no model name.
+            NotServedError: unknown model.
+        """
+        with self._lock:
+            return self._manager(name)
+
+    def serving(self) -> dict[str, list[int]]:
+        """Versions that serve, by model."""
+        with self._lock:
+            return {name: manager.serving() for name, manager in self._managers.items()}
+
+    def _manager(self, name: str) -> Manager:
+        names = ", ".join(repr(one) for one in self._managers) or "none"
+        if not name:
+            raise InvalidRequestError(f"model name: required; this server has {names}")
+        if name not in self._managers:
+            raise NotServedError(f"model {name!r}: not served here; this server has {names}")
+        return self._managers[name]
