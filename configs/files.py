@@ -59,8 +59,8 @@ class ExamplesFolder:
     """Paths inside a folder of examples.
 
     Layout: `train/`, `validation/` and `test/` with Parquet parts, `vocabularies/<feature>.parquet`
-    (value, count; most frequent first), `statistics.json`, `contract.json`, `manifest.json`,
-    `rejects/`.
+    (value, count; most frequent first), `snapshot/users/` and `snapshot/items/` with Parquet parts
+    (features as of the cut-off), `statistics.json`, `contract.json`, `manifest.json`, `rejects/`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -73,6 +73,10 @@ class ExamplesFolder:
     def split(self, name: str) -> Path:
         """Folder of one split's Parquet parts."""
         return self.root / name
+
+    def snapshot(self, source: str) -> Path:
+        """Folder of the Parquet parts that hold the features of all `users` or `items`."""
+        return self.root / "snapshot" / source
 
     def vocabulary(self, feature: str) -> Path:
         """Vocabulary of a feature that keeps one."""

@@ -174,13 +174,27 @@ class PipelineConfig(Frozen):
     seed: int = 0
     attribution: Duration | None = None
     """Feedback later than this after the impression is late; no limit where absent."""
+    cut_off: Instant | None = None
+    """Up to when (not including) the log is whole; snapshots are as of this instant. Just after the
+    log's last event where absent; name it where a wrong clock may write times in the future."""
+    hold_back: bool = True
+    """Whether impressions are held back whose labels were still open at the cut-off: the feedback
+    that is to come would be missing, and they would pass for negatives. A later run, whose log goes
+    on, labels them. A label waits for `within` or `attribution`, whichever is shorter, and for the
+    dwell's `cap`; one without any limit is taken as it stands."""
     buckets: int = Field(16, ge=1, le=4096)
-    """Users are spread over so many buckets; one bucket must fit in memory."""
+    """Users are spread over so many buckets, and items over as many; one bucket must fit in
+    memory."""
     max_reject_rate: float = Field(0.01, ge=0, le=1)
     """Share of rejected rows above which nothing is published."""
 
     @model_validator(mode="after")
     def _check(self) -> "PipelineConfig":
+        if self.cut_off is not None and self.cut_off.tzinfo is None:
+            raise contradiction(
+                f"cut_off: an instant needs a zone, such as 2016-12-01T00:00:00Z; received "
+                f"{self.cut_off}"
+            )
         split = self.split.by
         if self.negatives is not None and self.negatives.exclude == "ever" and split != "random":
             raise contradiction(

@@ -10,7 +10,7 @@ import polars as pl
 from configs import Config
 from configs.log import EventLog
 from features import count_events, last_items, seconds_since
-from pipeline.columns import COLUMN, counters, history_features
+from pipeline.columns import COLUMN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
 
@@ -59,7 +59,14 @@ def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
         counting(events, config, names).select("item", "time", set=pl.lit(at, pl.Int16))
         for at, names in enumerate(_sets(config, "item"))
     ]
-    return pl.concat(parts) if parts else events.select("item", "time", set=pl.lit(0, pl.Int16))[:0]
+    return pl.concat([no_events(config), *parts])
+
+
+def no_events(config: Config) -> pl.DataFrame:
+    """The table of `item_events` without a row."""
+    item = pl.String if id_type(config, config.contract.item) == "string" else pl.Int64
+    time = pl.Datetime("us", "UTC")
+    return pl.DataFrame(schema={"item": item, "time": time, "set": pl.Int16})
 
 
 def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:

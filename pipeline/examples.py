@@ -1,6 +1,7 @@
 """One bucket of events -> its impressions with labels, features, histories and counters."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import polars as pl
 
@@ -19,20 +20,22 @@ class Bucket:
     """What `make_examples` returns.
 
     `impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
-    time and number; the item's counters are null, as they need other users' events. `counted`: this
-    bucket's share of those events, see `computed.item_events`. `touched`: one row per user and item
-    with an event: `user`, `item`, the first `time`, and whether any time is `unknown`. `counts`:
-    what became of the rows.
+    time and number; the item's counters are null, as they need other users' events. `events`: the
+    events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
+    the first `time`, and whether any time is `unknown`. `counts`: what became of the rows.
     """
 
     impressions: pl.DataFrame
-    counted: pl.DataFrame
+    events: pl.DataFrame
     touched: pl.DataFrame
     counts: dict[str, int]
 
 
 def make_examples(
-    events: pl.DataFrame, config: Config, side_tables: dict[str, pl.DataFrame]
+    events: pl.DataFrame,
+    config: Config,
+    side_tables: dict[str, pl.DataFrame],
+    cut_off: datetime | None = None,
 ) -> Bucket:
     """Label a bucket's impressions and give them their features.
 
@@ -40,6 +43,7 @@ def make_examples(
         events: normalised events in the order of `buckets.gather`.
         config: the contract and the log's shape.
         side_tables: `users` and `items`, where there are.
+        cut_off: impressions whose labels were open then are held back; none where None.
     """
     log, contract = config.pipeline.log, config.contract
     rows = len(events)
@@ -67,13 +71,20 @@ def make_examples(
         **dict.fromkeys(counters(config, "item"), nothing.cast(pl.Float64)),
         **{LABEL + name: label for name, label in labels.finish(contract, values).items()},
         TIME: impressions["time"],
-        IMPRESSION: pl.Series(mix(impressions["row"].to_numpy()) >> 1, dtype=pl.Int64),
+        IMPRESSION: numbers(impressions),
         REQUEST: impressions["request"] if "request" in impressions.columns else nothing,
         SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
     }
     frame = pl.DataFrame([column.alias(name) for name, column in columns.items()])
     # An impression of no request is a request of its own: its sampled negatives belong to it.
     frame = frame.with_columns(pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)))
+    rows = len(frame)
+    if cut_off is not None:
+        # Feedback at the very end of the window counts, and must have come before the cut-off.
+        waits = labels.window(contract, config.pipeline.attribution)
+        closed = pl.col(TIME).is_null() | (pl.col(TIME) + waits < cut_off)
+        frame = frame.filter(closed)
+    counts["held_back"] = rows - len(frame)
     kept = pl.lit(True)
     for source, table in side_tables.items():
         frame = tables.join(frame, config, source, table)
@@ -86,4 +97,9 @@ def make_examples(
         pl.col("time").min(), unknown=pl.col("time").is_null().any()
     )
     made = ordered.select(example_schema(config).names)
-    return Bucket(made, computed.item_events(events, config), touched, counts)
+    return Bucket(made, events, touched, counts)
+
+
+def numbers(events: pl.DataFrame) -> pl.Series:
+    """Numbers of impressions: functions of their rows."""
+    return pl.Series(mix(events["row"].to_numpy()) >> 1, dtype=pl.Int64)

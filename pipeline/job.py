@@ -65,7 +65,7 @@ def run(config: Config, data: Path, out: Path, options: list[str] | None = None)
             json.loads((work / name).read_text(encoding="utf-8"))
             for name in ("labelled.json", "finished.json")
         )
-        account = manifest.build(config, read["shards"], labelled, finished)
+        account = manifest.build(config, read["shards"], read["cut_off"], labelled, finished)
         _check_splits(account, config)
         stages.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
@@ -99,7 +99,7 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
             p
             | "Items" >> beam.Create(list(range(plan.config.pipeline.buckets)))
             | "Spread items" >> beam.Reshuffle()
-            | "Count" >> beam.Map(stages.count_items, every(sampled), plan)
+            | "Count" >> beam.Map(stages.count_items, every(sampled), one(verdict), plan)
         )
         finished = sampled | "Finish bucket" >> beam.Map(stages.finish_bucket, every(counted), plan)
         last = p | "Once finished" >> beam.Create([None])
@@ -139,7 +139,9 @@ def _check_splits(account: dict[str, Any], config: Config) -> None:
     if not splits.get("train"):
         raise DataError(
             f"the training split is empty: {account['examples']['impressions']} impressions were "
-            f"split by {config.pipeline.split.by}; change pipeline.split or bring more data"
+            f"split by {config.pipeline.split.by}, {account['rows']['held_back']} were held back "
+            f"because their labels were open at {account['cut_off']}; change pipeline.split or "
+            "pipeline.hold_back, or bring more data"
         )
     for name in ("validation", "test"):
         if not splits.get(name):

@@ -40,6 +40,22 @@ def logged_values(
     return values
 
 
+def window(contract: Contract, attribution: timedelta | None) -> timedelta:
+    """How long after an impression its labels stay open.
+
+    The longest of the tasks' limits; rules without a limit have nothing to wait for.
+    """
+    longest = timedelta(0)
+    for task in contract.tasks.values():
+        rule = task.label
+        if isinstance(rule, EventLabel):
+            limits = [limit for limit in (rule.within, attribution) if limit is not None]
+            longest = max(longest, min(limits, default=timedelta(0)))
+        elif isinstance(rule, DwellLabel):
+            longest = max(longest, rule.cap)
+    return longest
+
+
 def sampled_values(contract: Contract, rows: int) -> dict[str, pl.Series]:
     """What the `label` rules say of sampled negatives: 0 for `impression`, else nothing."""
     return {

@@ -1,7 +1,7 @@
 """The account of a run: every row that went in and every example that came out.
 
     rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
-               + dropped
+               + held back + dropped
     examples = impressions kept + sampled negatives
 
 The job does not publish unless both sums hold.
@@ -90,13 +90,18 @@ def _reasons(shards: list[Facts]) -> Counter[str]:
 
 
 def build(
-    config: Config, shards: list[Facts], labelled: list[Facts], finished: list[Facts]
+    config: Config,
+    shards: list[Facts],
+    cut_off: str | None,
+    labelled: list[Facts],
+    finished: list[Facts],
 ) -> dict[str, Any]:
     """Add up the account.
 
     Args:
         config: names the run.
         shards: what was read, by file.
+        cut_off: of labels and snapshots, as ISO 8601.
         labelled: what became of the rows, by bucket.
         finished: what was written, by bucket.
 
@@ -116,6 +121,7 @@ def build(
         "late": total(labelled, "late"),
         "duplicates": total(labelled, "duplicates"),
         "rejects": sum(reasons.values()),
+        "held_back": total(labelled, "held_back"),
         "dropped": total(labelled, "dropped"),
     }
     splits: Counter[str] = Counter()
@@ -136,6 +142,7 @@ def build(
         raise DataError(f"examples do not add up: {made} were made, {examples['total']} written")
     return {
         "name": config.name,
+        "cut_off": cut_off,
         "rows": counts,
         "examples": examples,
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),

@@ -7,7 +7,7 @@ rows. Doing a stage again writes the same files again, as runners that retry exp
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pipeline import (
     manifest,
     measure,
     negatives,
+    snapshot,
     split,
     tables,
     vocabulary,
@@ -74,7 +75,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
 
     Returns:
         `spilled` pairs (bucket, path), and facts for `manifest`: `file`, `rows`, `reasons`,
-        `columns`, `events`.
+        `columns`, `events`, `latest` (ISO 8601; None where no row has a time).
     """
     number, source = shard
     config = plan.config
@@ -84,7 +85,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
     columns: list[str] = []
     spilled: list[tuple[int, str]] = []
     rejected = []
-    rows = 0
+    rows, latest = 0, None
     for at, chunk in enumerate(read(source, form, wanted)):
         columns = list(dict.fromkeys([*columns, *chunk.columns]))
         if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
@@ -93,6 +94,8 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         rows += len(good) + len(rejects)
         reasons.update(rejects["reason"].to_list())
         rejected.append(rejects)
+        times = [t for t in (latest, good["time"].max()) if t is not None]
+        latest = max(times, default=None)
         if "event" in good.columns:
             events.update(dict(good["event"].value_counts().iter_rows()))
         spilled += spill(good, config.pipeline.buckets, plan.work, f"{number:05d}-{at:05d}")
@@ -104,6 +107,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         "reasons": dict(reasons),
         "columns": columns,
         "events": dict(events),
+        "latest": latest.isoformat() if latest is not None else None,
         "spilled": spilled,
     }
 
@@ -112,17 +116,28 @@ def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
     """Once all is read: whether the log can be used.
 
     Returns:
-        `problem`: None, or what to tell the user; then the later stages do nothing.
+        `problem`: None, or what to tell the user; then the later stages do nothing. `cut_off`:
+        of labels and snapshots, as ISO 8601; None where no row has a time.
     """
     ordered = sorted(shards, key=lambda shard: shard["file"])
     facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
-    verdict = {"problem": manifest.problem(plan.config, facts, plan.out), "shards": facts}
-    write_json(plan.work / "read.json", verdict)
-    return {"problem": verdict["problem"]}
+    verdict = {
+        "problem": manifest.problem(plan.config, facts, plan.out),
+        "cut_off": _cut_off(plan.config, [fact["latest"] for fact in facts]),
+    }
+    write_json(plan.work / "read.json", {**verdict, "shards": facts})
+    return verdict
+
+
+def _cut_off(config: Config, latest: list[str | None]) -> str | None:
+    if config.pipeline.cut_off is not None:
+        return config.pipeline.cut_off.astimezone(UTC).isoformat()
+    times = [datetime.fromisoformat(time) for time in latest if time is not None]
+    return (max(times) + timedelta(microseconds=1)).isoformat() if times else None
 
 
 def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) -> list[Facts]:
-    """Make the examples of one bucket's logged impressions.
+    """Make the examples of one bucket's logged impressions, and the snapshot of its users.
 
     Returns:
         One fact: `bucket`, the counts of `examples.Bucket`; nothing where the log is unusable.
@@ -130,11 +145,21 @@ def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) 
     if verdict["problem"] is not None:
         return []
     number, paths = bucket
-    made = make_examples(gather(list(paths)), plan.config, plan.side_tables())
+    config, side_tables = plan.config, plan.side_tables()
+    cut_off = _instant(verdict["cut_off"])
+    open_at = cut_off if config.pipeline.hold_back else None
+    made = make_examples(gather(list(paths)), config, side_tables, open_at)
     made.impressions.write_ipc(plan.work / f"impressions-{number}.arrow", compression="lz4")
     if plan.config.pipeline.negatives is not None:
         made.touched.write_ipc(plan.work / f"touched-{number}.arrow", compression="lz4")
-    spill(made.counted, plan.config.pipeline.buckets, plan.work, f"counted-{number:05d}", "item")
+    of_users = snapshot.users(made.events, config, cut_off, side_tables.get("users"))
+    path = part(plan.examples.snapshot("users"), number)
+    write_parquet(of_users, path, snapshot.schema(config, "user"))
+    for kind, rows in (
+        ("counted", computed.item_events(made.events, config)),
+        ("seen", snapshot.part_of_items(made.events, config, cut_off)),
+    ):
+        spill(rows, config.pipeline.buckets, plan.work, f"{kind}-{number:05d}", "item")
     shown, times = catalogue.part(made.impressions, plan.config)
     shown.write_ipc(plan.work / f"shown-{number}.arrow", compression="lz4")
     times.write_ipc(plan.work / f"times-{number}.arrow", compression="lz4")
@@ -197,31 +222,34 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
     return {"bucket": number, "negatives": made, "negatives_missing": asked - made}
 
 
-def count_items(number: int, sampled: Iterable[Facts], plan: Plan) -> Facts:
-    """Answer what the buckets of users asked about the items of one bucket of items.
+def count_items(number: int, sampled: Iterable[Facts], verdict: Facts, plan: Plan) -> Facts:
+    """Answer what the buckets of users asked about the items of one bucket; write its snapshot.
 
     Returns:
         `bucket`: of items.
     """
     config, work = plan.config, plan.work
-    if not counters(config, "item"):
-        return {"bucket": number}
     users = sorted(fact["bucket"] for fact in sampled)
 
     def spilled(kind: str) -> list[tuple[int, pl.DataFrame]]:
         paths = [(user, spilled_path(work, f"{kind}-{user:05d}", number)) for user in users]
         return [(user, _read(path)) for user, path in paths if path.exists()]
 
+    seen = [rows for _, rows in spilled("seen")]
+    counted = pl.concat([computed.no_events(config), *(rows for _, rows in spilled("counted"))])
+    if seen:
+        table = plan.side_tables().get("items")
+        of_items = snapshot.items(seen, counted, config, _instant(verdict["cut_off"]), table)
+        path = part(plan.examples.snapshot("items"), number)
+        write_parquet(of_items, path, snapshot.schema(config, "item"))
     asked = spilled("asked")
     if asked:
-        queries = pl.concat([part.with_columns(user=pl.lit(user)) for user, part in asked])
-        none = queries.select("item", "time", set=pl.lit(0, pl.Int16)).clear()
-        counted = pl.concat([none, *(part for _, part in spilled("counted"))])
+        queries = pl.concat([rows.with_columns(user=pl.lit(user)) for user, rows in asked])
         answers = pl.DataFrame(computed.of_item(counted, queries, config))
         answers = answers.with_columns(queries["user", "at"])
-        for (user,), part in answers.partition_by("user", as_dict=True, include_key=False).items():
+        for (user,), rows in answers.partition_by("user", as_dict=True, include_key=False).items():
             path = spilled_path(work, f"answers-{user:05d}", number)
-            part.write_ipc(path, compression="lz4")
+            rows.write_ipc(path, compression="lz4")
     return {"bucket": number}
 
 
@@ -337,6 +365,10 @@ def write_no_rejects(plan: Plan) -> None:
     """Write an empty part where nothing was rejected, so that readers need no special case."""
     if not plan.examples.rejects.exists():
         write_parquet(pl.DataFrame(schema=REJECTS), part(plan.examples.rejects, 0), _REJECTS)
+
+
+def _instant(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _read(path: Path) -> pl.DataFrame:

@@ -153,6 +153,7 @@ def edit(values: dict, path: str, value: object) -> dict:
         ("contract/features/item_age/missing", "error", "since is missing where there was no such"),
         ("contract/features/item_views/count/events", [], "at least 1 item"),
         ("pipeline/negatives/exclude", "ever", "needs split.by: random, received 'time'"),
+        ("pipeline/cut_off", "2017-01-01T00:00:00", "cut_off: an instant needs a zone"),
         ("pipeline/log/unknown_time", 0, "cannot be split by time"),
         ("pipeline/split/test", 0.95, "validation + test < 1"),
         ("pipeline/split/test", "2017-01-01T00:00:00Z", "two shares or two instants"),

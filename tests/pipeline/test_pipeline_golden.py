@@ -134,8 +134,10 @@ def test_the_manifest_accounts_for_every_row(golden):
         "late": 1,
         "duplicates": 1,
         "rejects": 3,
+        "held_back": 0,
         "dropped": 0,
     }
+    assert golden[1]["cut_off"] == "2023-11-16T00:43:21.000001+00:00"  # after the like at 95401
     assert golden[1]["examples"] == {
         "total": 7,
         "impressions": 6,

@@ -60,6 +60,7 @@ def test_shuffled_rows_in_other_files_give_the_same_bytes(baseline, event_config
         "validation",
         "test",
         "vocabularies",
+        "snapshot",
         "statistics.json",
         "contract.json",
         "manifest.json",

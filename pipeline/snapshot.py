@@ -1,0 +1,108 @@
+"""Snapshots: every user's and item's features as of the cut-off, for the online store.
+
+A row is what an example of an impression at the cut-off would hold on that side: features of the
+log as of the latest impression, those of side tables, histories and counters. The same functions
+compute both.
+"""
+
+from datetime import datetime
+
+import polars as pl
+import pyarrow as pa
+
+from configs import Config
+from configs.contract import Side
+from configs.log import EventLog
+from pipeline import computed, tables
+from pipeline.columns import FEATURE, arrow_type, log_features
+from pipeline.examples import numbers
+
+
+def schema(config: Config, side: Side) -> pa.Schema:
+    """The columns of a snapshot: the side's features in the contract's order."""
+    return pa.schema([(name, arrow_type(f)) for name, f in config.contract.of_side(side)])
+
+
+def users(
+    events: pl.DataFrame, config: Config, cut_off: datetime | None, table: pl.DataFrame | None
+) -> pl.DataFrame:
+    """The snapshot of a bucket's users.
+
+    Args:
+        events: the bucket's events, without duplicates.
+        config: names the features.
+        cut_off: see `configs.log.PipelineConfig.cut_off`; None where no event has a time.
+        table: the users' side table, where there is one.
+
+    Returns:
+        Columns as of `schema`; one row per user with an event before the cut-off, sorted.
+    """
+    past = before(events, cut_off)
+    latest = _latest([_current(past, config, "user")], "user")
+    columns = computed.of_user(past, _at(latest, "user", cut_off), config)
+    latest = latest.with_columns(**columns).rename({"user": config.contract.user})
+    latest = tables.join(latest, config, "users", table) if table is not None else latest
+    return latest.select(schema(config, "user").names)
+
+
+def part_of_items(events: pl.DataFrame, config: Config, cut_off: datetime | None) -> pl.DataFrame:
+    """What a bucket of users says of the items that its events name.
+
+    Returns:
+        `item`, `time` and `number` of the latest impression here, and its features.
+    """
+    return _latest([_current(before(events, cut_off), config, "item")], "item")
+
+
+def items(
+    parts: list[pl.DataFrame],
+    counted: pl.DataFrame,
+    config: Config,
+    cut_off: datetime | None,
+    table: pl.DataFrame | None,
+) -> pl.DataFrame:
+    """The snapshot of a bucket of items.
+
+    Args:
+        parts: what `part_of_items` returned for each bucket of users, at least one.
+        counted: see `computed.of_item`.
+        config: names the features.
+        cut_off: see `configs.log.PipelineConfig.cut_off`.
+        table: the items' side table, where there is one.
+
+    Returns:
+        Columns as of `schema`; one row per item with an event before the cut-off, sorted.
+    """
+    latest = _latest(parts, "item")
+    columns = computed.of_item(counted, _at(latest, "item", cut_off), config)
+    latest = latest.with_columns(**columns).rename({"item": config.contract.item})
+    latest = tables.join(latest, config, "items", table) if table is not None else latest
+    return latest.select(schema(config, "item").names)
+
+
+def before(events: pl.DataFrame, cut_off: datetime | None) -> pl.DataFrame:
+    """The events before the cut-off, and those whose time is unknown."""
+    return events.filter(pl.col("time").is_null() | (pl.col("time") < cut_off))
+
+
+def _current(events: pl.DataFrame, config: Config, of: Side) -> pl.DataFrame:
+    """Every event's user or item, with time, number and features where it is an impression."""
+    log = config.pipeline.log
+    shown = pl.lit(True)
+    if isinstance(log, EventLog):
+        shown = pl.col("event") == log.impression
+    names = [name for name, feature in log_features(config).items() if feature.side == of]
+    values = {name: pl.col(FEATURE + name) for name in names}
+    given = {"time": pl.col("time"), "number": numbers(events), **values}
+    return events.select(
+        pl.col(of), **{name: pl.when(shown).then(value) for name, value in given.items()}
+    )
+
+
+def _latest(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
+    ordered = pl.concat(parts).sort(key, "time", "number", nulls_last=False)
+    return ordered.unique(key, keep="last", maintain_order=True)
+
+
+def _at(ids: pl.DataFrame, key: str, cut_off: datetime | None) -> pl.DataFrame:
+    return ids.select(key, time=pl.lit(cut_off, pl.Datetime("us", "UTC")))
