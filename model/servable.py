@@ -7,9 +7,12 @@ import numpy as np
 import tensorflow as tf
 
 from configs.contract import Combine
+from model import calibration as calibrations
 from model import scores
+from model.calibration import Calibration
 from model.encoding import Encoder
 from model.encoding_tensorflow import GraphEncoder, raw_inputs
+from model.example_signatures import example_signatures, set_methods
 from model.frozen_linear import Halves
 from model.frozen_mixture import FrozenMixture
 from model.ranker import Ranker
@@ -30,18 +33,24 @@ class Servable:
                           contract's order of tasks
 
     Both answer one score per task, (N,) float32 in the task's own units, and the combined `score`.
+    The signatures of `model.example_signatures` give the scores of `serving_default` for
+    serialised tf.Examples.
 
     Args:
         ranker: trained, under the TensorFlow backend, its gates as they are to be exported.
         encoder: of the same contract.
+        calibration: of binary tasks' probabilities.
     """
 
-    def __init__(self, ranker: Ranker, encoder: Encoder) -> None:
+    def __init__(
+        self, ranker: Ranker, encoder: Encoder, calibration: Calibration | None = None
+    ) -> None:
         self.contract = encoder.contract
         self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
         self.item_names = [name for name, _ in self.contract.of_side("item")]
         self._ranker = ranker
         self._statistics = encoder.statistics
+        self._calibration = calibration or {}
         self._encode = GraphEncoder(encoder)
         widths = ranker.embedder.widths
         of_user = {name: name in self.user_names for name in widths}  # in the contract's order
@@ -56,7 +65,7 @@ class Servable:
         )
 
     def signatures(self) -> dict[str, Any]:
-        """Both signatures as concrete functions."""
+        """All signatures as concrete functions."""
         contract = self.contract
         rows = raw_inputs(
             contract, [name for name, _ in contract.of_side("user", "item", "context")]
@@ -66,10 +75,11 @@ class Servable:
         rank["task_weights"] = tf.TensorSpec(
             [None, len(contract.tasks)], tf.float32, name="task_weights"
         )
+        score_rows = tf.function(self.score_rows, autograph=False)
         return {
-            ROWS: tf.function(self.score_rows, autograph=False).get_concrete_function(**rows),
+            ROWS: score_rows.get_concrete_function(**rows),
             RANK: tf.function(self.rank, autograph=False).get_concrete_function(**rank),
-        }
+        } | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
         """Write the SavedModel; it holds the variables that the signatures read, no others."""
@@ -80,6 +90,7 @@ class Servable:
             {id(v): v for f in signatures.values() for v in f.graph.variables}.values()
         )
         tf.saved_model.save(root, str(folder), signatures=signatures)
+        set_methods(str(folder), signatures.keys() - {ROWS, RANK})
 
     def score_rows(self, **raw: Tensor) -> Scores:
         """Signature `serving_default`."""
@@ -112,6 +123,7 @@ class Servable:
             task: self._ranker.towers[task](output)
             for task, output in zip(self.contract.tasks, outputs, strict=True)
         }
+        logits = calibrations.apply(self._calibration, logits)
         return scores.scores(self.contract, self._statistics, logits)
 
     def _in_order(self, halves: Halves) -> Tensor:

@@ -129,6 +129,69 @@ def test_both_signatures_score_like_the_keras_model(exported, gate) -> None:
         assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
 
 
+def example(table: pa.Table, row: int, names: list[str]) -> bytes:
+    """A row as a serialised tf.Example; null features are absent."""
+    made = tf.train.Example()
+    for name in names:
+        value = table[name][row].as_py()
+        if value is None:
+            continue
+        values, held = value if isinstance(value, list) else [value], made.features.feature[name]
+        if pa.types.is_floating(table[name].type):
+            held.float_list.value.extend(values)
+        elif pa.types.is_string(table[name].type):
+            held.bytes_list.value.extend(text.encode() for text in values)
+        else:
+            held.int64_list.value.extend(values)
+    return made.SerializeToString()
+
+
+def test_classify_and_regress_score_examples_like_rows(exported) -> None:
+    model = exported("topk")
+    names = [name for name, _ in model.contract.of_side("user", "item", "context")]
+    table = model.table.slice(0, 80)
+    assert any(table[name].null_count for name in names)
+    serialised = np.array([example(table, row, names) for row in range(80)], object)
+    received = model.call("classify", {"inputs": serialised})
+    rows = take(model.raw("user", "item", "context"), slice(80))
+    expected = model.call("serving_default", rows)
+    assert received["classes"].tolist() == [[b"click", b"like"]] * 80
+    scores = np.stack([expected["click"], expected["like"]], axis=1)
+    np.testing.assert_allclose(received["scores"], scores, rtol=1e-5)
+    regressed = model.call("regress/dwell", {"inputs": serialised})
+    np.testing.assert_allclose(regressed["outputs"], expected["dwell"], rtol=1e-5)
+
+    methods = {name: d.method_name for name, d in model.signature_def.items() if name[0] != "_"}
+    assert methods == {
+        "serving_default": "tensorflow/serving/predict",
+        "rank": "tensorflow/serving/predict",
+        "classify": "tensorflow/serving/classify",
+        "regress/dwell": "tensorflow/serving/regress",
+    }
+
+
+def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
+    model = exported("topk")
+    names = [name for name, _ in model.contract.of_side("user", "item", "context")]
+    whole = tf.train.Example.FromString(example(model.table, 0, names))
+    absent, repeated, mistyped = (
+        tf.train.Example.FromString(whole.SerializeToString()) for _ in "123"
+    )
+    del absent.features.feature["item_id"]
+    repeated.features.feature["price"].float_list.value[:] = [1.0, 2.0]
+    mistyped.features.feature["user_id"].int64_list.value[:] = [1]
+    for wrong, message in (
+        (absent, "feature item_id: expected one value in each example"),
+        (repeated, "feature price: expected at most one value in each example"),
+        (mistyped, "user_id.*[Dd]ata type"),
+    ):
+        both = [whole.SerializeToString(), wrong.SerializeToString()]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            model.call("classify", {"inputs": np.array(both, object)})
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.call("classify", {"inputs": np.array([b"not an example"], object)})
+
+
 def evaluated_rows(
     exported: Exported, signature: str, raw: dict[str, Any], layers: int = 1
 ) -> dict[int, int]:
