@@ -148,6 +148,11 @@ def _parser() -> argparse.ArgumentParser:
         help="scores that an item may have, JSON: task -> [lowest or null, highest or null]",
     )
     rank.add_argument("--limit", type=int, help="return so many items at most")
+    rank.add_argument("--tls", action="store_true", help="encrypt, trusting the system's CAs")
+    rank.add_argument("--ca", type=Path, help="PEM file of the CAs to trust; encrypts")
+    rank.add_argument("--certificate", type=Path, help="PEM file that shows who calls; encrypts")
+    rank.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
+    rank.add_argument("--token_file", type=Path, help="file whose first line is a bearer token")
     rank.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
     return parser
 
@@ -260,8 +265,17 @@ def _serve(options: argparse.Namespace) -> None:
 def _rank(options: argparse.Namespace) -> dict[str, Any]:
     from jobs.show import show_ranked
     from serving.client import RankClient, parse_ids
+    from serving.security import read_tokens
 
-    with RankClient(options.target, timeout=options.timeout) as client:
+    with RankClient(
+        options.target,
+        timeout=options.timeout,
+        tls=options.tls,
+        ca=options.ca,
+        certificate=options.certificate,
+        key=options.key,
+        token=read_tokens(options.token_file)[0] if options.token_file else "",
+    ) as client:
         ranked = client.rank(
             options.model,
             user=options.user,

@@ -7,6 +7,7 @@ with RankClient("localhost:8500") as client:
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypedDict
 
 import grpc
@@ -21,6 +22,7 @@ from serving.packing import (
     rank_request,
 )
 from serving.protos import ranking_pb2, ranking_pb2_grpc
+from serving.security import client_credentials, token_metadata
 
 # Retries only what never ran, and only while nine calls in ten succeed: retries of every failure
 # would feed an overload.
@@ -88,23 +90,44 @@ class Ranking(list[RankedItem]):
 class RankClient:
     """Calls a ranking server; safe to share between threads."""
 
-    def __init__(self, target: str, *, timeout: float = 5.0) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = 5.0,
+        tls: bool = False,
+        ca: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        token: str = "",
+    ) -> None:
         """Connect on the first call.
 
         Args:
             target: host:port of the server.
             timeout: seconds that a call may take, retries included.
+            tls: whether to encrypt; so it is where `ca` or `certificate` is given.
+            ca: PEM file of the certificates to trust; the system's where absent.
+            certificate: PEM file that shows the server who calls.
+            key: PEM file of the certificate's private key.
+            token: bearer token shown with every call.
+
+        Raises:
+            ServingError: a file cannot be read.
         """
         self._target = target
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(
-            target,
-            options=[
-                ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-                ("grpc.max_receive_message_length", _MAX_MESSAGE),
-                ("grpc.max_send_message_length", _MAX_MESSAGE),
-            ],
-        )
+        self._metadata = token_metadata(token)
+        options = [
+            ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE),
+            ("grpc.max_send_message_length", _MAX_MESSAGE),
+        ]
+        if tls or ca or certificate or key:
+            credentials = client_credentials(ca, certificate, key)
+            self._channel = grpc.secure_channel(target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(target, options)
         self._stub = ranking_pb2_grpc.RankingServiceStub(self._channel)
 
     def rank(
@@ -183,7 +206,7 @@ class RankClient:
         if not seconds > 0:  # false for NaN as well
             raise ServingError(f"timeout: expected more than 0 seconds, received {seconds}")
         try:
-            return method(request, timeout=seconds)
+            return method(request, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             code = error.code().name
             raise CallError(f"{self._target}: {code}: {error.details()}", code) from None

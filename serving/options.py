@@ -49,6 +49,12 @@ class ServerOptions:
     metrics_port: Annotated[
         int, Flag("port of the Prometheus metrics; 0: a free one; -1: no metrics", -1, 65535)
     ] = -1
+    ssl_config_file: Annotated[
+        Path | None, Flag("TLS: an SSLConfig as text, with key and certificate as PEM")
+    ] = None
+    auth_token_file: Annotated[
+        Path | None, Flag("bearer tokens, one a line, of which every call must show one")
+    ] = None
     file_system_poll_wait_seconds: Annotated[
         float, Flag("time between looks at the base path for new versions", 0.01)
     ] = 1.0

@@ -28,6 +28,7 @@ from serving.models import Models
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
+from serving.security import read_tokens, server_credentials
 from serving.status import LOG, StatusInterceptor
 
 SERVICES = tuple(
@@ -52,7 +53,10 @@ class Server:
         """Bound port, once started."""
         self.metrics_port: int | None = None
         self.models = Models(options, self.metrics)
-        self._status = StatusInterceptor(self.metrics)
+        file = options.auth_token_file
+        self._status = StatusInterceptor(self.metrics, read_tokens(file) if file else ())
+        ssl = options.ssl_config_file
+        self._credentials = server_credentials(ssl) if ssl else None
         self._health = health.HealthServicer()
         self._pool = futures.ThreadPoolExecutor(options.grpc_max_threads, "call")
         self._grpc = grpc.server(
@@ -131,11 +135,19 @@ class Server:
     def _bind(self) -> int:
         address = _address(self.options.host, self.options.port)
         try:
-            port: int = self._grpc.add_insecure_port(address)
+            port: int = (
+                self._grpc.add_insecure_port(address)
+                if self._credentials is None
+                else self._grpc.add_secure_port(address, self._credentials)
+            )
         except RuntimeError:
             port = 0
         if port == 0:
-            raise ServingError(f"{address}: cannot listen there; see --host and --port")
+            certificates = " with the certificates of --ssl_config_file; do they fit its key"
+            raise ServingError(
+                f"{address}: cannot listen there{certificates if self._credentials else ''}; see "
+                "--host and --port"
+            )
         return port
 
     def _start_exporter(self) -> None:

@@ -6,6 +6,7 @@
     ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
     ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
     ├── DrainingError           UNAVAILABLE          the server is stopping
+    ├── UnauthenticatedError    UNAUTHENTICATED      no valid bearer token
     ├── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
     └── CancelledError          CANCELLED            the caller went away
 
@@ -16,7 +17,7 @@ cap.  Anything else is a bug of ours: INTERNAL, with an id that the log carries.
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -24,9 +25,11 @@ import tensorflow as tf
 
 from configs.errors import ServingError
 from serving.metrics import ServerMetrics
+from serving.security import shows_token
 
 LOG = logging.getLogger("multigate.serving")
 
+_HEALTH = "/grpc.health.v1.Health/"
 _LONGEST_MESSAGE = 1000  # characters; status travels in headers, which clients limit to 8 KiB
 
 
@@ -64,6 +67,12 @@ class DrainingError(RequestError):
     """The server is stopping."""
 
     code = grpc.StatusCode.UNAVAILABLE
+
+
+class UnauthenticatedError(RequestError):
+    """The call shows no valid bearer token."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class TooLateError(RequestError):
@@ -117,16 +126,27 @@ class _Malformed:
 
 
 class StatusInterceptor(grpc.ServerInterceptor):
-    """Wraps every unary method: maps failures to status, refuses calls while draining, counts."""
+    """Wraps every unary method: maps failures to status, refuses calls while draining, counts.
 
-    def __init__(self, metrics: ServerMetrics) -> None:
+    Where there are tokens, every call must show one, streams too, but for questions about health:
+    the probes of an orchestrator have none.
+    """
+
+    def __init__(self, metrics: ServerMetrics, tokens: Sequence[str] = ()) -> None:
         self.draining = False
         self._metrics = metrics
+        self._tokens = tuple(tokens)
         self._handlers: dict[str, Any] = {}
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
         """The method's handler, wrapped once per method."""
         method = call.method
+        if (
+            self._tokens
+            and not method.startswith(_HEALTH)
+            and not shows_token(call.invocation_metadata, self._tokens)
+        ):
+            return grpc.stream_stream_rpc_method_handler(self._refuse)
         if method not in self._handlers:
             handler = continuation(call)
             if handler is None or handler.unary_unary is None:
@@ -134,9 +154,17 @@ class StatusInterceptor(grpc.ServerInterceptor):
             self._handlers[method] = self._wrap(method, handler)
         return self._handlers[method]
 
+    def _refuse(self, requests: Any, context: Any) -> Any:
+        """Answers any method, of one message or of many, without reading the request."""
+        # Not by method: a caller without a token could make any number of names up.
+        self._metrics.answered("unauthenticated", UnauthenticatedError.code.name, 0.0)
+        context.abort(
+            UnauthenticatedError.code, "expected a valid token in metadata: authorization: Bearer"
+        )
+
     def _wrap(self, path: str, handler: Any) -> Any:
         method = path.rpartition("/")[2]
-        always = path == "/grpc.health.v1.Health/Check"  # must answer while draining
+        always = path == f"{_HEALTH}Check"  # must answer while draining
 
         def deserialize(data: bytes) -> Any:
             # gRPC would answer INTERNAL for bytes that do not parse, as if the bug were ours.

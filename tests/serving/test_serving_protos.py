@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ("ranking_pb2.py", "ranking_pb2.pyi", "ranking_pb2_grpc.py")
+PROTOS = ("serving/protos/ranking.proto", "serving/protos/ssl_config.proto")
+GENERATED = (
+    "ranking_pb2.py",
+    "ranking_pb2.pyi",
+    "ranking_pb2_grpc.py",
+    "ssl_config_pb2.py",
+    "ssl_config_pb2.pyi",
+    "ssl_config_pb2_grpc.py",
+)
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +23,7 @@ def regenerated(tmp_path_factory):
     out = tmp_path_factory.mktemp("protos")
     outputs = (f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python"))
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *outputs]
-    subprocess.run([*command, "serving/protos/ranking.proto"], cwd=ROOT, check=True)
+    subprocess.run([*command, *PROTOS], cwd=ROOT, check=True)
     return out / "serving" / "protos"
 
 
