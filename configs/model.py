@@ -67,3 +67,5 @@ class ExportConfig(Frozen):
     """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
     parity_rows: int = Field(4096, ge=1)
     """Test rows on which both are checked."""
+    calibration: Literal["none", "platt", "isotonic"] = "none"
+    """How the binary tasks' probabilities are calibrated on the validation split."""

@@ -22,9 +22,11 @@ import tensorflow as tf
 
 from configs.errors import DataError, ExportError
 from configs.files import LABEL, ExamplesFolder, new_folder, write_json
+from model import calibration as calibrations
 from model import checkpoint as checkpoints
 from model import model_card, requests, sparsity
-from model.data import Examples
+from model.calibration import Calibration
+from model.data import Examples, read_split
 from model.encoding import Encoder
 from model.evaluation import Predictions, evaluate
 from model.parity import check_parity, harden
@@ -66,16 +68,23 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
     hardening = harden(loaded.ranker, loaded.encoder, sample, options.hardening_tolerance)
-    servable = Servable(loaded.ranker, loaded.encoder)
+    predictions = Predictions(
+        loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, sample
+    )
+    calibration, found = _calibrate(loaded, examples, predictions, sample)
+    metrics |= found
+    servable = Servable(loaded.ranker, loaded.encoder, calibration)
     try:
         with new_folder(target) as folder:
             servable.save(folder)
             signatures = tf.saved_model.load(str(folder)).signatures
             parity = check_parity(
-                signatures, loaded.ranker, loaded.encoder, table, options.parity_tolerance
-            )
-            predictions = Predictions(
-                loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, sample
+                signatures,
+                loaded.ranker,
+                loaded.encoder,
+                table,
+                options.parity_tolerance,
+                calibration,
             )
             report = sparsity.report(
                 loaded.ranker,
@@ -103,6 +112,21 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         raise ExportError(f"{error}; export again") from None
     log.info("published %s", target)
     return target
+
+
+def _calibrate(
+    loaded: checkpoints.Checkpoint, examples: Path, predictions: Predictions, sample: Examples
+) -> tuple[Calibration, dict[str, Any]]:
+    """Fit on the validation split, measure on test rows; what metrics.json says about it."""
+    method = loaded.config.export.calibration
+    if method == "none":
+        return {}, {}
+    ranker, encoder = loaded.ranker, loaded.encoder
+    validation = read_split(examples, "validation", encoder)
+    logits = Predictions(ranker, encoder.contract, encoder.statistics, validation).logits
+    curves, left = calibrations.fit(encoder.contract, method, logits, validation.labels)
+    tasks = calibrations.measure(encoder.contract, curves, predictions.logits, sample.labels)
+    return curves, {"calibration": {"method": method, "tasks": tasks, "left_as_they_are": left}}
 
 
 def _next_version(out: Path) -> int:

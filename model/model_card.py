@@ -59,6 +59,18 @@ def text(
             f"- `{contract.position}` was used in training only; scores are those of an item "
             "without the effect of its place."
         )
+    calibration = metrics.get("calibration")
+    if calibration is not None:
+        for name, found in calibration["tasks"].items():
+            before, after = found["before"], found["after"]
+            lines.append(
+                f"- {name} is calibrated ({calibration['method']} on the validation split): "
+                f"on test rows its calibration error goes from {before['ece']:.4f} to "
+                f"{after['ece']:.4f}, its log loss from {before['log_loss']:.4f} to "
+                f"{after['log_loss']:.4f}. The table above is of the scores before."
+            )
+        for name, reason in calibration["left_as_they_are"].items():
+            lines.append(f"- {name} is not calibrated: {reason}.")
     negatives = config.pipeline.negatives
     if negatives is not None:
         lines.append(

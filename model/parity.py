@@ -13,7 +13,9 @@ import pyarrow as pa
 
 from configs.contract import PRESENT, Contract
 from configs.errors import ExportError
+from model import calibration as calibrations
 from model import scores
+from model.calibration import Calibration
 from model.data import Examples
 from model.encoding import Encoded, Encoder
 from model.evaluation import LOWER_IS_BETTER, Predictions, task_metrics
@@ -28,10 +30,13 @@ _BATCH = 512
 _TRIALS = 16
 
 
-def expected_scores(ranker: Ranker, encoder: Encoder, encoded: Encoded) -> dict[str, np.ndarray]:
-    """The Keras model's score per task and the combined one, (N,) float64."""
+def expected_scores(
+    ranker: Ranker, encoder: Encoder, encoded: Encoded, calibration: Calibration | None = None
+) -> dict[str, np.ndarray]:
+    """The Keras model's score per task, calibrated, and the combined one, (N,) float64."""
     contract = encoder.contract
     logits = ranker.forward(encoded, training=False).logits
+    logits = calibrations.apply(calibration or {}, logits)
     found = {
         name: _numpy(value).astype(np.float64)
         for name, value in scores.scores(contract, encoder.statistics, logits).items()
@@ -66,6 +71,7 @@ def check_parity(
     encoder: Encoder,
     table: pa.Table,
     tolerance: float,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """Compare both signatures of a loaded SavedModel with the Keras model.
 
@@ -77,6 +83,7 @@ def check_parity(
         encoder: of its contract.
         table: rows to compare on, with the features as columns.
         tolerance: largest relative difference.
+        calibration: that was exported with it.
 
     Returns:
         rows (compared, both signatures together), undecided (rows that differ because tiny
@@ -90,7 +97,7 @@ def check_parity(
         part = table.slice(start, _BATCH)
         for name, raw, encoded in (_rows(encoder, part), _pairs(encoder, part)):
             received = {k: v.numpy() for k, v in signatures[name](**raw).items()}
-            expected = expected_scores(ranker, encoder, encoded)
+            expected = expected_scores(ranker, encoder, encoded, calibration)
             worst = relative_differences(encoder.contract, expected, received)
             wrong = np.flatnonzero(worst > tolerance)
             excused = wrong[changes_experts(ranker, {k: v[wrong] for k, v in encoded.items()})]

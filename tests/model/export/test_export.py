@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,36 @@ def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) ->
     assert list((tmp_path / "models").iterdir()) == []
     monkeypatch.undo()
     assert export(checkpoint, case.examples, tmp_path / "models").name == "1"
+
+
+EXPORT = """
+import sys
+import time
+from pathlib import Path
+from model.export import export
+export(*map(Path, sys.argv[1:]))
+"""
+
+
+def test_a_kill_in_the_middle_of_writing(case, tmp_path) -> None:
+    checkpoint, base = case.checkpoint(), tmp_path / "models"
+    process = subprocess.Popen(
+        [sys.executable, "-c", EXPORT, checkpoint, case.examples, base],
+        cwd=ROOT,
+        env=os.environ | {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    try:
+        while not list(base.glob("*/saved_model.pb")) and not list(base.glob(".*/saved_model.pb")):
+            assert process.poll() is None
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    (left,) = base.iterdir()
+    assert (left / "saved_model.pb").exists()
+    assert not left.name.isdecimal()  # servers load folders whose name is a number
+    assert export(checkpoint, case.examples, base) == base / "1"
+    assert (base / "1" / "saved_model.pb").exists()
 
 
 def test_a_disk_that_is_full(case, tmp_path, monkeypatch) -> None:
