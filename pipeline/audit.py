@@ -1,0 +1,234 @@
+"""The audit: proves on any output that examples tell only what had happened by then.
+
+For a sample of examples, histories and counters are computed again from the raw log, one event at
+a time. Reading and typing the log is shared with the job; what follows it is not, so that a defect
+there is found here.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from configs import Config, DataError, FrozenContract
+from configs.contract import Feature, IdListFeature, NumberFeature
+from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
+from configs.log import EventLog
+from pipeline.columns import COLUMN, counters, history_features, wanted_columns
+from pipeline.normalise import normalise
+from pipeline.sources import expand, read
+
+Row = dict[str, Any]
+
+
+def audit(
+    config: Config, data: Path, examples: Path, sample: int = 500, seed: int = 0
+) -> dict[str, Any]:
+    """Check a sample of examples against the log that they were made from.
+
+    Every sampled example's histories and counters must be those of the events strictly before it. A
+    logged impression must be in the log; a sampled negative must have been shown by then (lately,
+    under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`).
+
+    Args:
+        config: the configuration that made the examples.
+        data: the folder that holds the log's files.
+        examples: the folder of examples.
+        sample: how many examples to check, at most.
+        seed: of the sample.
+
+    Returns:
+        `examples` and `negatives`: how many were checked; `features`: the features that were
+        computed again; `values`: how many values.
+
+    Raises:
+        DataError: an example differs, by split, number and feature; or the folder was made by
+            another contract.
+    """
+    folder = ExamplesFolder(examples)
+    made = FrozenContract.read(folder.contract).schema_fingerprint
+    if made != config.contract.schema_fingerprint():
+        raise DataError(
+            f"{folder.contract}: schema fingerprint: expected that of the configuration, "
+            f"{config.contract.schema_fingerprint()}, received {made}; audit with the "
+            "configuration that made the examples"
+        )
+    features = history_features(config) | counters(config, "user") | counters(config, "item")
+    rows = _sample(config, folder, list(features), sample, seed)
+    events = _events(config, data, rows)
+    by_user, by_item = _groups(events, "user"), _groups(events, "item")
+    for row in rows:
+        user, item = row[config.contract.user], row[config.contract.item]
+        own, others = by_user[user], by_item[item]
+        where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
+        problem = _occurrence(config, row, own, others)
+        if problem is not None:
+            raise DataError(f"{where}: {problem}")
+        for name, feature in features.items():
+            past = others if isinstance(feature, NumberFeature) and _of(feature) == "item" else own
+            found = row[name]
+            expected = _compute(feature, past, row[TIME], config)
+            if expected != found:
+                leaks = any(
+                    _compute(feature, past, row[TIME], config, until) == found
+                    for until in (row[TIME], datetime.max)
+                )
+                why = "; it counts what happened at that time or later" if leaks else ""
+                raise DataError(
+                    f"{where}: feature {name!r}: expected {expected!r} from the events before "
+                    f"{row[TIME]}, received {found!r}{why}"
+                )
+    return {
+        "examples": len(rows),
+        "negatives": sum(row[SAMPLED] for row in rows),
+        "features": list(features),
+        "values": len(rows) * len(features),
+    }
+
+
+def _of(feature: NumberFeature) -> str:
+    return feature.counter.of if feature.counter is not None else "user"
+
+
+def _sample(
+    config: Config, folder: ExamplesFolder, features: list[str], sample: int, seed: int
+) -> list[Row]:
+    """Some examples, as rows with their split; times are without a zone (UTC)."""
+    frames = {name: pl.scan_parquet(folder.split(name) / "*.parquet") for name in SPLITS}
+    numbers = pl.concat(frames[name].select(IMPRESSION) for name in SPLITS).collect()
+    ordered = numbers[IMPRESSION].sort()
+    size = min(sample, len(ordered))
+    drawn = np.random.default_rng(seed).choice(len(ordered), size, replace=False)
+    chosen = ordered.gather(np.sort(drawn)).implode()
+    names = list(dict.fromkeys([config.contract.user, config.contract.item, *features]))
+    rows = []
+    for name, frame in frames.items():
+        found = frame.filter(pl.col(IMPRESSION).is_in(chosen))
+        found = found.select(*names, _plain(TIME), SAMPLED, IMPRESSION, split=pl.lit(name))
+        rows += found.collect().to_dicts()
+    return rows
+
+
+def _plain(time: str) -> pl.Expr:
+    return pl.col(time).dt.replace_time_zone(None)
+
+
+def _events(config: Config, data: Path, rows: list[Row]) -> list[Row]:
+    """The events of the sampled users and items, without duplicates."""
+    users = pl.Series(sorted({row[config.contract.user] for row in rows}))
+    items = pl.Series(sorted({row[config.contract.item] for row in rows}))
+    concerned = pl.col("user").is_in(users.implode()) | pl.col("item").is_in(items.implode())
+    found = [part.filter(concerned) for part in _log(config, data)]
+    events = pl.concat(found)
+    if "event_id" in events.columns:
+        # The first event of an id may name another item than the sample's.
+        keys = events.select("user", "event_id").drop_nulls().unique()
+        same = [part.join(keys, on=["user", "event_id"], how="semi") for part in _log(config, data)]
+        events = pl.concat([events, *same])
+    seen: set[Any] = set()
+    kept = []
+    for event in sorted(events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["row"])):
+        keys = {(event["time"], event["row"], event["user"], event["item"], event.get("event"))}
+        if event.get("event_id") is not None:
+            keys.add((event["user"], event["event_id"]))
+        if not keys & seen:
+            kept.append(event)
+        seen |= keys
+    return kept
+
+
+def _log(config: Config, data: Path) -> Iterator[pl.DataFrame]:
+    """The log's good rows, some at a time, with the columns that are read here."""
+    log = config.pipeline.log
+    for shard in expand(data, log.files):
+        for chunk in read(shard, log.format, wanted_columns(config)):
+            events, _ = normalise(chunk, config, shard.name)
+            names = ["user", "item", "row", "event", "event_id"]
+            kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
+            yield events.select(*kept, _plain("time"))
+
+
+def _groups(events: list[Row], key: str) -> dict[Any, list[Row]]:
+    groups = defaultdict(list)
+    for event in events:
+        groups[event[key]].append(event)
+    return groups
+
+
+def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> str | None:
+    """Say what is wrong with an example's being there, if anything is."""
+    log, negatives, time = config.pipeline.log, config.pipeline.negatives, row[TIME]
+    shown = [e for e in others if not isinstance(log, EventLog) or e["event"] == log.impression]
+    if not row[SAMPLED]:
+        user = row[config.contract.user]
+        if any(e["user"] == user and e["time"] == time for e in shown):
+            return None
+        return "the log has no impression of this user and item at this time"
+    if negatives is None:
+        return "a sampled negative, and pipeline.negatives asks for none"
+    ever = negatives.exclude == "ever"
+    for event in own:
+        known = ever or event["time"] is None or (time is not None and event["time"] <= time)
+        if known and event["item"] == row[config.contract.item]:
+            return f"a sampled negative that its user had touched at {event['time']}"
+    if ever and negatives.recent is None:
+        return None
+    if time is None:
+        return "a sampled negative of a positive whose time is unknown"
+    since = datetime.min if negatives.recent is None else time - negatives.recent
+    if any(e["time"] is not None and since <= e["time"] < time for e in shown):
+        return None
+    return f"a sampled negative that was not shown between {since} and {time}"
+
+
+def _compute(
+    feature: Feature,
+    events: list[Row],
+    time: datetime | None,
+    config: Config,
+    until: datetime | None = None,
+) -> Any:
+    """Compute a feature from a user's or item's events, in the order of time.
+
+    With `until`, from the events up to then (included) instead of those strictly before `time`:
+    what a leak would give.
+    """
+    if time is None:
+        return [] if isinstance(feature, IdListFeature) else None
+    past = [
+        event
+        for event in events
+        if event["time"] is not None
+        and (event["time"] < time if until is None else event["time"] <= until)
+    ]
+    if isinstance(feature, IdListFeature) and feature.history is not None:
+        counting = [e for e in past if _counts(e, feature.history.events, config)]
+        counting.sort(key=lambda e: (e["time"], e["item"]))
+        return [e["item"] for e in counting][-min(feature.history.last, feature.max_length) :]
+    if not isinstance(feature, NumberFeature):
+        raise ValueError(f"not a computed feature: {feature!r}")
+    if feature.count is not None:
+        within = feature.count.within
+        counting = [e for e in past if _counts(e, feature.count.events, config)]
+        return float(sum(within is None or e["time"] >= time - within for e in counting))
+    if feature.since is None:
+        raise ValueError(f"not a computed feature: {feature!r}")
+    times = [e["time"] for e in past if _counts(e, feature.since.events, config)]
+    if not times:
+        return None
+    then = max(times) if feature.since.which == "last" else min(times)
+    return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
+
+
+def _counts(event: Row, names: tuple[str, ...], config: Config) -> bool:
+    """Whether a history or counter over these events counts this one."""
+    log = config.pipeline.log
+    if isinstance(log, EventLog):
+        return event["event"] in names or (
+            "impression" in names and event["event"] == log.impression
+        )
+    return "impression" in names or any((event[COLUMN + name] or 0) > 0 for name in names)
