@@ -8,9 +8,11 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line after the program's name; `sys.argv` where absent.
 
     Returns:
-        Exit status: 0 done, 2 the input or the configuration cannot be used.
+        Exit status: 0 done, 2 the input, the configuration or the disk cannot be used, 130
+        interrupted.
     """
     options = _parser().parse_args(arguments)
     try:
-        result = options.run(options)
+        with _interrupted_by_sigterm():
+            result = options.run(options)
     except MultigateError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {_reason(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("error: interrupted; nothing half-written is left", file=sys.stderr)
@@ -39,6 +46,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if result is not None and getattr(options, "json", False):
         print(json.dumps(result, ensure_ascii=False))
     return 0
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a job as Ctrl-C does, so that it takes its unfinished folder along."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _reason(error: OSError) -> str:
+    """What the system refused, in one line."""
+    reason = " ".join((error.strerror or str(error)).split())
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{reason}; make room, or choose a place that can be read and written"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -233,13 +261,13 @@ def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
     from model import evaluation
 
     result = evaluation.evaluate(options.checkpoint, options.examples, split=options.split)
+    show_evaluation(result)
     if options.report is not None:
         from model import checkpoint, report
 
         config, _ = checkpoint.read_config(options.checkpoint)
         history = checkpoint.read_history(options.checkpoint)
         report.write_report(options.report, result, history, config)
-    show_evaluation(result)
     return result
 
 

@@ -1,10 +1,10 @@
 """Folders that are complete or absent, and the names inside an examples folder."""
 
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,26 +33,47 @@ def new_folder(path: Path) -> Iterator[Path]:
         The temporary folder, beside the final one so that the rename is atomic.
 
     Raises:
-        DataError: `path` exists.
+        DataError: `path` exists, or another run made it meanwhile.
     """
+    exists = DataError(f"{path}: already exists; choose another output folder or remove it")
     if path.exists():
-        raise DataError(f"{path}: already exists; choose another output folder or remove it")
+        raise exists
+    made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.partial"
+    # Not the process's id: in containers every run has the same one, and a killed one leaves it.
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
     temporary.mkdir()
     try:
         yield temporary
+        if path.exists():
+            raise exists
         temporary.rename(path)
-    finally:
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):  # up to the first that holds something else
+            for parent in made:
+                parent.rmdir()
+        raise
 
 
 def write_json(path: Path, values: Any) -> None:
     """Write JSON that people can read and diff; whole or not at all."""
+    write_text(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file, whole or not at all."""
     temporary = path.with_name(f".{path.name}.partial")
-    text = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False)
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.rename(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class ExamplesFolder:

@@ -42,7 +42,6 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
         raise DataError(f"--data: the folder of the log's files is required for {config.name!r}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out}: already exists; choose another output folder or remove it")
-    out.mkdir(parents=True, exist_ok=True)
 
     truth, best = None, None
     if data is None:

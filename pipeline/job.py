@@ -18,13 +18,11 @@ from configs import Config, DataError
 from configs.files import new_folder, write_json
 from pipeline import manifest, stages, tables
 from pipeline.columns import check
+from pipeline.runner import RUNNER, import_beam, plain_failures
 from pipeline.sources import Shard, expand
 from pipeline.stages import Plan
 
 _log = logging.getLogger(__name__)
-
-# Named in full: the plain DirectRunner first tries a runner that it has to download.
-RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 def run(config: Config, data: Path, out: Path, options: list[str] | None = None) -> dict[str, Any]:
@@ -74,10 +72,10 @@ def run(config: Config, data: Path, out: Path, options: list[str] | None = None)
 
 
 def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
-    beam, pipeline_options = _import_beam()
+    beam, pipeline_options = import_beam()
     one = beam.pvalue.AsSingleton
     every = beam.pvalue.AsList
-    with beam.Pipeline(options=pipeline_options(options)) as p:
+    with plain_failures(), beam.Pipeline(options=pipeline_options(options)) as p:
         read = (
             p
             | "Files" >> beam.Create(list(enumerate(shards)))
@@ -109,18 +107,6 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
 def _spilled(facts: manifest.Facts) -> list[tuple[int, str]]:
     """Pairs (bucket, path), to be grouped."""
     return facts["spilled"]
-
-
-def _import_beam() -> tuple[Any, Any]:
-    """Import Beam without its warning about cloud libraries that nothing here uses."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-    finally:
-        logging.disable(level)
-    return beam, PipelineOptions
 
 
 def _leave_rejects(plan: Plan) -> None:

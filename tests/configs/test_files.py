@@ -1,11 +1,12 @@
 """Folders are complete or absent."""
 
 import json
+import shutil
 
 import pytest
 
 from configs import DataError
-from configs.files import new_folder, write_json
+from configs.files import new_folder, write_json, write_text
 
 
 def test_folder_appears_whole(tmp_path):
@@ -18,7 +19,7 @@ def test_folder_appears_whole(tmp_path):
 
 
 def test_failure_leaves_nothing(tmp_path):
-    path = tmp_path / "out"
+    path = tmp_path / "deep" / "deeper" / "out"
     with pytest.raises(RuntimeError), new_folder(path) as folder:
         (folder / "a").write_text("1")
         raise RuntimeError
@@ -42,3 +43,32 @@ def test_json_is_written_whole_and_refuses_nan(tmp_path):
         write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": "é"}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
+    """In a container every run has the same process id."""
+    with new_folder(tmp_path / "out"):
+        (left,) = tmp_path.iterdir()
+    shutil.rmtree(tmp_path / "out")
+    left.mkdir()
+    with new_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out").is_dir()
+
+
+def test_a_folder_that_another_wrote_meanwhile_stays(tmp_path):
+    path = tmp_path / "out"
+    with pytest.raises(DataError, match="out: already exists"), new_folder(path):
+        path.mkdir()
+        (path / "theirs").write_text("1")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (path / "theirs").read_text() == "1"
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    path = tmp_path / "page.html"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \ud800")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["page.html"]

@@ -1,0 +1,59 @@
+"""Beam, imported without its notices and run so that a failure is what the stage itself raised."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from configs.errors import MultigateError
+
+# Named in full: the plain DirectRunner first tries a runner that it has to download.
+RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+def import_beam() -> tuple[Any, Any]:
+    """Import Beam without its warning about cloud libraries that nothing here uses.
+
+    Returns:
+        The package, and its class of pipeline options.
+    """
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+    finally:
+        logging.disable(level)
+    return beam, PipelineOptions
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Raise what a stage raised, for users to read.
+
+    Beam logs a stage's exception with its traceback, then raises a copy that names the step (a
+    RuntimeError where the type cannot be copied, as of "no space left on device").
+    """
+    log = logging.getLogger("apache_beam")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    except Exception as error:
+        original = _original(error)
+        if original is None:
+            raise
+        raise original from None
+    finally:
+        log.setLevel(level)
+
+
+def _original(error: BaseException) -> BaseException | None:
+    """The failure that users can mend behind Beam's copy of it, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        copied = getattr(seen, "_tagged_with_step", False)
+        if isinstance(seen, MultigateError | OSError) and not copied:
+            return seen
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
