@@ -8,6 +8,8 @@ raw features, and all variants of a case are timed in turn within one run:
     rank     ours, one user and N candidates
     rows     ours, N rows with the user repeated
     dense    the same weights, every expert on every one of the N rows
+    onnx     the same in ONNX Runtime, on encoded features; only where onnx and onnxruntime are
+             installed
     limit    written by hand, one user and N candidates: constant gates' selected experts only, or
              experts on exactly the selected rows with routing and mixing weights given
 
@@ -29,6 +31,7 @@ import keras
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
+from dense_onnx import dense_onnx
 
 from configs.base import parse
 from configs.config import Config, load
@@ -276,13 +279,16 @@ def run_case(
                 "dense": callable_of(folder / "dense", ROWS, rows),
                 "limit": callable_of(folder / f"limit-{N}", RANK, rank),
             }
-            answers = {name: call() for name, (call, _) in opened.items()}
+            calls = {name: call for name, (call, _) in opened.items()}
+            if (onnx := dense_onnx(ranker, encoded, folder)) is not None:
+                calls["onnx"] = onnx
+            answers = {name: call() for name, call in calls.items()}
             for name, answer in answers.items():
                 for task in contract.tasks:
                     np.testing.assert_allclose(
                         answer[task], answers["dense"][task], rtol=1e-4, atol=1e-5, err_msg=name
                     )
-            times = measure({name: call for name, (call, _) in opened.items()}, seconds)
+            times = measure(calls, seconds)
             for _, session in opened.values():
                 session.close()
             union = float(ranker.forward(encoded).mixed.experts_per_row)
@@ -308,7 +314,7 @@ def print_case(case: dict[str, Any]) -> None:
         f"| {case['shape']} | {case['experts']} | {'x'.join(map(str, case['units']))} "
         f"| {case['tasks']} | {'static' if case['static'] else 'per example'} "
         f"| {case['candidates']} | {case['ceiling']:.1f} | {us['rank']} | {us['rows']} "
-        f"| {us['dense']} | {us['limit']} | {us['dense'] / us['rank']:.1f} "
+        f"| {us['dense']} | {us.get('onnx', '')} | {us['limit']} | {us['dense'] / us['rank']:.1f} "
         f"| {us['rank'] / us['limit']:.2f} |",
         flush=True,
     )
@@ -322,9 +328,9 @@ def main() -> None:
     options = parser.parse_args()
     print(
         "| features | E | width | tasks | gates | candidates | ceiling | rank µs | rows µs "
-        "| dense µs | limit µs | dense / rank | rank / limit |"
+        "| dense µs | onnx µs | limit µs | dense / rank | rank / limit |"
     )
-    print("|" + " --- |" * 13)
+    print("|" + " --- |" * 14)
     grid: list[Any] = [("deskdrop", 16, [256], 2)]
     if not options.quick:
         grid = list(
@@ -341,12 +347,18 @@ def main() -> None:
         options.json.write_text(json.dumps(cases, indent=2) + "\n", encoding="utf-8")
     reference = [case for case in cases if REFERENCE.items() <= case.items()]
     us = {case["static"]: case["microseconds"] for case in reference}
+    onnx = None
+    if "onnx" in us[False]:
+        onnx = round(us[False]["onnx"] / us[False]["rank"], 2)
+    else:
+        print("onnx and onnxruntime are not installed: that column is left out")
     print(
         json.dumps(
             {
                 "static_over_limit": round(us[True]["rank"] / us[True]["limit"], 3),
                 "per_example_over_limit": round(us[False]["rank"] / us[False]["limit"], 3),
                 "speedup_dense": round(us[False]["dense"] / us[False]["rank"], 2),
+                "speedup_onnx_dense": onnx,
                 "rank_over_rows": round(us[False]["rows"] / us[False]["rank"], 2),
             }
         )
