@@ -165,7 +165,11 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("--model", required=True, help="model name")
     rank.add_argument("--user", type=_json_object, required=True, help="user features, JSON")
     rank.add_argument("--context", type=_json_object, default={}, help="context features, JSON")
-    rank.add_argument("--items", required=True, help="candidate ids, separated by commas")
+    rank.add_argument(
+        "--items",
+        required=True,
+        help="candidate ids, separated by commas; --items=-7,8 where the first is negative",
+    )
     rank.add_argument(
         "--columns", type=_json_object, default={}, help="item features, JSON: name -> list"
     )

@@ -132,6 +132,11 @@ class ServerMetrics:
             "Values that a Rank call left out, for which the missing rule stood in.",
             ["model", "feature"],
         )
+        self.impressions = Counter(
+            "multigate_impression_rows_total",
+            "Rows of the impression log.",
+            ["model", "result"],
+        )
         self.queue_time = Histogram(
             "multigate_queue_seconds", "Time from arrival to the run.", _LATENCY, _RUN
         )

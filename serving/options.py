@@ -55,6 +55,16 @@ class ServerOptions:
     auth_token_file: Annotated[
         Path | None, Flag("bearer tokens, one a line, of which every call must show one")
     ] = None
+    impression_log: Annotated[
+        Path | None, Flag("folder that gets what was ranked, as impression rows in Parquet")
+    ] = None
+    impression_log_rate: Annotated[
+        float, Flag("share of the calls that are logged, chosen by request id", 0, 1)
+    ] = 1.0
+    impression_log_rows: Annotated[int, Flag("rows of one file of the impression log")] = 100_000
+    impression_log_seconds: Annotated[
+        float, Flag("age at which a file of the impression log is finished", 0.01)
+    ] = 60.0
     file_system_poll_wait_seconds: Annotated[
         float, Flag("time between looks at the base path for new versions", 0.01)
     ] = 1.0

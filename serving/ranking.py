@@ -1,11 +1,13 @@
 """`multigate.RankingService`: candidates in, ranked items with a score per task out."""
 
+import time
 import uuid
 from typing import Any
 
 import numpy as np
 
 from configs.contract import IdListFeature
+from serving.impressions import ImpressionLog, Ranked
 from serving.layout import RANK, SCORE, Arrays, value_dtype
 from serving.manager import Served
 from serving.metrics import ServerMetrics
@@ -20,10 +22,17 @@ _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
     """Rank and GetContract; failures leave as the exceptions of `serving.status`."""
 
-    def __init__(self, models: Models, metrics: ServerMetrics, max_candidates: int) -> None:
+    def __init__(
+        self,
+        models: Models,
+        metrics: ServerMetrics,
+        max_candidates: int,
+        impressions: ImpressionLog | None = None,
+    ) -> None:
         self._models = models
         self._metrics = metrics
         self._max_candidates = max_candidates
+        self._impressions = impressions
 
     def Rank(self, request: Any, context: Any) -> Any:
         """Score the candidates for one user and order them."""
@@ -66,12 +75,28 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
 
     def _answer(self, request: Any, served: Served, parsed: ParsedRequest, outputs: Arrays) -> Any:
         order = rank_order(outputs, parsed)
+        request_id = request.request_id or uuid.uuid4().hex
+        servable = served.servable
+        if self._impressions is not None:
+            self._impressions.add(
+                Ranked(
+                    served.model,
+                    servable.version,
+                    servable.schema,
+                    servable.contract,
+                    request_id,
+                    parsed.inputs,
+                    outputs,
+                    order,
+                    time.time(),
+                )
+            )
         response = ranking_pb2.RankResponse(
             item_index=order.tolist(),
             model_name=served.model,
             model_version=served.servable.version,
             schema=served.servable.schema,
-            request_id=request.request_id or uuid.uuid4().hex,
+            request_id=request_id,
             warnings=parsed.warnings(),
         )
         which = request.candidates.item_id.WhichOneof("values")

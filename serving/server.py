@@ -20,6 +20,7 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
+from serving.impressions import ImpressionLog
 from serving.inference import PredictionService
 from serving.metrics import CONTENT_TYPE, ServerMetrics
 from serving.model_config import ModelConfig, read_model_configs
@@ -71,6 +72,7 @@ class Server:
             ],
         )
         self._exporter: http.server.ThreadingHTTPServer | None = None
+        self._impressions: ImpressionLog | None = None
 
     def start(self) -> None:
         """Load and warm a version, then listen.
@@ -80,6 +82,7 @@ class Server:
         """
         try:
             _refuse_taken(self.options.host, self.options.port)
+            self._impressions = self._open_impressions()
             self.models.apply(_configs(self.options))
             self._register()
             self.port = self._bind()
@@ -111,6 +114,8 @@ class Server:
         if self._exporter is not None:
             self._exporter.shutdown()
             self._exporter.server_close()
+        if self._impressions is not None:
+            self._impressions.close()
         self.models.close()
 
     def __enter__(self) -> "Server":
@@ -122,7 +127,9 @@ class Server:
 
     def _register(self) -> None:
         models, server = self.models, self._grpc
-        ranking = RankingService(models, self.metrics, self.options.max_candidates)
+        ranking = RankingService(
+            models, self.metrics, self.options.max_candidates, self._impressions
+        )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
             PredictionService(models), server
@@ -131,6 +138,18 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
+
+    def _open_impressions(self) -> ImpressionLog | None:
+        options = self.options
+        if options.impression_log is None:
+            return None
+        return ImpressionLog(
+            options.impression_log,
+            options.impression_log_rate,
+            options.impression_log_rows,
+            options.impression_log_seconds,
+            self.metrics,
+        )
 
     def _bind(self) -> int:
         address = _address(self.options.host, self.options.port)
