@@ -117,11 +117,18 @@ def read_config(folder: Path) -> tuple[Config, FrozenContract]:
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:
-    """The epochs of `history.json`, oldest first; empty where there is none."""
+    """The epochs of `history.json`, oldest first; empty where there is none.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
     path = folder / HISTORY
     if not path.exists():
         return []
-    history: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    try:
+        history: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
     return history
 
 

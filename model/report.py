@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.config import Config
+from configs.files import write_text
 from model.report_charts import curves, heatmap
 from model.report_style import STYLE
 
@@ -47,7 +48,7 @@ def write_report(
         f"<title>{escape(title)}: evaluation</title><style>{STYLE}</style></head>"
         f"<body><main>{''.join(sections)}</main></body></html>\n"
     )
-    path.write_text(page, encoding="utf-8")
+    write_text(path, page)
 
 
 def _header(

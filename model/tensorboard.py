@@ -1,6 +1,7 @@
 """TensorBoard logs: losses per task and what the gates do, once an epoch, on either backend."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ class Logs:
         }
 
     def write(self, split: str, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write one epoch's numbers; a list of numbers becomes one scalar for each index."""
-        with self._writers[split].as_default():
+        """Write one epoch's numbers; a list of numbers becomes one scalar for each index.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
+        with _os_error(), self._writers[split].as_default():
             for name, value in values.items():
                 if np.ndim(value):
                     for index, number in enumerate(value):
@@ -32,6 +37,20 @@ class Logs:
                     tf.summary.scalar(name, value, step=epoch)
 
     def close(self) -> None:
-        """Flush and close the files."""
-        for writer in self._writers.values():
-            writer.close()
+        """Flush and close the files.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
+        with _os_error():
+            for writer in self._writers.values():
+                writer.close()
+
+
+@contextmanager
+def _os_error() -> Iterator[None]:
+    """Raise TensorFlow's errors about files as Python's own."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise OSError(str(error)) from None

@@ -10,6 +10,7 @@ optimiser's moments too; here a task's or feature's variables keep their name wh
 go, and the file holds what inference needs.
 """
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import keras
 import numpy as np
 
 from configs.errors import ModelError
+from configs.files import write_bytes
 from model.ranker import Ranker
 
 
@@ -36,11 +38,12 @@ def variables(ranker: Ranker) -> dict[str, Any]:
 
 def save(ranker: Ranker, path: Path) -> None:
     """Write the weights; the file is whole or as it was."""
-    temporary = path.with_name(f".{path.name}.partial")
-    with h5py.File(temporary, "w") as file:
+    # In memory first: HDF5 ends the process when the disk is full.
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
         for name, variable in variables(ranker).items():
             file[name] = _numpy(variable)
-    temporary.rename(path)
+    write_bytes(path, content.getbuffer())
 
 
 def load(ranker: Ranker, path: Path) -> None:

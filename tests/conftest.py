@@ -1,5 +1,8 @@
 """What all tests share: where the real data are, and one small run of every stage."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,22 @@ from typing import Any
 import pytest
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def full_disk() -> Any:
+    """A context in which no file of this process grows beyond a few bytes."""
+
+    @contextmanager
+    def limit(room: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,9 @@
 """The command: whatever fails, the user reads one line, and nothing half-written is left."""
 
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,6 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command") / "logs"
     simulate(folder, seed=1, users=50, items=30, exposures=5_000)
     return folder
-
-
-@contextmanager
-def full_disk(room: int = 20_000) -> Iterator[None]:
-    """No file of this process grows beyond `room` bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def one_line(text: str) -> str:
@@ -50,10 +36,10 @@ def test_an_output_below_a_file(logs, tmp_path, capfd):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_full_disk_while_making_examples(logs, tmp_path, capfd):
+def test_a_full_disk_while_making_examples(logs, tmp_path, capfd, full_disk):
     out = tmp_path / "out"
     arguments = ["examples", "--config", "demo", "--data", str(logs), "--out", str(out)]
-    with full_disk():
+    with full_disk(20_000):
         status = multigate.main(arguments)
     assert status == 2
     line = one_line(capfd.readouterr().err)

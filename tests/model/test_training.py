@@ -1,6 +1,7 @@
 """Training end to end on a small examples folder."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.errors import DataError, ModelError
-from model import checkpoint, data, training, weights
+from model import checkpoint, data, tensorboard, training, weights
 from model.encoding import Encoder
 
 MOESART = {
@@ -181,3 +182,28 @@ def test_loss_weights_may_change_after_the_examples_are_built(tiny: Any, tmp_pat
     config = tiny.make_config(contract=contract)
     training.train(config, tiny.examples, tmp_path / "c", progress=False)
     assert checkpoint.load(tmp_path / "c").contract.contract.tasks["like"].weight == 0.25
+
+
+def test_a_full_disk(tiny: Any, trained: Path, tmp_path: Path, full_disk: Any) -> None:
+    ranker = checkpoint.load(trained).ranker
+    path = tmp_path / "weights.h5"
+    weights.save(ranker, path)
+    before = path.read_bytes()
+    with full_disk(1000), pytest.raises(OSError, match="File too large"):
+        weights.save(ranker, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_under_the_logs(tmp_path: Path, full_disk: Any) -> None:
+    logs = tensorboard.Logs(tmp_path)
+    with full_disk(10), pytest.raises(OSError, match="File too large"):
+        logs.write("train", 1, {"loss": 0.5})
+
+
+def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    path = tmp_path / "copy" / checkpoint.HISTORY
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(ModelError, match=r"history\.json: not valid JSON: .*; train anew"):
+        checkpoint.read_history(tmp_path / "copy")
