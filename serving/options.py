@@ -91,8 +91,8 @@ class ServerOptions:
         int, Flag("runs at once, per version and signature; the default is the CPU count")
     ] = field(default_factory=lambda: os.cpu_count() or 1)
     tensorflow_intra_op_parallelism: Annotated[
-        int, Flag("threads of one operation; 0: TensorFlow chooses", 0)
-    ] = 0
+        int, Flag("threads of one operation, beside the runs at once; 0: TensorFlow chooses", 0)
+    ] = 1
     tensorflow_inter_op_parallelism: Annotated[
         int, Flag("threads for operations that run at once; 0: TensorFlow chooses", 0)
     ] = 0
