@@ -253,7 +253,6 @@ def test_experts_of_one_seed_differ_from_each_other():
         np.testing.assert_array_equal(a.stack[0].kernel, b.stack[0].kernel)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras
 def test_round_trip_of_config_and_weights(tmp_path):
     mixture = make("topk", experts=make_experts(E, [7, U], dropout=0.1, seed=0))
     x, _ = inputs()

@@ -77,7 +77,6 @@ def test_resumes_from_saved_variables_and_config():
     assert_same(train(second, steps=3, first=3, on=on), whole)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras
 def test_saved_model_keeps_the_optimizer(tmp_path):
     x, y = tf.random.stateless_normal((8, 3), (0, 1)), tf.ones((8, 1))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -13,8 +13,6 @@ from model.calibration import Curve
 from model.export import export
 from model.raw import raw_values
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def test_a_curve_goes_through_its_knots_and_on_with_its_slope() -> None:
     curve = Curve(np.float32([-1, 0, 2]), np.float32([-3, -2, 2]), 1.0)

@@ -21,8 +21,6 @@ from model import parity
 from model.export import export
 from model.raw import raw_values
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 ROOT = Path(__file__).parents[3]
 
 STATIC = {"name": "dselect_k", "num_selected": 2, "static": True}

@@ -18,8 +18,6 @@ from model.parity import expected_scores, relative_differences
 from model.raw import raw_values, take
 from model.servable import Servable, combine
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},
     "softmax_static": {"name": "softmax", "static": True},
