@@ -99,6 +99,19 @@ def _parser() -> argparse.ArgumentParser:
     examples.add_argument("--data", type=Path, required=True, help="folder of the log's files")
     examples.add_argument("--out", type=Path, required=True, help="new folder for the examples")
 
+    audit = _verb(
+        verbs,
+        "audit",
+        _audit,
+        "prove on a sample of examples that no feature uses the future",
+        "multigate audit --config deskdrop --data ~/deskdrop --examples examples",
+    )
+    _config(audit)
+    audit.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    _examples_folder(audit)
+    audit.add_argument("--sample", type=int, default=500, help="examples (default: 500)")
+    audit.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+
     train = _verb(
         verbs,
         "train",
@@ -245,6 +258,21 @@ def _examples(options: argparse.Namespace) -> dict[str, Any]:
     manifest = job.run(load(options.config), options.data, options.out)
     show_manifest(manifest, options.out)
     return manifest
+
+
+def _audit(options: argparse.Namespace) -> dict[str, Any]:
+    from configs import load
+    from pipeline.audit import audit
+
+    result = audit(
+        load(options.config), options.data, options.examples, options.sample, options.seed
+    )
+    print(
+        f"{result['examples']} examples, {result['negatives']} of them sampled negatives: "
+        f"{result['values']} values of {', '.join(result['features']) or 'no feature'} agree with "
+        "the raw log, and none uses the future"
+    )
+    return result
 
 
 def _train(options: argparse.Namespace) -> dict[str, Any]:

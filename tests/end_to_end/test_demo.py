@@ -75,7 +75,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-VERBS = ("demo", "examples", "train", "evaluate", "export", "serve", "rank")
+VERBS = ("demo", "examples", "audit", "train", "evaluate", "export", "serve", "rank")
 
 
 @pytest.mark.parametrize("verb", VERBS)
