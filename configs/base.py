@@ -52,14 +52,16 @@ def _parse_duration(value: Any) -> Any:
         return value
     if isinstance(value, str) and value[-1:] in _UNITS:
         try:
-            return timedelta(seconds=float(value[:-1]) * _UNITS[value[-1]])
+            duration = timedelta(seconds=float(value[:-1]) * _UNITS[value[-1]])
         except (ValueError, OverflowError):
-            pass
+            duration = timedelta(0)
+        if duration > timedelta(0):
+            return duration
     raise ValueError("expected a duration such as 30s, 10m, 12h or 7d")
 
 
 def _format_duration(value: timedelta) -> str:
-    return f"{value.total_seconds():g}s"
+    return f"{value.total_seconds():.17g}s"
 
 
 def _parse_instant(value: Any) -> Any:
@@ -135,7 +137,7 @@ def parse(kind: type[Model], values: Any, where: str) -> Model:
     try:
         return kind.model_validate(_freeze(values))
     except ValidationError as error:
-        lines = [_describe(item, where) for item in error.errors(include_url=False)]
+        lines = [_describe(item, where, values) for item in error.errors(include_url=False)]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -148,9 +150,30 @@ def _freeze(values: Any) -> Any:
     return values
 
 
-def _describe(item: Any, where: str) -> str:
+def _keys(location: tuple[int | str, ...], values: Any, missing: bool) -> list[str]:
+    """Where an error is, as keys of the file: pydantic also names the members of unions.
+
+    Args:
+        location: pydantic's.
+        values: the whole mapping.
+        missing: whether the last key is one that the mapping lacks.
+    """
+    keys = []
+    for place, part in enumerate(location):
+        if isinstance(values, dict):
+            found = part in values
+        else:
+            found = isinstance(values, list | tuple) and isinstance(part, int)
+        if found:
+            values = values[part]
+        if found or (missing and place == len(location) - 1):
+            keys.append(str(part))
+    return keys
+
+
+def _describe(item: Any, where: str, values: Any) -> str:
     """One line for one validation error."""
-    location = ".".join(str(part) for part in item["loc"])
+    location = ".".join(_keys(item["loc"], values, item["type"] == "missing"))
     if item["type"] == "unknown_key":
         context = item["ctx"]
         key = f"{location}.{context['key']}" if location else context["key"]

@@ -3,10 +3,10 @@
 from importlib.resources import files
 from pathlib import Path
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from configs.base import Frozen, contradiction, parse, read_yaml
-from configs.contract import Contract, NumberFeature
+from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
 from configs.log import EventLog, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
@@ -17,7 +17,7 @@ PRESETS = ("demo", "deskdrop", "movielens")
 class Config(Frozen):
     """Everything that a run reads: contract, pipeline, model, training and export."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the model, also when served."""
     contract: Contract
     pipeline: PipelineConfig
@@ -57,7 +57,22 @@ class Config(Frozen):
                     raise contradiction(
                         f"{where}: expected one of {', '.join(known)}, received {name!r}"
                     )
+        for name in self.model.embedding_dims:
+            self._check_embedding(name)
         return self
+
+    def _check_embedding(self, name: str) -> None:
+        """A feature whose width is given must have an embedding of its own."""
+        owner, feature = self.contract.vocabulary_of(name), self.contract.features[name]
+        if owner != name:
+            raise contradiction(
+                f"model.embedding_dims: {name!r} uses the embedding of {owner!r}; give the width "
+                f"under {owner!r}"
+            )
+        without = isinstance(feature, NumberFeature) and feature.scale != "buckets"
+        if without or isinstance(feature, PositionFeature):
+            kind = "number without buckets" if without else "position"
+            raise contradiction(f"model.embedding_dims: {name!r} is a {kind}: it has no embedding")
 
 
 def load(source: str | Path) -> Config:

@@ -244,6 +244,11 @@ class Contract(Frozen):
         for name, task in tasks.items():
             if name == "score":
                 raise contradiction("task 'score': this name is the combined score's")
+            if task.clip is not None and task.clip[0] >= task.clip[1]:
+                low, high = task.clip
+                raise contradiction(
+                    f"task {name!r}: expected clip to ascend, received {low:g} and {high:g}"
+                )
             if task.type == "binary":
                 aggregated = isinstance(task.label, EventLabel) and task.label.aggregate
                 if aggregated in {"count", "sum", "max"} and task.at_least is None:
@@ -284,7 +289,7 @@ class Contract(Frozen):
                     f"received {name!r}"
                 )
         for name, feature in self.features.items():
-            if name in {"score", "task_weights", "user_index"} or name in self.tasks:
+            if name in {"score", "self", "task_weights", "user_index"} or name in self.tasks:
                 raise contradiction(
                     f"feature {name!r}: this name is taken by a task or by the signature"
                 )
@@ -292,6 +297,11 @@ class Contract(Frozen):
                 self._check_id(name, feature)
             elif isinstance(feature, NumberFeature):
                 _check_counter(name, feature)
+        places = [repr(n) for n, f in self.features.items() if isinstance(f, PositionFeature)]
+        if len(places) > 1:
+            raise contradiction(
+                f"features: expected one position feature, received {', '.join(places)}"
+            )
         return self
 
     def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
@@ -405,7 +415,8 @@ class FrozenContract(Frozen):
         if actual != frozen.schema_fingerprint:
             raise DataError(
                 f"{path}: schema fingerprint: expected {frozen.schema_fingerprint}, the contract "
-                f"in the file has {actual}; it was edited by hand: build the examples anew"
+                f"in the file has {actual}: it was edited by hand, or another version of multigate "
+                "wrote it; make it anew"
             )
         return frozen
 

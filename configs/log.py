@@ -1,9 +1,10 @@
 """How a raw log is read, split and completed with sampled negatives."""
 
 from datetime import datetime
+from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.base import Duration, Frozen, Instant, contradiction
 
@@ -19,6 +20,15 @@ class CsvFormat(Frozen):
     quoted: bool = True
     """Whether double quotes protect delimiters."""
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+    @model_validator(mode="after")
+    def _check(self) -> "CsvFormat":
+        if self.quoted and len(self.delimiter) > 1:
+            raise contradiction(
+                "quotes are read with delimiters of one character only; set quoted: false; "
+                f"received delimiter {self.delimiter!r}"
+            )
+        return self
 
 
 class JsonLinesFormat(Frozen):
@@ -62,8 +72,22 @@ class ImpressionColumns(Frozen):
     event_id: str | None = None
 
 
+def _check_pattern(pattern: str) -> str:
+    path = PurePosixPath(pattern.partition("#")[0])
+    torn = [part for part in path.parts if "**" in part and part != "**"]
+    if path.is_absolute() or not path.parts or torn:
+        raise ValueError(
+            "expected a path or glob relative to the data folder, with ** as a whole folder only"
+        )
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+"""A path or glob, relative to the data folder."""
+
+
 class _Log(Frozen):
-    files: tuple[str, ...] = Field(min_length=1)
+    files: tuple[Pattern, ...] = Field(min_length=1)
     """Paths or globs, relative to the data folder; `archive.zip` reads all its members,
     `archive.zip#member` one."""
     format: Format = CsvFormat()
@@ -95,7 +119,7 @@ Log = Annotated[EventLog | ImpressionLog, Field(discriminator="shape")]
 class SideTable(Frozen):
     """A table of users or items, joined by id."""
 
-    files: tuple[str, ...] = Field(min_length=1)
+    files: tuple[Pattern, ...] = Field(min_length=1)
     format: Format = CsvFormat()
     key: str
     """The column that holds the id."""
@@ -171,7 +195,7 @@ class PipelineConfig(Frozen):
     items: SideTable | None = None
     negatives: Negatives | None = None
     split: Split
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     attribution: Duration | None = None
     """Feedback later than this after the impression is late; no limit where absent."""
     cut_off: Instant | None = None

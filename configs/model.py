@@ -1,11 +1,13 @@
 """The ranker's architecture, its training, evaluation and export."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from configs.base import Frozen
-from configs.gates import GateConfig, Softmax
+from configs.base import Frozen, contradiction
+from configs.gates import GateConfig, Hierarchical, Softmax
+
+Width = Annotated[int, Field(ge=1)]
 
 
 class Experts(Frozen):
@@ -13,7 +15,7 @@ class Experts(Frozen):
 
     count: int = Field(8, ge=1)
     """E."""
-    units: tuple[int, ...] = Field((64,), min_length=1)
+    units: tuple[Width, ...] = Field((64,), min_length=1)
     """Width of each layer; the last is U."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -23,7 +25,7 @@ class Experts(Frozen):
 class Towers(Frozen):
     """One tower per task, from the mixture's output to the task's logit."""
 
-    units: tuple[int, ...] = (32,)
+    units: tuple[Width, ...] = (32,)
     """Widths of the hidden layers; none makes the tower a single linear layer."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -34,7 +36,7 @@ class ModelConfig(Frozen):
 
     embedding_dim: int = Field(16, ge=1)
     """Width of every embedding."""
-    embedding_dims: dict[str, int] = Field({})
+    embedding_dims: dict[str, Width] = Field({})
     """Widths that differ, by feature; features that share a vocabulary share its width."""
     experts: Experts = Experts()
     gate: GateConfig = Softmax(name="softmax")
@@ -42,6 +44,29 @@ class ModelConfig(Frozen):
     gates: dict[str, GateConfig] = Field({})
     """Gates that differ, by task."""
     towers: Towers = Towers()
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        gates = {"gate": self.gate} | {f"gates.{task}": gate for task, gate in self.gates.items()}
+        for where, gate in gates.items():
+            _check_gate(where, gate, self.experts.count)
+        return self
+
+
+def _check_gate(where: str, gate: Any, experts: int) -> None:
+    """No gate can select more experts than it chooses from."""
+    if isinstance(gate, Hierarchical):
+        if experts % gate.num_groups:
+            raise contradiction(
+                f"{where}.num_groups: expected a divisor of the {experts} experts, received "
+                f"{gate.num_groups}"
+            )
+        _check_gate(f"{where}.primary", gate.primary, gate.num_groups)
+        _check_gate(f"{where}.secondary", gate.secondary, experts // gate.num_groups)
+        return
+    k = getattr(gate, "num_selected", 1)
+    if k > experts:
+        raise contradiction(f"{where}.num_selected: expected at most {experts}, received {k}")
 
 
 class TrainConfig(Frozen):
@@ -53,7 +78,7 @@ class TrainConfig(Frozen):
     patience: int = Field(2, ge=1)
     """Epochs without a better validation loss after which training stops; the best epoch's
     weights are kept."""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     lazy_embeddings: bool = False
     """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
 

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from configs.contract import PRESENT, Contract, Feature, IdFeature, IdListFeature, NumberFeature
-from configs.errors import ModelError
 from configs.model import ModelConfig
 from model.gates.base import Tensor, derive_seed
 
@@ -28,9 +27,6 @@ class Embedder(keras.layers.Layer):
         config: widths of the embeddings.
         rows: rows of the table of each feature that owns one.
         seed: seed of the initial tables; each table derives its own.
-
-    Raises:
-        ModelError: a width is given for a feature whose table is another's.
     """
 
     def __init__(
@@ -42,13 +38,6 @@ class Embedder(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name in config.embedding_dims:
-            owner = contract.vocabulary_of(name)
-            if owner != name:
-                raise ModelError(
-                    f"model.embedding_dims.{name}: this feature uses the embedding of {owner!r}; "
-                    f"give the width under {owner!r}"
-                )
         self.features = {
             name: feature
             for name, feature in contract.features.items()

@@ -125,11 +125,6 @@ def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
 
 
 def _read_csv(stream: Stream, form: CsvFormat, wanted: list[str]) -> Iterator[Chunk]:
-    if form.quoted and len(form.delimiter) > 1:
-        raise DataError(
-            f"delimiter {form.delimiter!r}: quotes are read with one-character delimiters only; "
-            "set quoted: false"
-        )
     header = list(form.header) if form.header is not None else None
     for block in read_lines(stream, form.encoding, form.quoted):
         lines = block

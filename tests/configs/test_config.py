@@ -160,12 +160,105 @@ def edit(values: dict, path: str, value: object) -> dict:
         ("pipeline/log/columns/session", None, "needs pipeline.log.columns.session"),
         ("model/gates", {"lik": {"name": "softmax"}}, "model.gates: expected one of view"),
         ("model/embedding_dims", {"usr": 3}, "model.embedding_dims: expected one of user_id"),
+        (
+            "model/embedding_dims",
+            {"recent_views": 3},
+            "model.embedding_dims: 'recent_views' uses the embedding of 'item_id'",
+        ),
+        (
+            "model/embedding_dims",
+            {"item_views": 3},
+            "model.embedding_dims: 'item_views' is a number without buckets",
+        ),
+        ("model/gate/num_selected", 9, "gate.num_selected: expected at most 8, received 9"),
+        (
+            "model/gates",
+            {"like": {"name": "topk", "num_selected": 9}},
+            "gates.like.num_selected: expected at most 8, received 9",
+        ),
+        (
+            "model/gate",
+            {
+                "name": "hierarchical",
+                "num_groups": 4,
+                "primary": {"name": "topk"},
+                "secondary": {"name": "topk", "num_selected": 3},
+            },
+            "gate.secondary.num_selected: expected at most 2, received 3",
+        ),
+        (
+            "model/gate",
+            {
+                "name": "hierarchical",
+                "num_groups": 3,
+                "primary": {"name": "topk"},
+                "secondary": {"name": "softmax"},
+            },
+            "gate.num_groups: expected a divisor of the 8 experts, received 3",
+        ),
+        ("model/experts/units", [0], "model.experts.units.0: input should be greater"),
+        ("model/towers/units", [-1], "model.towers.units.0: input should be greater"),
+        ("train/seed", -1, "train.seed: input should be greater than or equal to 0"),
+        ("pipeline/seed", -1, "pipeline.seed: input should be greater than or equal to 0"),
+        ("pipeline/seed", 2**63, "pipeline.seed: input should be less than"),
+        ("name", "../other", "x.yaml: name: string should match pattern"),
+        ("name", "", "x.yaml: name: string should match pattern"),
+        (
+            "contract/features/place",
+            {"kind": "position"},
+            "expected one position feature, received 'seat', 'place'",
+        ),
+        ("contract/features/self", {"kind": "number", "side": "user"}, "this name is taken"),
+        ("contract/tasks/dwell/clip", [5.0, 1.0], "expected clip to ascend, received 5 and 1"),
+        ("contract/tasks/like/label/within", "-1h", "expected a duration such as 30s"),
+        (
+            "pipeline/log/format/delimiter",
+            "::",
+            "quotes are read with delimiters of one character only; set quoted: false",
+        ),
+        ("pipeline/log/files", ["/etc/log.csv"], "pipeline.log.files.0: expected a path or glob"),
+        ("pipeline/log/files", [""], "pipeline.log.files.0: expected a path or glob"),
+        ("pipeline/log/files", ["a**.csv"], "pipeline.log.files.0: expected a path or glob"),
     ],
 )
 def test_contradictions_are_refused(path, value, message):
     values = preset()
+    values["contract"]["features"]["seat"] = {"kind": "position", "side": "context"}
     edit(values, path, value)
     assert message in refusal(values)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "key"),
+    [
+        ("pipeline/split/validation", "soon", "pipeline.split.validation"),
+        ("pipeline/log/time_unit", "h", "pipeline.log.time_unit"),
+        ("contract/tasks/like/label/events", 3, "contract.tasks.like.label.events"),
+        ("contract/tasks/like/label/evnts", [], "contract.tasks.like.label.evnts"),
+        ("contract/features/region/side", "me", "contract.features.region.side"),
+        ("contract/features/Region", {"kind": "number"}, "contract.features.Region"),
+        ("model/gate/num_selected", "two", "model.gate.num_selected"),
+    ],
+)
+def test_the_key_is_named_as_the_file_has_it(path, value, key):
+    """Not by the member of a union that pydantic tried."""
+    values = preset()
+    edit(values, path, value)
+    for line in refusal(values).splitlines():
+        assert line.startswith((f"x.yaml: {key}: ", f"x.yaml: {key}.side: ")), line
+
+
+def test_a_missing_key_is_named_where_it_belongs():
+    values = preset()
+    del values["contract"]["tasks"]["like"]["label"]["events"]
+    assert refusal(values) == ("x.yaml: contract.tasks.like.label.events: required key is missing")
+
+
+def test_long_durations_survive_json():
+    values = preset()
+    values["contract"]["tasks"]["like"]["label"]["within"] = "12345678s"
+    config = parse(Config, values, "x.yaml")
+    assert parse(Config, json.loads(config.model_dump_json()), "copy") == config
 
 
 def test_counters_need_every_events_time():

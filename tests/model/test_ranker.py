@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from configs.contract import Task
-from configs.errors import ModelError
 from configs.statistics import TaskStatistics
 from model import checkpoint, data, scores
 from model.encoding import Encoder
@@ -75,8 +74,6 @@ def test_the_parts_stand_in_the_contracts_order(tiny: Any) -> None:
 
 
 def test_a_width_belongs_to_the_owner_of_the_table(tiny: Any) -> None:
-    with pytest.raises(ModelError, match=r"embedding_dims\.recent: .* of 'item_id'"):
-        make(tiny, model={"embedding_dims": {"recent": 8}})
     wide = make(tiny, model={"embedding_dim": 4, "embedding_dims": {"item_id": 8}})
     assert wide.embedder.widths["recent"] == 8
     assert wide.embedder.widths["user_id"] == 4
