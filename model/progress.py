@@ -31,7 +31,7 @@ class Display:
             # Elsewhere, such as in a job's log, a bar is a stream of control characters.
             disable=not (shown and self._console.is_terminal),
         )
-        self._epochs = epochs
+        self._epochs, self._steps = epochs, steps
         self._task = self._bar.add_task("", total=steps, loss=0.0)
 
     def __enter__(self) -> "Display":
@@ -52,7 +52,8 @@ class Display:
 
     def advance(self, step: int, loss: float) -> None:
         """Show that so many of the epoch's steps are done, and the mean loss so far."""
-        self._bar.update(self._task, completed=step, loss=loss)
+        # Keras counts several steps at once, beyond the end where the last ones are fewer.
+        self._bar.update(self._task, completed=min(step, self._steps), loss=loss)
 
     def line(self, epoch: Mapping[str, Any], best: bool) -> None:
         """Print one line about a finished epoch, an entry of the history."""
