@@ -327,6 +327,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
     from serving.client import RankClient, parse_ids
     from serving.security import read_tokens
 
+    items = [item for item in options.items.split(",") if item]  # the empty text is no id
     with RankClient(
         options.target,
         timeout=options.timeout,
@@ -340,7 +341,7 @@ def _rank(options: argparse.Namespace) -> dict[str, Any]:
             options.model,
             user=options.user,
             context=options.context,
-            item_ids=parse_ids(client.contract(options.model), options.items.split(",")),
+            item_ids=parse_ids(client.contract(options.model), items),
             columns=options.columns,
             weights=options.weights,
             floors=options.floors,

@@ -1,0 +1,101 @@
+"""The verbs that follow `examples`, as a user calls them; `--json` ends with one object."""
+
+import json
+
+import pytest
+
+import multigate
+from serving.options import ServerOptions
+from serving.server import Server
+
+pytestmark = pytest.mark.xdist_group("small_run")
+
+
+@pytest.fixture
+def call(capfd):
+    """Run a verb; its status, the lines of stdout and of stderr."""
+
+    def run(*arguments):
+        capfd.readouterr()
+        status = multigate.main([str(argument) for argument in arguments])
+        shown = capfd.readouterr()
+        return status, shown.out.splitlines(), shown.err.splitlines()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def target(small_run):
+    base = small_run.root / "run/models/demo"
+    server = Server(ServerOptions(model_name="demo", model_base_path=base, port=0))
+    server.start()
+    yield f"127.0.0.1:{server.port}"
+    server.stop()
+
+
+def test_examples_print_where_the_rows_went(small_run, call, tmp_path):
+    logs = small_run.root / "logs"
+    status, out, err = call(
+        "examples", "--config", "demo", "--data", logs, "--out", tmp_path / "o", "--json"
+    )
+    assert (status, err) == (0, [])
+    manifest = json.loads((tmp_path / "o/manifest.json").read_text())
+    assert json.loads(out[-1]) == manifest
+    assert "rows in" in "\n".join(out[:-1])
+
+
+def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_path):
+    run, page = small_run.root / "run", tmp_path / "report.html"
+    folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
+    status, out, err = call("evaluate", *folders, "--report", page, "--json")
+    assert (status, err) == (0, [])
+    assert json.loads(out[-1]) == json.loads((run / "evaluation.json").read_text())
+    assert page.read_text().endswith("</html>\n")
+    status, out, err = call("evaluate", *folders, "--report", tmp_path / "no" / "report.html")
+    assert status == 2
+    assert "AUC" in "\n".join(out)  # what was computed is not lost
+    (line,) = err
+    assert line.startswith(f"error: {tmp_path}/no/")
+
+
+def test_export_counts_versions(small_run, call, tmp_path):
+    run = small_run.root / "run"
+    folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
+    status, out, err = call("export", *folders, "--out", tmp_path, "--version", 7, "--json")
+    assert (status, err) == (0, [])
+    assert json.loads(out[-1]) == {"export": str(tmp_path / "7")}
+    assert (tmp_path / "7/saved_model.pb").exists()
+
+
+def test_rank_prints_the_list(call, target):
+    user = '{"user_id": "nobody", "country": null, "age": 30}'
+    options = ("--target", target, "--model", "demo", "--user", user)
+    features = (
+        *("--context", '{"hour": 7}', "--items", "a,b,c"),
+        *("--columns", '{"topic": ["t", "t", "u"], "length": [100, 5, 70]}'),
+    )
+    status, out, err = call("rank", *options, *features, "--json", "--limit", 2)
+    assert status == 0
+    assert all(line.startswith("warning: feature ") for line in err)
+    result = json.loads(out[-1])
+    assert len(result["ranked"]) == 2
+    assert {item["item_id"] for item in result["ranked"]} <= {"a", "b", "c"}
+    assert result["model_version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--items", ""), "candidates: expected at least one item_id, received none"),
+        (("--items", "a", "--context", '{"hours": 7}'), "unknown feature 'hours'"),
+        (("--items", "a", "--context", "{}"), "feature 'hour': expected a value"),
+        (("--items", "a", "--model", "other"), "model 'other': not served here"),
+    ],
+)
+def test_a_refused_rank_is_one_line(call, target, changed, message):
+    options = ("--target", target, "--model", "demo", "--user", '{"user_id": "u"}')
+    status, out, err = call("rank", *options, "--context", '{"hour": 7}', *changed)
+    assert (status, out) == (2, [])
+    (line,) = err
+    assert line.startswith(f"error: {target}: ")
+    assert message in line
