@@ -81,6 +81,21 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         split: "train", "validation" or "test".
 
     Returns:
+        What `measure` returns.
+
+    Raises:
+        ModelError: not a checkpoint, or the fingerprints differ.
+        DataError: the split cannot be read.
+    """
+    loaded = checkpoints.load(checkpoint)
+    checkpoints.check_examples(checkpoint, loaded.contract, examples)
+    return measure(loaded, examples, split)
+
+
+def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[str, Any]:
+    """Evaluate a ranker as it is, its gates hardened or not, on a split.
+
+    Returns:
         split, rows; `tasks`: name -> group, type and what `metrics.binary` or `.regression` gives;
         `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
         regression, of the mean squared error of the transformed label (the tables of the papers on
@@ -88,11 +103,9 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         `gates`: task -> gate, weights (E,), load (E,), experts_per_row and its diagnostics.
 
     Raises:
-        ModelError: not a checkpoint, or the fingerprints differ.
         DataError: the split cannot be read.
     """
-    ranker, encoder, config, contract = checkpoints.load(checkpoint)
-    checkpoints.check_examples(checkpoint, contract, examples)
+    ranker, encoder, config, _ = loaded
     rows = read_split(examples, split, encoder)
     predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
     tasks = task_metrics(config.contract, rows.labels, predictions.scores)

@@ -3,7 +3,7 @@
 Layout of a version, besides TensorFlow's own files:
 
     assets.extra/contract.json                  the contract with both fingerprints
-    assets.extra/metrics.json                   evaluation of the checkpoint on the test split
+    assets.extra/metrics.json                   evaluation on the test split, gates as exported
     assets.extra/sparsity.json                  which experts are in the file, hardening, parity
     assets.extra/golden.json                    one request and its answer
     assets.extra/tf_serving_warmup_requests     as TensorFlow Serving replays them
@@ -28,7 +28,7 @@ from model import model_card, requests, sparsity
 from model.calibration import Calibration
 from model.data import Examples, read_split
 from model.encoding import Encoder
-from model.evaluation import Predictions, evaluate
+from model.evaluation import Predictions, measure
 from model.parity import check_parity, harden
 from model.servable import Servable
 
@@ -63,7 +63,6 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     target = out / str(_next_version(out) if version is None else _free(out, version))
     loaded = checkpoints.load(checkpoint)
     checkpoints.check_examples(checkpoint, loaded.contract, examples)
-    metrics = evaluate(checkpoint, examples)
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
@@ -72,7 +71,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, sample
     )
     calibration, found = _calibrate(loaded, examples, predictions, sample)
-    metrics |= found
+    metrics = measure(loaded, examples, "test") | found
     servable = Servable(loaded.ranker, loaded.encoder, calibration)
     try:
         with new_folder(target) as folder:
