@@ -25,7 +25,7 @@ test: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: install
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 
 lint: install
 	$(BIN)/ruff check .
