@@ -46,3 +46,10 @@ def test_every_make_target_in_the_documents_exists():
     for page in PAGES:
         for block in re.findall(r"```.*?```", page.read_text(), re.DOTALL):
             assert set(re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)) <= targets, page
+
+
+def test_the_architecture_names_the_packages_that_there_are():
+    page = (ROOT / "docs/architecture.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE))
+    here = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert documented == here

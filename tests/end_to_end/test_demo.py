@@ -75,6 +75,27 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
+def test_the_embedded_default_needs_nothing_but_the_package(tmp_path):
+    """`multigate demo --out DIR`, as a new user runs it, on its own simulated logs."""
+    done = run("demo", "--out", str(tmp_path / "demo"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert "best possible" in done.stdout
+    assert f"report {tmp_path / 'demo/report.html'}" in done.stdout.replace("\n", " ")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(result) == ["export", "ranked", "report", "seconds", "tasks"]
+    tasks = result["tasks"]
+    assert sorted(task["metric"] for task in tasks.values()) == ["auc"] * 6 + ["rmse"] * 2
+    assert {task["group"] for task in tasks.values()} == {"engagement", "satisfaction"}
+    for name, task in tasks.items():
+        if task["metric"] == "auc":  # learnt, and not better than the truth on 20,000 rows
+            assert 0.7 < task["value"] < task["best_possible"] < 0.9, name
+        else:
+            assert task["best_possible"] < task["value"], name
+    first, second, third = ([item["item_id"] for item in items] for items in result["ranked"])
+    assert first != second != third, "each user has an order of their own"
+
+
 VERBS = ("demo", "examples", "audit", "train", "evaluate", "export", "serve", "rank")
 
 
