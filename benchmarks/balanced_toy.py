@@ -11,8 +11,8 @@ way of estimators that do not correct for it.
 
 All seeds and temperatures of one estimator train side by side as leading axes of one tf.function,
 through `model.gates.assignment.assign` and `model.gates.estimators`, which is what the sampled
-gate runs.  To reach: among the estimators with capacity, only skip_iw matches `none`, and solves
-it for all temperatures >= 1.
+gate runs.  To reach, by the paper: among the estimators with capacity, only skip_iw matches `none`,
+and solves it for all temperatures >= 1.  `docs/results/gates.md` has what came of it.
 """
 
 import argparse
