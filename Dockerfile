@@ -12,6 +12,7 @@ FROM base AS serving
 COPY requirements-serving.lock .
 RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements-serving.lock
 COPY multigate.py ./
+COPY verbs verbs
 COPY configs configs
 COPY features features
 COPY serving serving
@@ -26,6 +27,7 @@ ARG LOCK=requirements.lock
 COPY ${LOCK} ./
 RUN pip install --no-cache-dir --require-hashes --no-deps -r ${LOCK}
 COPY multigate.py ./
+COPY verbs verbs
 COPY configs configs
 COPY features features
 COPY pipeline pipeline

@@ -47,7 +47,7 @@ protos: install
 COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
     --custom-compile-command "make lock" pyproject.toml
 lock:
-	$(BIN)/$(COMPILE) --extra train --extra jax --extra dev -o requirements.lock
+	$(BIN)/$(COMPILE) --extra train --extra candidates --extra redis --extra jax --extra dev -o requirements.lock
 	$(BIN)/$(COMPILE) -o requirements-serving.lock
 	$(BIN)/$(COMPILE) --extra train --extra gpu -o requirements-gpu.lock
 

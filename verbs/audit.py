@@ -1,0 +1,35 @@
+"""Prove that no example uses the future."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_config, add_examples
+
+HELP = "prove on a sample of examples that no feature uses the future"
+EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_config(parser)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    add_examples(parser)
+    parser.add_argument("--sample", type=int, default=500, help="examples (default: 500)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    from configs import load
+    from pipeline.audit import audit
+
+    result = audit(
+        load(options.config), options.data, options.examples, options.sample, options.seed
+    )
+    print(
+        f"{result['examples']} examples, {result['negatives']} of them sampled negatives: "
+        f"{result['values']} values of {', '.join(result['features']) or 'no feature'} agree with "
+        "the raw log, and none uses the future"
+    )
+    return result

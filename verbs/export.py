@@ -1,0 +1,32 @@
+"""Write a SavedModel version."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_checkpoint, add_examples, import_tensorflow
+
+HELP = "write a SavedModel version that evaluates only the selected experts"
+EXAMPLE = "multigate export --checkpoint checkpoint --examples examples --out models/deskdrop"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_checkpoint(parser)
+    add_examples(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the model's base folder; a number is added"
+    )
+    parser.add_argument("--version", type=int, help="version number (default: highest plus one)")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    import_tensorflow()
+    from model import export
+
+    version = export.export(
+        options.checkpoint, options.examples, options.out, version=options.version
+    )
+    print(f"exported {version}")
+    return {"export": str(version)}

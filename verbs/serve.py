@@ -1,0 +1,23 @@
+"""Serve versions over gRPC."""
+
+import argparse
+
+from serving.options import add_arguments as add_server_arguments  # imports no TensorFlow
+from verbs.common import import_tensorflow
+
+HELP = "serve a model's newest version over gRPC"
+EXAMPLE = "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_server_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run the verb."""
+    import_tensorflow()
+    from serving import server
+    from serving.options import from_arguments
+
+    server.serve(from_arguments(options))

@@ -1,0 +1,35 @@
+"""Train the ranker, or a baseline."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_config, add_examples, import_tensorflow
+
+HELP = "train the ranker on examples"
+EXAMPLE = "multigate train --config deskdrop --examples examples --out checkpoint"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_config(parser)
+    add_examples(parser)
+    parser.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="train a baseline instead: shared_bottom, or single_task:TASK",
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    import_tensorflow()
+    from configs import load
+    from configs.baselines import baseline
+    from model import training
+
+    config = load(options.config)
+    if options.baseline is not None:
+        config = baseline(config, options.baseline)
+    return training.train(config, options.examples, options.out)
