@@ -1,0 +1,84 @@
+"""Rows of a table that grows run by run: one JSON line each, kept in the repository.
+
+A run is told by its key.  A key that has its row is not run again, so that a table of many hours
+is made in pieces, and a run that was cut off costs itself alone.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """The rows of one table.
+
+    Args:
+        name: of the table; the file is `docs/results/papers/<name>.jsonl`.
+        key: names of the values that tell a run from the others.
+    """
+
+    def __init__(self, name: str, key: tuple[str, ...]) -> None:
+        self.path = RESULTS / f"{name}.jsonl"
+        self.key = key
+
+    def read(self) -> list[Row]:
+        """All rows, in the order in which they were made; of equal keys the last."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        found = {self._of(row): row for row in map(json.loads, lines)}
+        return list(found.values())
+
+    def run(self, wanted: Iterable[Mapping[str, Any]], measure: Callable[[Row], Row]) -> None:
+        """Measure the runs that have no row yet.
+
+        Args:
+            wanted: keys' values, in the order in which to run them.
+            measure: called with a run's key values; gives its measured values.
+        """
+        for values in wanted:
+            if self._of(values) in {self._of(row) for row in self.read()}:
+                continue
+            row = dict(values) | measure(dict(values))
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+    def _of(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(values[name] for name in self.key)
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float | None]:
+    """Mean and its standard error; no error of one value."""
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, None
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def cell(values: list[float], digits: int) -> str:
+    """Mean, with its standard error where there are several values."""
+    mean, error = mean_and_error(values)
+    text = f"{mean:.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def replace_table(page: Path, name: str, lines: list[str]) -> None:
+    """Put a table in the place that a page marks for it.
+
+    The page has `<!-- NAME -->` before and `<!-- end NAME -->` after the table.
+    """
+    text = page.read_text(encoding="utf-8")
+    before, rest = text.split(f"<!-- {name} -->\n")
+    _, after = rest.split(f"<!-- end {name} -->\n")
+    table = "\n".join(lines) + "\n"
+    page.write_text(
+        f"{before}<!-- {name} -->\n{table}<!-- end {name} -->\n{after}", encoding="utf-8"
+    )
