@@ -6,8 +6,8 @@
 
 FOLDER of the data holds the publisher's ratings.dat.  Every run is early-stopped on the validation
 loss, and adds one row to docs/results/papers/movielens.jsonl, from which the tables of
-docs/results/papers.md are made.  A gate's options are the same for both task weights; nothing is tuned
-but what `GATES` says.
+docs/results/papers.md are made.  A gate's options are the same for both task weights; nothing is
+tuned.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from typing import Any
 from rows import RESULTS, Row, Rows, cell, replace_table
 
 from configs import load
+from configs.base import parse
 from configs.baselines import baseline
 from configs.config import Config
 from configs.files import ExamplesFolder
@@ -125,7 +126,7 @@ def configuration(run: Row, examples: Path) -> Config:
     """
     statistics = Statistics.read(ExamplesFolder(examples).statistics)
     variance = statistics.tasks["rating"].std ** 2
-    values = load("movielens").model_dump(mode="json", exclude_defaults=True)
+    values = load("movielens").model_dump(mode="json")
     values["contract"]["tasks"]["watch"]["weight"] = run["weight"]
     values["contract"]["tasks"]["rating"]["weight"] = (1 - run["weight"]) * variance
     values["model"]["towers"] = {"units": [256]}
@@ -138,7 +139,7 @@ def configuration(run: Row, examples: Path) -> Config:
         "patience": 4,
         "seed": run["seed"],
     }
-    config = Config.model_validate(values)
+    config = parse(Config, values, "table")
     return baseline(config, run["model"]) if run["model"] in BASELINES else config
 
 
