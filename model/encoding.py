@@ -252,6 +252,15 @@ def keeps_vocabulary(contract: Contract, name: str) -> bool:
     )
 
 
+def unseen_codes(contract: Contract, name: str) -> int | None:
+    """The codes 1 .. n of a feature's unseen ids; None where it keeps or shares no vocabulary."""
+    if not isinstance(contract.features[name], IdFeature | IdListFeature):
+        return None
+    owner = contract.features[contract.vocabulary_of(name)]
+    assert isinstance(owner, IdFeature | IdListFeature)
+    return owner.oov_buckets if owner.hash_buckets is None else None
+
+
 def _hash_distinct(values: pa.Array, buckets: int) -> np.ndarray:
     """Bucket of each value, (N,) int32; -1 where it is null."""
     distinct = values.dictionary_encode()

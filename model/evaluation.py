@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from rich.table import Table
 
+from configs.config import Config
 from configs.contract import Contract
 from configs.statistics import Statistics
 from model import checkpoint as checkpoints
@@ -108,6 +109,11 @@ def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[
     ranker, encoder, config, _ = loaded
     rows = read_split(examples, split, encoder)
     predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
+    return summary(config, split, rows, predictions)
+
+
+def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> dict[str, Any]:
+    """What `measure` returns, of predictions that exist already."""
     tasks = task_metrics(config.contract, rows.labels, predictions.scores)
     gates = {
         name: {

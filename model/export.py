@@ -5,6 +5,7 @@ Layout of a version, besides TensorFlow's own files:
     assets.extra/contract.json                  the contract with both fingerprints
     assets.extra/metrics.json                   evaluation on the test split, gates as exported
     assets.extra/sparsity.json                  which experts are in the file, hardening, parity
+    assets.extra/reference.json                 what the test split looks like, see model.reference
     assets.extra/golden.json                    one request and its answer
     assets.extra/tf_serving_warmup_requests     as TensorFlow Serving replays them
     assets.extra/README.md                      model card
@@ -24,11 +25,11 @@ from configs.errors import DataError, ExportError
 from configs.files import LABEL, ExamplesFolder, new_folder, write_json
 from model import calibration as calibrations
 from model import checkpoint as checkpoints
-from model import model_card, requests, sparsity
+from model import model_card, reference, requests, scores, sparsity
 from model.calibration import Calibration
 from model.data import Examples, read_split
 from model.encoding import Encoder
-from model.evaluation import Predictions, measure
+from model.evaluation import Predictions, summary
 from model.parity import check_parity, harden
 from model.servable import Servable
 
@@ -67,11 +68,15 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
     hardening = harden(loaded.ranker, loaded.encoder, sample, options.hardening_tolerance)
-    predictions = Predictions(
-        loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, sample
+    rows = read_split(examples, "test", loaded.encoder)
+    predictions = _predict(loaded, rows)
+    calibration, found = _calibrate(loaded, examples, predictions, rows)
+    metrics = summary(loaded.config, "test", rows, predictions) | found
+    served = scores.scores(
+        loaded.encoder.contract,
+        loaded.encoder.statistics,
+        calibrations.apply(calibration, predictions.logits),
     )
-    calibration, found = _calibrate(loaded, examples, predictions, sample)
-    metrics = measure(loaded, examples, "test") | found
     servable = Servable(loaded.ranker, loaded.encoder, calibration)
     try:
         with new_folder(target) as folder:
@@ -88,7 +93,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             report = sparsity.report(
                 loaded.ranker,
                 servable,
-                len(sample),
+                len(rows),
                 predictions.experts_per_row,
                 predictions.load,
             ) | {"hardening": hardening, "parity": parity}
@@ -97,6 +102,14 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             write_json(extra / "contract.json", loaded.contract.model_dump(mode="json"))
             write_json(extra / "metrics.json", metrics)
             write_json(extra / "sparsity.json", report)
+            write_json(
+                extra / "reference.json",
+                reference.report(
+                    loaded.encoder,
+                    examples,
+                    {task: keras.ops.convert_to_numpy(value) for task, value in served.items()},
+                ),
+            )
             requests.write(extra, loaded.config.name, loaded.encoder.contract, table, signatures)
             (extra / "README.md").write_text(
                 model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"
@@ -113,18 +126,23 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     return target
 
 
+def _predict(loaded: checkpoints.Checkpoint, rows: Examples) -> Predictions:
+    encoder = loaded.encoder
+    return Predictions(loaded.ranker, encoder.contract, encoder.statistics, rows)
+
+
 def _calibrate(
-    loaded: checkpoints.Checkpoint, examples: Path, predictions: Predictions, sample: Examples
+    loaded: checkpoints.Checkpoint, examples: Path, predictions: Predictions, rows: Examples
 ) -> tuple[Calibration, dict[str, Any]]:
     """Fit on the validation split, measure on test rows; what metrics.json says about it."""
     method = loaded.config.export.calibration
     if method == "none":
         return {}, {}
-    ranker, encoder = loaded.ranker, loaded.encoder
-    validation = read_split(examples, "validation", encoder)
-    logits = Predictions(ranker, encoder.contract, encoder.statistics, validation).logits
-    curves, left = calibrations.fit(encoder.contract, method, logits, validation.labels)
-    tasks = calibrations.measure(encoder.contract, curves, predictions.logits, sample.labels)
+    contract = loaded.encoder.contract
+    validation = read_split(examples, "validation", loaded.encoder)
+    logits = _predict(loaded, validation).logits
+    curves, left = calibrations.fit(contract, method, logits, validation.labels)
+    tasks = calibrations.measure(contract, curves, predictions.logits, rows.labels)
     return curves, {"calibration": {"method": method, "tasks": tasks, "left_as_they_are": left}}
 
 

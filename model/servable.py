@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from configs.contract import Combine
+from configs.contract import PRESENT, Combine
 from model import calibration as calibrations
 from model import scores
 from model.calibration import Calibration
-from model.encoding import Encoder
+from model.encoding import Encoder, unseen_codes
 from model.encoding_tensorflow import GraphEncoder, raw_inputs
 from model.example_signatures import example_signatures, set_methods
 from model.frozen_linear import Halves
@@ -20,19 +20,26 @@ from model.ranker import Ranker
 Tensor = Any
 Scores = dict[str, Tensor]
 
-ROWS, RANK = "serving_default", "rank"
-"""Names of the two signatures."""
+ROWS, RANK, WATCH = "serving_default", "rank", "watch"
+"""Names of the signatures over raw values."""
+
+UNSEEN = "unseen/"
+"""Beginning of the names of `watch`'s outputs."""
 
 
 class Servable:
-    """A trained ranker as two signatures over raw values (position features take no part).
+    """A trained ranker as signatures over raw values (position features take no part).
 
         serving_default   every feature with N rows
         rank              user and context features with M rows, item features with N rows,
                           `user_index` (N,) int32 in [0, M), `task_weights` (M, T) float32 in the
                           contract's order of tasks
 
-    Both answer one score per task, (N,) float32 in the task's own units, and the combined `score`.
+        watch             inputs as `rank`
+
+    The first two answer one score per task, (N,) float32 in the task's own units, and the combined
+    `score`; `watch` how many unseen ids each feature that has a vocabulary holds, `unseen/<name>`
+    () int32 (it is left out where no feature has one).
     The signatures of `model.example_signatures` give the scores of `serving_default` for
     serialised tf.Examples.
 
@@ -76,10 +83,14 @@ class Servable:
             [None, len(contract.tasks)], tf.float32, name="task_weights"
         )
         score_rows = tf.function(self.score_rows, autograph=False)
-        return {
+        functions = {
             ROWS: score_rows.get_concrete_function(**rows),
             RANK: tf.function(self.rank, autograph=False).get_concrete_function(**rank),
-        } | example_signatures(contract, score_rows)
+        }
+        if any(unseen_codes(contract, name) is not None for name in contract.features):
+            watch = tf.function(self.watch, autograph=False)
+            functions[WATCH] = watch.get_concrete_function(**rank)
+        return functions | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
         """Write the SavedModel; it holds the variables that the signatures read, no others."""
@@ -90,7 +101,7 @@ class Servable:
             {id(v): v for f in signatures.values() for v in f.graph.variables}.values()
         )
         tf.saved_model.save(root, str(folder), signatures=signatures)
-        set_methods(str(folder), signatures.keys() - {ROWS, RANK})
+        set_methods(str(folder), signatures.keys() - {ROWS, RANK, WATCH})
 
     def score_rows(self, **raw: Tensor) -> Scores:
         """Signature `serving_default`."""
@@ -106,6 +117,20 @@ class Servable:
         stacked = tf.stack(list(task_scores.values()), axis=1)
         weights = tf.gather(task_weights, user_index)
         return task_scores | {"score": combine(self.contract.combine, stacked, weights)}
+
+    def watch(self, **raw: Tensor) -> dict[str, Tensor]:
+        """Signature `watch`."""
+        counts = {}
+        for name in [*self.user_names, *self.item_names]:
+            buckets = unseen_codes(self.contract, name)
+            if buckets is None:
+                continue
+            codes = self._encode(raw, [name])[name]
+            unseen = (codes >= 1) & (codes <= buckets)
+            if name + PRESENT in raw:  # not the default that stands for a missing one
+                unseen &= raw[name + PRESENT]
+            counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
+        return counts
 
     def _score(self, raw: dict[str, Tensor], user_index: Tensor | None) -> Scores:
         """Score per task, (N,)."""
