@@ -16,11 +16,11 @@ from typing import Any
 
 from configs import Config, DataError
 from configs.files import new_folder, write_json
-from pipeline import manifest, stages, tables
+from pipeline import finishing, labelling, manifest, reading, sampling, tables
 from pipeline.columns import check
+from pipeline.plan import Plan
 from pipeline.runner import RUNNER, import_beam, plain_failures
 from pipeline.sources import Shard, expand
-from pipeline.stages import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def run(config: Config, data: Path, out: Path, options: list[str] | None = None)
         )
         account = manifest.build(config, read["shards"], read["cut_off"], labelled, finished)
         _check_splits(account, config)
-        stages.write_no_rejects(plan)
+        reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
         shutil.rmtree(work)
     return account
@@ -80,28 +80,30 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
             p
             | "Files" >> beam.Create(list(enumerate(shards)))
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.Map(stages.read_shard, plan)
+            | "Read" >> beam.Map(reading.read_shard, plan)
         )
         verdict = p | "Once read" >> beam.Create([None])
-        verdict |= "Judge" >> beam.Map(stages.judge, every(read), plan)
+        verdict |= "Judge" >> beam.Map(reading.judge, every(read), plan)
         labelled = (
             read
             | "Spilled" >> beam.FlatMap(_spilled)
             | "By bucket" >> beam.GroupByKey()
-            | "Label" >> beam.FlatMap(stages.label_bucket, one(verdict), plan)
+            | "Label" >> beam.FlatMap(labelling.label_bucket, one(verdict), plan)
         )
         known = p | "Once labelled" >> beam.Create([None])
-        known |= "Catalogue" >> beam.Map(stages.merge_catalogue, every(labelled), plan)
-        sampled = labelled | "Sample" >> beam.Map(stages.sample_bucket, one(known), plan)
+        known |= "Catalogue" >> beam.Map(labelling.merge_catalogue, every(labelled), plan)
+        sampled = labelled | "Sample" >> beam.Map(sampling.sample_bucket, one(known), plan)
         counted = (
             p
             | "Items" >> beam.Create(list(range(plan.config.pipeline.buckets)))
             | "Spread items" >> beam.Reshuffle()
-            | "Count" >> beam.Map(stages.count_items, every(sampled), one(verdict), plan)
+            | "Count" >> beam.Map(finishing.count_items, every(sampled), one(verdict), plan)
         )
-        finished = sampled | "Finish bucket" >> beam.Map(stages.finish_bucket, every(counted), plan)
+        finished = sampled | "Finish bucket" >> beam.Map(
+            finishing.finish_bucket, every(counted), plan
+        )
         last = p | "Once finished" >> beam.Create([None])
-        last | "Finish" >> beam.Map(stages.finish, every(finished), plan)
+        last | "Finish" >> beam.Map(finishing.finish, every(finished), plan)
 
 
 def _spilled(facts: manifest.Facts) -> list[tuple[int, str]]:

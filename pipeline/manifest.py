@@ -23,7 +23,7 @@ def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
 
     Args:
         config: what the log should hold.
-        shards: what `stages.read_shard` said of each file.
+        shards: what `reading.read_shard` said of each file.
         out: the output folder, beside which rejects are left.
 
     Returns:

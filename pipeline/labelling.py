@@ -1,0 +1,74 @@
+"""The stages of a bucket of users: label its impressions, and merge what all buckets know."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import polars as pl
+
+from configs.files import write_json
+from pipeline import catalogue, computed, snapshot
+from pipeline.buckets import gather, spill
+from pipeline.examples import make_examples
+from pipeline.manifest import Facts
+from pipeline.plan import Plan
+from pipeline.write import part, write_parquet
+
+
+def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) -> list[Facts]:
+    """Make the examples of one bucket's logged impressions, and the snapshot of its users.
+
+    Returns:
+        One fact: `bucket`, the counts of `examples.Bucket`; nothing where the log is unusable.
+    """
+    if verdict["problem"] is not None:
+        return []
+    number, paths = bucket
+    config, side_tables = plan.config, plan.side_tables()
+    cut_off = instant(verdict["cut_off"])
+    open_at = cut_off if config.pipeline.hold_back else None
+    made = make_examples(gather(list(paths)), config, side_tables, open_at)
+    made.impressions.write_ipc(plan.work / f"impressions-{number}.arrow", compression="lz4")
+    if plan.config.pipeline.negatives is not None:
+        made.touched.write_ipc(plan.work / f"touched-{number}.arrow", compression="lz4")
+    of_users = snapshot.users(made.events, config, cut_off, side_tables.get("users"))
+    path = part(plan.examples.snapshot("users"), number)
+    write_parquet(of_users, path, snapshot.schema(config, "user"))
+    for kind, rows in (
+        ("counted", computed.item_events(made.events, config)),
+        ("seen", snapshot.part_of_items(made.events, config, cut_off)),
+    ):
+        spill(rows, config.pipeline.buckets, plan.work, f"{kind}-{number:05d}", "item")
+    shown, times = catalogue.part(made.impressions, plan.config)
+    shown.write_ipc(plan.work / f"shown-{number}.arrow", compression="lz4")
+    times.write_ipc(plan.work / f"times-{number}.arrow", compression="lz4")
+    return [{"bucket": number, **made.counts}]
+
+
+def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
+    """Merge what all buckets know of items and times; writes `pool` and `features`.
+
+    Returns:
+        `limits`: the instants at which validation and test begin, as ISO 8601, or None.
+    """
+    facts = sorted(labelled, key=lambda fact: fact["bucket"])
+    write_json(plan.work / "labelled.json", facts)
+    if not facts:
+        return {"limits": None}
+    parts = [
+        tuple(
+            pl.read_ipc(plan.work / f"{kind}-{fact['bucket']}.arrow") for kind in ("shown", "times")
+        )
+        for fact in facts
+    ]
+    items = plan.side_tables().get("items")
+    merged = catalogue.merge([(a, b) for a, b in parts], plan.config, items)
+    merged.pool.write_ipc(plan.work / "pool.arrow", compression="lz4")
+    merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
+    limits = [limit.isoformat() for limit in merged.limits] if merged.limits is not None else None
+    return {"limits": limits}
+
+
+def instant(text: str | None) -> datetime | None:
+    """An instant that a stage's facts hold as ISO 8601."""
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,97 @@
+"""The first stages: read the log's files, spill their events into buckets, judge the log."""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from configs import Config
+from configs.files import write_json
+from configs.log import JsonLinesFormat
+from pipeline import manifest
+from pipeline.buckets import spill
+from pipeline.columns import wanted_columns
+from pipeline.manifest import Facts
+from pipeline.normalise import REJECTS, normalise
+from pipeline.plan import Plan
+from pipeline.sources import Shard, read
+from pipeline.write import part, write_parquet
+
+_REJECTS = pa.schema(
+    [("file", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())]
+)
+
+
+def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
+    """Read one file, write its rejects and spill its events into buckets.
+
+    Returns:
+        `spilled` pairs (bucket, path), and facts for `manifest`: `file`, `rows`, `reasons`,
+        `columns`, `events`, `latest` (ISO 8601; None where no row has a time).
+    """
+    number, source = shard
+    config = plan.config
+    wanted, form = wanted_columns(config), config.pipeline.log.format
+    reasons: Counter[str] = Counter()
+    events: Counter[str] = Counter()
+    columns: list[str] = []
+    spilled: list[tuple[int, str]] = []
+    rejected = []
+    rows, latest = 0, None
+    for at, chunk in enumerate(read(source, form, wanted)):
+        columns = list(dict.fromkeys([*columns, *chunk.columns]))
+        if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
+            break  # `manifest.problem` names the column
+        good, rejects = normalise(chunk, config, source.name)
+        rows += len(good) + len(rejects)
+        reasons.update(rejects["reason"].to_list())
+        rejected.append(rejects)
+        times = [t for t in (latest, good["time"].max()) if t is not None]
+        latest = max(times, default=None)
+        if "event" in good.columns:
+            events.update(dict(good["event"].value_counts().iter_rows()))
+        spilled += spill(good, config.pipeline.buckets, plan.work, f"{number:05d}-{at:05d}")
+    if sum(reasons.values()):
+        write_parquet(pl.concat(rejected), part(plan.examples.rejects, number), _REJECTS)
+    return {
+        "file": source.name,
+        "rows": rows,
+        "reasons": dict(reasons),
+        "columns": columns,
+        "events": dict(events),
+        "latest": latest.isoformat() if latest is not None else None,
+        "spilled": spilled,
+    }
+
+
+def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
+    """Once all is read: whether the log can be used.
+
+    Returns:
+        `problem`: None, or what to tell the user; then the later stages do nothing. `cut_off`:
+        of labels and snapshots, as ISO 8601; None where no row has a time.
+    """
+    ordered = sorted(shards, key=lambda shard: shard["file"])
+    facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
+    verdict = {
+        "problem": manifest.problem(plan.config, facts, plan.out),
+        "cut_off": _cut_off(plan.config, [fact["latest"] for fact in facts]),
+    }
+    write_json(plan.work / "read.json", {**verdict, "shards": facts})
+    return verdict
+
+
+def _cut_off(config: Config, latest: list[str | None]) -> str | None:
+    if config.pipeline.cut_off is not None:
+        return config.pipeline.cut_off.astimezone(UTC).isoformat()
+    times = [datetime.fromisoformat(time) for time in latest if time is not None]
+    return (max(times) + timedelta(microseconds=1)).isoformat() if times else None
+
+
+def write_no_rejects(plan: Plan) -> None:
+    """Write an empty part where nothing was rejected, so that readers need no special case."""
+    if not plan.examples.rejects.exists():
+        write_parquet(pl.DataFrame(schema=REJECTS), part(plan.examples.rejects, 0), _REJECTS)
