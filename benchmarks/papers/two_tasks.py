@@ -1,0 +1,196 @@
+"""What the tables of two tasks share: the gates' options, a run, and the table.
+
+Every gate's options are fixed beforehand and the same in every table; nothing is tuned.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rows import RESULTS, Row, Rows, cell, replace_table
+
+from configs.base import parse
+from configs.baselines import baseline
+from configs.config import Config
+from configs.files import ExamplesFolder
+from configs.statistics import Statistics
+
+GATES: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "topk": {"num_selected": 2},
+    "dselect_k": {"num_selected": 2, "entropy_weight": 0.001},
+    "moesart": {"num_selected": 2, "trimmed_lasso_weight": 0.1},
+    "vmoe": {"num_selected": 2},
+    "switch": {"num_selected": 2},
+    "expert_choice": {"num_selected": 2},
+    "xmoe": {"num_selected": 2},
+    "comet": {"num_selected": 2, "entropy_weight": 0.001},
+    "noisy_topk": {"num_selected": 2},
+    "softmax_selector": {"num_selected": 2, "entropy_weight": 0.001},
+    "hash": {},
+    "sampled": {},
+    "gumbel_softmax": {"sparsity_weight": 0.001},
+    "hierarchical": {
+        "primary": {"name": "topk", "num_selected": 1},
+        "secondary": {"name": "topk", "num_selected": 2},
+        "num_groups": 4,
+    },
+    "softmax_static": {"name": "softmax", "static": True},
+    "topk_static": {"name": "topk", "num_selected": 2, "static": True},
+    "dselect_k_static": {
+        "name": "dselect_k",
+        "num_selected": 2,
+        "static": True,
+        "entropy_weight": 0.001,
+    },
+}
+FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
+WEIGHTS = (0.9, 0.1)
+KEY = ("model", "weight", "seed")
+
+
+def main(
+    description: str,
+    name: str,
+    make_examples: Callable[[Path, Path], Path],
+    make_values: Callable[[], dict[str, Any]],
+    published: dict[tuple[str, float], tuple[float, float, float]],
+) -> None:
+    """The command of one table.
+
+    Args:
+        description: of the command.
+        name: of the table and its rows' file.
+        make_examples: data folder and work folder to the examples' folder.
+        make_values: the configuration, as in a file. Its first task is binary, its second one a
+            regression; gate, weights and seed are put into it.
+        published: test loss x 100, AUC x 100 and MSE by model and weight of the first task.
+    """
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--data", type=Path, help="folder of the publisher's files")
+    arguments.add_argument("--work", type=Path, help="folder for examples and checkpoints")
+    arguments.add_argument("--gates", nargs="+", default=list(FIRST), help="models, in order")
+    arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
+    arguments.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each")
+    arguments.add_argument("--table", action="store_true", help="only write the page's tables")
+    options = arguments.parse_args()
+    rows = Rows(name, KEY)
+    if not options.table:
+        if options.data is None or options.work is None:
+            arguments.error("--data and --work are needed to run; --table writes what there is")
+        wanted = [
+            {"model": model, "weight": weight, "seed": seed}
+            for weight in options.weights
+            for seed in range(options.seeds)
+            for model in options.gates
+        ]
+        examples = make_examples(options.data, options.work)
+        values = make_values()
+        rows.run(
+            wanted,
+            lambda run: measure(configuration(run, values, examples), examples, options.work),
+        )
+    write_tables(name, rows.read(), published)
+    print(json.dumps({"rows": len(rows.read()), "best": best(rows.read())}))
+
+
+def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:
+    """One model, and one setting of the task weights (w, 1 - w).
+
+    The papers weigh the error of raw labels; labels are standardised here, which divides their
+    squared error by the variance, so the second weight is multiplied by it.
+    """
+    values = json.loads(json.dumps(values))
+    first, second = values["contract"]["tasks"]
+    statistics = Statistics.read(ExamplesFolder(examples).statistics)
+    values["contract"]["tasks"][first]["weight"] = run["weight"]
+    values["contract"]["tasks"][second]["weight"] = (1 - run["weight"]) * (
+        statistics.tasks[second].std ** 2
+    )
+    if run["model"] in GATES:
+        k = values["model"]["gate"]["num_selected"]
+        gate = {"name": run["model"]} | GATES[run["model"]]
+        if "num_selected" in gate:
+            gate["num_selected"] = k
+        values["model"]["gate"] = gate
+    values["train"]["seed"] = run["seed"]
+    config = parse(Config, values, "table")
+    if run["model"] in GATES:
+        return config
+    return baseline(config, run["model"])
+
+
+def measure(config: Config, examples: Path, work: Path) -> Row:
+    """Train, and measure on the test split."""
+    from model import training
+    from model.evaluation import evaluate
+
+    checkpoint = work / "checkpoint"
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint)
+    trained = training.train(config, examples, checkpoint, progress=False)
+    found = evaluate(checkpoint, examples)
+    first, second = found["tasks"].values()
+    return {
+        "loss": found["loss"],
+        "auc": first["value"],
+        "mse": second["mse"],
+        "log_loss": first["log_loss"],
+        "experts_per_row": found["experts_per_row"],
+        "experts": {task: gate["experts_per_row"] for task, gate in found["gates"].items()},
+        "best_epoch": trained["best_epoch"],
+        "epochs": trained["epochs"],
+        "seconds": round(trained["seconds"]),
+        "val_loss": trained["val_loss"],
+    }
+
+
+def write_tables(
+    name: str, rows: list[Row], published: dict[tuple[str, float], tuple[float, float, float]]
+) -> None:
+    """One table per setting of the weights, best first, into docs/results/papers.md."""
+    page = RESULTS.parent / "papers.md"
+    for weight in WEIGHTS:
+        lines = [
+            "| model | test loss x 100 | AUC x 100 | MSE | experts a row | seeds | best epoch "
+            "| paper: loss, AUC, MSE |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        by_model: dict[str, list[Row]] = {}
+        for row in rows:
+            if row["weight"] == weight:
+                by_model.setdefault(row["model"], []).append(row)
+        for model, found in sorted(by_model.items(), key=lambda item: mean(item[1], "loss")):
+            theirs = published.get((model, weight))
+            lines.append(
+                f"| {model} "
+                f"| {cell([100 * row['loss'] for row in found], 2)} "
+                f"| {cell([100 * row['auc'] for row in found], 2)} "
+                f"| {cell([row['mse'] for row in found], 4)} "
+                f"| {mean(found, 'experts_per_row'):.1f} | {len(found)} "
+                f"| {mean(found, 'best_epoch'):.0f} "
+                f"| {', '.join(f'{value:g}' for value in theirs) if theirs else ''} |"
+            )
+        replace_table(page, f"{name} {weight:g}", lines)
+
+
+def mean(rows: list[Row], name: str) -> float:
+    """Mean of one value over runs."""
+    return sum(row[name] for row in rows) / len(rows)
+
+
+def best(rows: list[Row]) -> dict[str, str]:
+    """The model with the lowest mean test loss for each setting of the weights."""
+    found = {}
+    for weight in WEIGHTS:
+        models = {row["model"] for row in rows if row["weight"] == weight}
+        by_loss = {
+            model: mean([r for r in rows if r["weight"] == weight and r["model"] == model], "loss")
+            for model in models
+        }
+        if by_loss:
+            found[f"{weight:g}"] = min(by_loss, key=lambda model: by_loss[model])
+    return found
