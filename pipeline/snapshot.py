@@ -81,8 +81,9 @@ def items(
 
 
 def before(events: pl.DataFrame, cut_off: datetime | None) -> pl.DataFrame:
-    """The events before the cut-off, and those whose time is unknown."""
-    return events.filter(pl.col("time").is_null() | (pl.col("time") < cut_off))
+    """The events before the cut-off, and those whose time is unknown; where all are, no cut-off."""
+    unknown = pl.col("time").is_null()
+    return events.filter(unknown if cut_off is None else unknown | (pl.col("time") < cut_off))
 
 
 def _current(events: pl.DataFrame, config: Config, of: Side) -> pl.DataFrame:
