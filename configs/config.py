@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from configs.base import Frozen, contradiction, parse, read_yaml
 from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
+from configs.labels import EventLabel
 from configs.log import EventLog, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
 
@@ -29,7 +30,12 @@ class Config(Frozen):
     def _check_log(self) -> "Config":
         """Labels and features must fit the shape of the log."""
         log = self.pipeline.log
-        shape_of = {"event": "events", "dwell": "events", "column": "impressions"}
+        shape_of = {
+            "event": "events",
+            "dwell": "events",
+            "column": "impressions",
+            "ratio": "impressions",
+        }
         for name, task in self.contract.tasks.items():
             rule = task.label.rule
             if shape_of.get(rule, log.shape) != log.shape:
@@ -41,11 +47,16 @@ class Config(Frozen):
                 raise contradiction(
                     f"contract.tasks.{name}.label: rule 'dwell' needs pipeline.log.columns.session"
                 )
+            valued = isinstance(task.label, EventLabel) and task.label.aggregate in ("sum", "max")
+            if valued and isinstance(log, EventLog) and log.columns.value is None:
+                raise contradiction(
+                    f"contract.tasks.{name}.label: sum and max need pipeline.log.columns.value"
+                )
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
                     raise contradiction(
-                        f"contract.features.{name}: count and since need the time of every event; "
+                        f"contract.features.{name}: count, since and rate need every event's time; "
                         "pipeline.log.unknown_time says that some have none"
                     )
         for where, names, known in (

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.base import Duration, Frozen, contradiction, parse
 from configs.errors import DataError
+from configs.labels import Task, check_tasks
 
 Side = Literal["user", "item", "context"]
 Missing = Literal["error", "default", "indicator"]
@@ -35,6 +36,8 @@ class History(Frozen):
     rows); `impression` counts every impression."""
     last: int = Field(ge=1, le=1000)
     """How many items to keep."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
 
 
 class Count(Frozen):
@@ -57,6 +60,24 @@ class Since(Frozen):
     """As of `History`."""
     which: Literal["last", "first"] = "last"
     """Since the last event (recency) or the first one (age)."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class Rate(Frozen):
+    """Some events of the user or the item for each of some others, such as clicks per impression.
+
+    Both are counted strictly before the impression. Missing where there was nothing to divide by.
+    """
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """What is counted; as of `History`."""
+    per: tuple[str, ...] = Field(min_length=1)
+    """What it is divided by; as of `History`."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
 
 
 class IdFeature(Frozen):
@@ -119,6 +140,8 @@ class NumberFeature(Frozen):
     """Count the user's or the item's past events instead of reading a column."""
     since: Since | None = None
     """Measure the time since a past event instead of reading a column."""
+    rate: Rate | None = None
+    """Divide two counts of past events instead of reading a column."""
     transform: Literal["identity", "log1p"] = "identity"
     """`log1p` is log(1 + max(x, 0))."""
     scale: Literal["standardise", "buckets", "none"] = "standardise"
@@ -130,9 +153,9 @@ class NumberFeature(Frozen):
     """The value that stands for a missing one under `missing: default`."""
 
     @property
-    def counter(self) -> Count | Since | None:
+    def counter(self) -> Count | Since | Rate | None:
         """What is computed over time, if the number is."""
-        return self.count or self.since
+        return self.count or self.since or self.rate
 
 
 class PositionFeature(Frozen):
@@ -157,68 +180,6 @@ Feature = Annotated[
 ]
 
 
-class ImpressionLabel(Frozen):
-    """1 for every logged impression, 0 for every sampled negative."""
-
-    rule: Literal["impression"]
-
-
-class EventLabel(Frozen):
-    """From the feedback events attributed to the impression (event rows)."""
-
-    rule: Literal["event"]
-    events: tuple[str, ...] = Field(min_length=1)
-    within: Duration | None = None
-    """Only events so soon after the impression count."""
-    aggregate: Literal["presence", "count", "sum", "max"] = "presence"
-    """`sum` and `max` read the log's value column and are masked where no event came."""
-
-
-class DwellLabel(Frozen):
-    """Seconds to the user's next event in the same session; masked where there is none."""
-
-    rule: Literal["dwell"]
-    cap: Duration
-    """Longer gaps count as this long."""
-
-
-class ColumnLabel(Frozen):
-    """The value of a column (impression rows); masked where it is null."""
-
-    rule: Literal["column"]
-    column: str
-
-
-LabelRule = Annotated[
-    ImpressionLabel | EventLabel | DwellLabel | ColumnLabel, Field(discriminator="rule")
-]
-
-
-class Task(Frozen):
-    """One thing to predict, and how its label comes out of the log.
-
-    The label is computed in this order: `label`, `clip`, `at_least`, `without`, then the masks.
-    """
-
-    group: Literal["engagement", "satisfaction"]
-    type: Literal["binary", "regression"]
-    label: LabelRule
-    clip: tuple[float, float] | None = None
-    """Limits of the value."""
-    at_least: float | None = None
-    """The label is 1 where the value reaches this threshold, else 0."""
-    without: str | None = None
-    """The label is 1 only where this other binary task's label is not 1."""
-    when: str | None = None
-    """Masked unless this other binary task's label is 1."""
-    transform: Literal["identity", "log1p"] = "identity"
-    """What the model is trained on (regression); scores come back in the label's own units."""
-    weight: float = Field(1.0, ge=0)
-    """Weight of the task's loss."""
-    score_weight: float = 0.0
-    """Weight of the task's score in the combined score."""
-
-
 class Combine(Frozen):
     """How task scores make one score to rank by."""
 
@@ -241,41 +202,7 @@ class Contract(Frozen):
     @field_validator("tasks")
     @classmethod
     def _check_tasks(cls, tasks: dict[str, Task]) -> dict[str, Task]:
-        for name, task in tasks.items():
-            if name == "score":
-                raise contradiction("task 'score': this name is the combined score's")
-            if task.clip is not None and task.clip[0] >= task.clip[1]:
-                low, high = task.clip
-                raise contradiction(
-                    f"task {name!r}: expected clip to ascend, received {low:g} and {high:g}"
-                )
-            if task.type == "binary":
-                aggregated = isinstance(task.label, EventLabel) and task.label.aggregate
-                if aggregated in {"count", "sum", "max"} and task.at_least is None:
-                    raise contradiction(
-                        f"task {name!r}: a binary label from {aggregated!r} needs at_least"
-                    )
-                if isinstance(task.label, DwellLabel) and task.at_least is None:
-                    raise contradiction(f"task {name!r}: a binary label from dwell needs at_least")
-                if task.transform != "identity":
-                    raise contradiction(
-                        f"task {name!r}: transform {task.transform!r} is for regression tasks"
-                    )
-            elif task.at_least is not None or task.without is not None:
-                raise contradiction(
-                    f"task {name!r}: at_least and without make binary labels; "
-                    "the task's type is regression"
-                )
-            for key in ("without", "when"):
-                other = getattr(task, key)
-                if other is None:
-                    continue
-                if other == name or other not in tasks or tasks[other].type != "binary":
-                    raise contradiction(
-                        f"task {name!r}: {key}: expected the name of another binary task, "
-                        f"received {other!r}"
-                    )
-        _refuse_cycles(tasks)
+        check_tasks(tasks)
         return tasks
 
     @model_validator(mode="after")
@@ -432,9 +359,13 @@ def _check_counter(name: str, feature: NumberFeature) -> None:
     counter = feature.counter
     if counter is None:
         return
-    key = "count" if feature.count is not None else "since"
-    if feature.count is not None and feature.since is not None:
-        raise contradiction(f"feature {name!r}: expected count or since, received both")
+    given = [key for key in ("count", "since", "rate") if getattr(feature, key) is not None]
+    key = given[0]
+    if len(given) > 1:
+        raise contradiction(
+            f"feature {name!r}: expected one of count, since and rate, received "
+            f"{' and '.join(given)}"
+        )
     if feature.source != "log" or feature.column is not None:
         raise contradiction(
             f"feature {name!r}: a {key} is computed from the log's events; it takes neither "
@@ -445,23 +376,8 @@ def _check_counter(name: str, feature: NumberFeature) -> None:
             f"feature {name!r}: a {key} of the {counter.of} is of side {counter.of!r}, received "
             f"side {feature.side!r}"
         )
-    if feature.since is not None and feature.missing == "error":
+    if key != "count" and feature.missing == "error":
         raise contradiction(
-            f"feature {name!r}: since is missing where there was no such event; expected "
+            f"feature {name!r}: {key} is missing where there was no such event; expected "
             "missing: indicator or default, received missing: error"
         )
-
-
-def _refuse_cycles(tasks: dict[str, Task]) -> None:
-    for start in tasks:
-        seen, frontier = set(), [start]
-        while frontier:
-            task = tasks[frontier.pop()]
-            for other in (task.without, task.when):
-                if other == start:
-                    raise contradiction(
-                        f"task {start!r}: its label refers to itself through without or when"
-                    )
-                if other is not None and other not in seen:
-                    seen.add(other)
-                    frontier.append(other)

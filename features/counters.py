@@ -11,8 +11,6 @@ import polars as pl
 
 from features.earlier import Timeline
 
-_MICROSECOND = timedelta(microseconds=1)
-
 
 def count_events(
     events: pl.DataFrame, queries: pl.DataFrame, key: str, within: timedelta | None = None
@@ -30,13 +28,34 @@ def count_events(
         (B,) whole numbers as float64, 0 where there is none; null where the query has no time.
     """
     timeline = Timeline(events.filter(pl.col(key).is_not_null()), [key])
-    start, stop, _ = timeline.earlier(queries)
-    if within is not None:
-        microseconds = pl.duration(microseconds=within // _MICROSECOND, time_unit="us")
-        early = queries.select(key, pl.col("time").dt.cast_time_unit("us") - microseconds)
-        _, start, _ = timeline.earlier(early)
+    start, stop = timeline.before(queries, within)
     counts = pl.Series("count", (stop - start).astype(np.float64))
     return _unless(queries["time"].is_null(), counts)
+
+
+def event_rate(
+    events: pl.DataFrame,
+    per: pl.DataFrame,
+    queries: pl.DataFrame,
+    key: str,
+    within: timedelta | None = None,
+) -> pl.Series:
+    """Divide two counts of each query's user or item, such as clicks by impressions.
+
+    Args:
+        events: what is counted; as for `count_events`.
+        per: what it is divided by; as for `count_events`.
+        queries: columns `key` and `time`.
+        key: `user` or `item`.
+        within: how far back both are counted; without limit where None.
+
+    Returns:
+        (B,) count(events) / count(per), float64; null where the latter is 0 or the query has no
+        time. Above 1 where there is more of the former.
+    """
+    counted = count_events(events, queries, key, within)
+    divisor = count_events(per, queries, key, within)
+    return _unless(divisor.is_null() | (divisor == 0), (counted / divisor).alias("rate"))
 
 
 def seconds_since(
@@ -44,6 +63,7 @@ def seconds_since(
     queries: pl.DataFrame,
     key: str,
     which: Literal["last", "first"] = "last",
+    within: timedelta | None = None,
 ) -> pl.Series:
     """Measure the time from each user's or item's last (first) event to the query.
 
@@ -52,13 +72,14 @@ def seconds_since(
         queries: columns `key` and `time`.
         key: `user` or `item`.
         which: `last` gives the recency, `first` the age.
+        within: only events at most so long before; without limit where None.
 
     Returns:
         (B,) seconds, float64, above 0; null where there was no event before.
     """
     events = events.filter(pl.col(key).is_not_null())
     timeline = Timeline(events, [key])
-    start, stop, _ = timeline.earlier(queries)
+    start, stop = timeline.before(queries, within)
     found = stop > start
     at = np.where(found, stop - 1 if which == "last" else start, 0)
     if not len(timeline.rows):

@@ -5,6 +5,7 @@ table sorted by group and time: for a query (group, time), where do the group's 
 many of them are earlier? It is answered for all queries at once by binary search.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
+
+_MICROSECOND = timedelta(microseconds=1)
 
 
 class Timeline:
@@ -65,6 +68,25 @@ class Timeline:
         end = np.searchsorted(self._search, (groups + 1) * self._stride)
         stop = np.searchsorted(self._search, groups * self._stride + ranks)
         return start, np.where(unknown, start, stop), np.where(unknown, start, end)
+
+    def before(
+        self, queries: pl.DataFrame, within: timedelta | None = None
+    ) -> tuple[Positions, Positions]:
+        """Find each query's rows in [time - within, time), or before its time where None.
+
+        Args:
+            queries: a table with the key columns and the time column, an instant.
+            within: how far back.
+
+        Returns:
+            `start` and `stop`, each (B,), positions in `self.rows`.
+        """
+        start, stop, _ = self.earlier(queries)
+        if within is not None:
+            span = pl.duration(microseconds=within // _MICROSECOND, time_unit="us")
+            early = pl.col(self._time).dt.cast_time_unit("us") - span
+            _, start, _ = self.earlier(queries.select(*self._keys, early))
+        return start, stop
 
 
 def _integers(times: Any) -> NDArray[np.int64]:

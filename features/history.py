@@ -1,5 +1,7 @@
 """The user's last items: the history feature, for the pipeline and for clients."""
 
+from datetime import timedelta
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -7,7 +9,9 @@ import pyarrow as pa
 from features.earlier import Timeline
 
 
-def last_items(events: pl.DataFrame, queries: pl.DataFrame, last: int) -> pl.Series:
+def last_items(
+    events: pl.DataFrame, queries: pl.DataFrame, last: int, within: timedelta | None = None
+) -> pl.Series:
     """List the items of each user's last events strictly before each query's time.
 
     Events at the query's very time are not visible: when an impression is scored, they have not
@@ -19,13 +23,14 @@ def last_items(events: pl.DataFrame, queries: pl.DataFrame, last: int) -> pl.Ser
             Events without a time are in no history.
         queries: columns `user`, `time`; a query without a time has an empty history.
         last: how many items to keep, at least 1.
+        within: how far back; without limit where None.
 
     Returns:
         One list per query, oldest first, empty where there is nothing: (B,) lists of up to `last`.
     """
     events = events.filter(pl.col("user").is_not_null()).sort("item")
     timeline = Timeline(events, ["user"])
-    start, stop, _ = timeline.earlier(queries)
+    start, stop = timeline.before(queries, within)
     start = np.maximum(start, stop - last)
     offsets = np.zeros(len(start) + 1, np.int64)
     np.cumsum(stop - start, out=offsets[1:])

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from configs.contract import Contract, PositionFeature, Task
+from configs.contract import Contract, PositionFeature
+from configs.labels import Task
 from configs.model import ModelConfig
 from configs.statistics import Statistics, TaskStatistics
 from model import backend, gates

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from configs.contract import Contract, Task
+from configs.contract import Contract
+from configs.labels import Task
 from configs.statistics import Statistics, TaskStatistics
 from model.gates.base import Tensor
 

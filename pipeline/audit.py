@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from configs import Config, DataError, FrozenContract
-from configs.contract import Feature, IdListFeature, NumberFeature
+from configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
 from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
 from configs.log import EventLog
 from pipeline.columns import COLUMN, counters, history_features, wanted_columns
@@ -205,23 +205,29 @@ def _compute(
         if event["time"] is not None
         and (event["time"] < time if until is None else event["time"] <= until)
     ]
-    if isinstance(feature, IdListFeature) and feature.history is not None:
-        counting = [e for e in past if _counts(e, feature.history.events, config)]
+    rule: Any = feature.history if isinstance(feature, IdListFeature) else _counter(feature)
+    if rule is None:
+        raise ValueError(f"not a computed feature: {feature!r}")
+    if rule.within is not None:
+        past = [event for event in past if event["time"] >= time - rule.within]
+    counting = [event for event in past if _counts(event, rule.events, config)]
+    if isinstance(feature, IdListFeature):
         counting.sort(key=lambda e: (e["time"], e["item"]))
-        return [e["item"] for e in counting][-min(feature.history.last, feature.max_length) :]
-    if not isinstance(feature, NumberFeature):
-        raise ValueError(f"not a computed feature: {feature!r}")
-    if feature.count is not None:
-        within = feature.count.within
-        counting = [e for e in past if _counts(e, feature.count.events, config)]
-        return float(sum(within is None or e["time"] >= time - within for e in counting))
-    if feature.since is None:
-        raise ValueError(f"not a computed feature: {feature!r}")
-    times = [e["time"] for e in past if _counts(e, feature.since.events, config)]
+        return [e["item"] for e in counting][-min(rule.last, feature.max_length) :]
+    if isinstance(rule, Count):
+        return float(len(counting))
+    if isinstance(rule, Rate):
+        per = sum(_counts(event, rule.per, config) for event in past)
+        return float(np.float32(len(counting) / per)) if per else None
+    times = [event["time"] for event in counting]
     if not times:
         return None
-    then = max(times) if feature.since.which == "last" else min(times)
+    then = max(times) if rule.which == "last" else min(times)
     return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
+
+
+def _counter(feature: Feature) -> Count | Since | Rate | None:
+    return feature.counter if isinstance(feature, NumberFeature) else None
 
 
 def _counts(event: Row, names: tuple[str, ...], config: Config) -> bool:

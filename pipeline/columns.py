@@ -3,21 +3,15 @@
 import pyarrow as pa
 
 from configs import Config, ConfigError
-from configs.contract import (
-    ColumnLabel,
-    EventLabel,
-    Feature,
-    IdFeature,
-    IdListFeature,
-    NumberFeature,
-)
+from configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
 from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from configs.labels import ColumnLabel, EventLabel, RatioLabel
 from configs.log import EventLog
 
 # Columns of normalised events: user, item, time, row (a hash of the full row), event, value,
 # session, request and event_id where the log has them, and:
 FEATURE = "feature/"  # a feature's value
-COLUMN = "column/"  # a number of an impression log that labels, histories or counters read
+COLUMN = "column/"  # a number that labels, histories or counters read
 
 
 def log_features(config: Config) -> dict[str, Feature]:
@@ -67,20 +61,27 @@ def computed_events(config: Config) -> dict[str, tuple[str, ...]]:
             found[f"contract.features.{name}.history.events"] = feature.history.events
     for name, number in (counters(config, "user") | counters(config, "item")).items():
         if number.counter is not None:
-            key = "count" if number.count is not None else "since"
-            found[f"contract.features.{name}.{key}.events"] = number.counter.events
+            kind = type(number.counter).__name__.lower()
+            found[f"contract.features.{name}.{kind}.events"] = number.counter.events
+        if number.rate is not None:
+            found[f"contract.features.{name}.rate.per"] = number.rate.per
     return found
 
 
 def number_columns(config: Config) -> list[str]:
-    """The columns of an impression log that labels, histories and counters read as numbers."""
+    """The columns that labels, histories and counters read as numbers.
+
+    Of an event log: the divisors of its values.
+    """
+    names = []
+    for task in config.contract.tasks.values():
+        rule = task.label
+        if isinstance(rule, ColumnLabel | RatioLabel):
+            names.append(rule.column)
+        if isinstance(rule, EventLabel | RatioLabel) and rule.over is not None:
+            names.append(rule.over)
     if isinstance(config.pipeline.log, EventLog):
-        return []
-    names = [
-        task.label.column
-        for task in config.contract.tasks.values()
-        if isinstance(task.label, ColumnLabel)
-    ]
+        return sorted(set(names))
     for events in computed_events(config).values():
         names += [name for name in events if name != "impression"]
     return sorted(set(names))

@@ -1,15 +1,15 @@
 """Features that are computed over time: which events count, and what they come to.
 
 The user's are computed within the user's bucket. The item's need events of all users: their bucket
-sends them, and its questions, to the item's bucket, which answers (`stages.count_items`); so that
-neither the log's items nor their events must fit in memory at once.
+sends them, and its questions, to the item's bucket, which answers (`finishing.count_items`); so
+that neither the log's items nor their events must fit in memory at once.
 """
 
 import polars as pl
 
 from configs import Config
 from configs.log import EventLog
-from features import count_events, last_items, seconds_since
+from features import count_events, event_rate, last_items, seconds_since
 from pipeline.columns import COLUMN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
@@ -43,7 +43,9 @@ def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Colu
         history = feature.history
         if history is not None:
             past = counting(events, config, history.events).select("user", "time", "item")
-            found[name] = last_items(past, queries, min(history.last, feature.max_length))
+            found[name] = last_items(
+                past, queries, min(history.last, feature.max_length), history.within
+            )
     sets = {names: counting(events, config, names) for names in _sets(config, "user")}
     return found | _counters(sets, queries, config, "user")
 
@@ -88,8 +90,13 @@ def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Col
 
 def _sets(config: Config, of: str) -> list[tuple[str, ...]]:
     """The different sets of event types that counters of the user or item name."""
-    named = [f.counter.events for f in counters(config, of).values() if f.counter is not None]
-    return sorted(set(named))
+    named = set()
+    for feature in counters(config, of).values():
+        if feature.counter is not None:
+            named.add(feature.counter.events)
+        if feature.rate is not None:
+            named.add(feature.rate.per)
+    return sorted(named)
 
 
 def _counters(
@@ -102,5 +109,10 @@ def _counters(
             found[name] = count_events(past, queries, of, feature.count.within)
         elif feature.since is not None:
             past = sets[feature.since.events]
-            found[name] = seconds_since(past, queries, of, feature.since.which)
+            since = feature.since
+            found[name] = seconds_since(past, queries, of, since.which, since.within)
+        elif feature.rate is not None:
+            rate = feature.rate
+            past, per = sets[rate.events], sets[rate.per]
+            found[name] = event_rate(past, per, queries, of, rate.within)
     return found

@@ -61,7 +61,8 @@ def make_examples(
     else:
         impressions, feedback = events, events.clear()
         counts |= {"feedback": 0, "late": 0, "orphans": 0}
-    values = labels.logged_values(contract, impressions, events, feedback)
+    waits = labels.window(contract, config.pipeline.attribution)
+    values = labels.logged_values(contract, impressions, events, feedback, waits)
     nothing = pl.Series([None] * len(impressions), dtype=pl.String)
     columns = {
         contract.user: impressions["user"],
@@ -81,7 +82,6 @@ def make_examples(
     rows = len(frame)
     if cut_off is not None:
         # Feedback at the very end of the window counts, and must have come before the cut-off.
-        waits = labels.window(contract, config.pipeline.attribution)
         closed = pl.col(TIME).is_null() | (pl.col(TIME) + waits < cut_off)
         frame = frame.filter(closed)
     counts["held_back"] = rows - len(frame)

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import polars as pl
 
-from configs.contract import Contract, DwellLabel, EventLabel, ImpressionLabel
+from configs.contract import Contract
+from configs.labels import DwellLabel, EventLabel, ImpressionLabel, RatioLabel
 from features import Timeline
 from pipeline.columns import COLUMN
 
@@ -12,7 +13,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def logged_values(
-    contract: Contract, impressions: pl.DataFrame, events: pl.DataFrame, feedback: pl.DataFrame
+    contract: Contract,
+    impressions: pl.DataFrame,
+    events: pl.DataFrame,
+    feedback: pl.DataFrame,
+    waits: timedelta,
 ) -> dict[str, pl.Series]:
     """Apply each task's `label` rule to logged impressions.
 
@@ -21,7 +26,9 @@ def logged_values(
         impressions: (B, ...) columns `user`, `time`, and `session` or `column/...` where rules
             read them.
         events: all events of the same users: what ends a dwell.
-        feedback: the attributed events: columns `impression`, `delay`, `event`, `value`.
+        feedback: the attributed events: columns `impression`, `delay`, `event`, `value`, and
+            `column/...` where rules divide by it.
+        waits: how long labels stay open, see `window`.
 
     Returns:
         (B,) values by task, null where the rule finds nothing.
@@ -34,7 +41,10 @@ def logged_values(
         elif isinstance(rule, EventLabel):
             values[name] = _from_events(rule, len(impressions), feedback)
         elif isinstance(rule, DwellLabel):
-            values[name] = _dwell(impressions, events, rule.cap)
+            within = rule.within or max(waits, rule.cap)
+            values[name] = _dwell(impressions, events, rule.cap, within)
+        elif isinstance(rule, RatioLabel):
+            values[name] = impressions.select(_ratio(COLUMN + rule.column, rule.over)).to_series()
         else:
             values[name] = impressions[COLUMN + rule.column]
     return values
@@ -52,8 +62,14 @@ def window(contract: Contract, attribution: timedelta | None) -> timedelta:
             limits = [limit for limit in (rule.within, attribution) if limit is not None]
             longest = max(longest, min(limits, default=timedelta(0)))
         elif isinstance(rule, DwellLabel):
-            longest = max(longest, rule.cap)
+            longest = max(longest, rule.within or rule.cap)
     return longest
+
+
+def _ratio(column: str, over: str) -> pl.Expr:
+    """A column over a divisor; null where there is nothing to divide by."""
+    divisor = pl.col(COLUMN + over)
+    return pl.when(divisor > 0).then(pl.col(column) / divisor)
 
 
 def sampled_values(contract: Contract, rows: int) -> dict[str, pl.Series]:
@@ -111,6 +127,8 @@ def _from_events(rule: EventLabel, rows: int, feedback: pl.DataFrame) -> pl.Seri
             found = found.with_columns(label=pl.lit(1.0))
         otherwise = 0.0
     else:
+        if rule.over is not None:
+            counting = counting.with_columns(value=_ratio("value", rule.over))
         valued = counting.filter(pl.col("value").is_not_null())
         # Sorted values add up to the same number whatever the order of the events.
         total = pl.col("value").sort().sum() if rule.aggregate == "sum" else pl.col("value").max()
@@ -121,8 +139,10 @@ def _from_events(rule: EventLabel, rows: int, feedback: pl.DataFrame) -> pl.Seri
     return labels if otherwise is None else labels.fill_null(otherwise)
 
 
-def _dwell(impressions: pl.DataFrame, events: pl.DataFrame, cap: timedelta) -> pl.Series:
-    """Seconds to the user's next event in the session, strictly later."""
+def _dwell(
+    impressions: pl.DataFrame, events: pl.DataFrame, cap: timedelta, within: timedelta
+) -> pl.Series:
+    """Seconds to the user's next event in the session, strictly later and `within`."""
     in_session = events.filter(pl.col("session").is_not_null())
     timeline = Timeline(in_session, ["user", "session"])
     _, stop, end = timeline.earlier(impressions, inclusive=True)
@@ -133,4 +153,5 @@ def _dwell(impressions: pl.DataFrame, events: pl.DataFrame, cap: timedelta) -> p
     at = pl.int_range(len(impressions), dtype=pl.Int64, eager=True)
     found = pl.DataFrame({"at": at.filter(following), "dwell": seconds.cast(pl.Float64)})
     dwell = pl.DataFrame({"at": at}).join(found, on="at", how="left", maintain_order="left")
-    return dwell["dwell"].clip(upper_bound=cap.total_seconds())
+    late = dwell["dwell"] > within.total_seconds()
+    return dwell["dwell"].set(late, None).clip(upper_bound=cap.total_seconds())

@@ -148,9 +148,47 @@ def edit(values: dict, path: str, value: object) -> dict:
         (
             "contract/features/item_views/since",
             {"of": "item", "events": ["VIEW"]},
-            "expected count or since, received both",
+            "expected one of count, since and rate, received count and since",
         ),
         ("contract/features/item_age/missing", "error", "since is missing where there was no such"),
+        (
+            "contract/features/item_views",
+            {
+                "kind": "number",
+                "side": "item",
+                "rate": {"of": "item", "events": ["LIKE"], "per": ["VIEW"]},
+            },
+            "rate is missing where there was no such event",
+        ),
+        (
+            "contract/tasks/like/label/over",
+            "length",
+            "task 'like': over divides values; expected aggregate: sum or max, received 'presence'",
+        ),
+        (
+            "contract/tasks/like",
+            {
+                "group": "satisfaction",
+                "type": "regression",
+                "label": {"rule": "event", "events": ["LIKE"], "aggregate": "sum"},
+            },
+            "contract.tasks.like.label: sum and max need pipeline.log.columns.value",
+        ),
+        (
+            "contract/tasks/like/label",
+            {"rule": "ratio", "column": "watched", "over": "length"},
+            "task 'like': a binary label from ratio needs at_least",
+        ),
+        (
+            "contract/tasks/dwell/label",
+            {"rule": "ratio", "column": "watched", "over": "length"},
+            "rule 'ratio' reads logs of shape 'impressions', pipeline.log.shape is 'events'",
+        ),
+        (
+            "contract/tasks/dwell/label/within",
+            "1m",
+            "task 'dwell': expected within to reach the cap, received within 60s and cap 1800s",
+        ),
         ("contract/features/item_views/count/events", [], "at least 1 item"),
         ("pipeline/negatives/exclude", "ever", "needs split.by: random, received 'time'"),
         ("pipeline/cut_off", "2017-01-01T00:00:00", "cut_off: an instant needs a zone"),
@@ -265,7 +303,7 @@ def test_counters_need_every_events_time():
     values = preset()
     values["pipeline"]["split"]["by"] = "user"
     values["pipeline"]["log"]["unknown_time"] = 0
-    message = "contract.features.item_views_1d: count and since need the time of every event"
+    message = "contract.features.item_views_1d: count, since and rate need every event's time"
     assert message in refusal(values)
 
 

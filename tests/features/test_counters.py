@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features import count_events, seconds_since
+from features import count_events, event_rate, seconds_since
 
 
 def times(*seconds):
@@ -97,3 +97,29 @@ def test_plain_loops_agree_in_any_order(seed):
         assert count_events(table, queries, "user", timedelta(seconds=15)).to_list() == counts
         assert seconds_since(table, queries, "user").to_list() == last
         assert seconds_since(table, queries, "user", "first").to_list() == first
+
+
+@pytest.mark.parametrize(
+    ("item", "seconds", "within", "expected"),
+    [
+        ("x", 20, None, 1.0),  # one click, one impression
+        ("x", 31, None, 0.5),  # 2 of 4
+        ("x", 31, 10, 0.0),  # from 21: none of one
+        ("y", 50, 5, None),  # nothing to divide by: missing, not 0
+        ("y", 50, None, 0.0),
+        ("x", None, None, None),
+    ],
+)
+def test_a_rate_divides_what_came_before(item, seconds, within, expected):
+    clicks = pl.DataFrame({"item": ["x", "x", "x"], "time": times(19, 20, 31)})
+    within = within and timedelta(seconds=within)
+    asked = pl.DataFrame({"item": [item], "time": times(seconds)})
+    assert event_rate(clicks, EVENTS, asked, "item", within).to_list() == [expected]
+
+
+def test_what_is_too_long_ago_leaves_no_recency():
+    asked = pl.DataFrame({"item": ["x"] * 3, "time": times(41, 40, 39)})
+    last = seconds_since(EVENTS, asked, "item", within=timedelta(seconds=10))
+    assert last.to_list() == [None, 10, 9]
+    first = seconds_since(EVENTS, asked, "item", "first", timedelta(seconds=20))
+    assert first.to_list() == [11, 20, 19]  # of 30, and twice of 20

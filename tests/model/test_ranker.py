@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from configs.contract import Task
+from configs.labels import Task
 from configs.statistics import TaskStatistics
 from model import checkpoint, data, scores
 from model.encoding import Encoder

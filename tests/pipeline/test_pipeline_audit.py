@@ -28,6 +28,24 @@ COUNTERS = {
         "side": "user",
         "count": {"of": "user", "events": ["LIKE"]},
     },
+    "contract.features.item_likes_per_view": {
+        "kind": "number",
+        "side": "item",
+        "rate": {"of": "item", "events": ["LIKE"], "per": ["VIEW", "BUY"], "within": "400s"},
+        "missing": "indicator",
+    },
+    "contract.features.user_rest": {
+        "kind": "number",
+        "side": "user",
+        "since": {"of": "user", "events": ["VIEW"], "within": "60s"},
+        "missing": "indicator",
+    },
+    "contract.features.lately": {
+        "kind": "id_list",
+        "side": "user",
+        "share": "item_id",
+        "history": {"events": ["VIEW"], "last": 3, "within": "90s"},
+    },
     "pipeline.log.columns.event_id": "id",
     "pipeline.negatives": {"per_positive": 2, "recent": "300s"},
 }
@@ -61,7 +79,8 @@ def test_what_the_job_makes_passes(made):
     found = audit(config, folder, folder / "out", sample=10_000)
     assert found["examples"] == manifest["examples"]["total"]
     assert found["negatives"] == manifest["examples"]["sampled_negatives"] > 100
-    names = ["recent", "liked", "user_likes", "item_views_100s", "item_age"]
+    names = ["recent", "liked", "lately", "user_likes", "user_rest"]
+    names += ["item_views_100s", "item_age", "item_likes_per_view"]
     assert found["features"] == names
     assert found["values"] == found["examples"] * len(names)
     assert audit(config, folder, folder / "out", sample=7)["examples"] == 7
@@ -92,7 +111,9 @@ def test_negatives_that_leave_out_the_future_pass_where_the_split_allows_it(even
     assert audit(config, folder, tmp_path / "out")["negatives"] > 100
 
 
-@pytest.mark.parametrize("name", ["item_views_100s", "item_age", "nothing"])
+@pytest.mark.parametrize(
+    "name", ["item_views_100s", "item_likes_per_view", "user_rest", "lately", "nothing"]
+)
 def test_a_pipeline_that_sees_the_present_is_found(name, event_config, monkeypatch, tmp_path):
     """The leak, in a counter or in the histories: events at the impression's very time count."""
     honest = features.earlier.Timeline.earlier

@@ -3,6 +3,7 @@
 import json
 import random
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -25,6 +26,12 @@ COUNTERS = {
         "kind": "number",
         "side": "item",
         "since": {"of": "item", "events": ["VIEW"], "which": "first"},
+        "missing": "indicator",
+    },
+    "contract.features.item_likes_per_view": {
+        "kind": "number",
+        "side": "item",
+        "rate": {"of": "item", "events": ["LIKE"], "per": ["VIEW"], "within": "100s"},
         "missing": "indicator",
     },
     "contract.features.user_likes": {
@@ -80,22 +87,29 @@ def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
     rows = [f"{T + t},{event},{item},{user},,1," for t, event, item, user in lines]
     make(event_config, tmp_path / "log", rows, **{"pipeline.negatives.per_positive": 3})
     found = values(read_examples, tmp_path / "log")
-    # item_views_100s, item_feedback, item_age, user_likes, user_rest
+    # item_views_100s, item_feedback, item_age, item_likes_per_view, user_likes, user_rest
     assert found == {
         # Nobody had viewed x, and a nothing.
-        ("a", "x", 0, False): [0, 0, None, 0, None],
+        ("a", "x", 0, False): [0, 0, None, None, 0, None],
         # a's view at 0 and like at 10; b's own like at 50 is at the very time.
-        ("b", "x", 50, False): [1, 1, 50, 0, None],
-        ("c", "y", 60, False): [0, 0, None, 0, None],
-        ("c", "x", 60, True): [2, 2, 60, 0, None],  # the negative of it: x, with x's own counters
+        ("b", "x", 50, False): [1, 1, 50, 1, 0, None],
+        ("c", "y", 60, False): [0, 0, None, None, 0, None],
+        ("c", "x", 60, True): [
+            2,
+            2,
+            60,
+            1,
+            0,
+            None,
+        ],  # the negative of it, with x's own
         # Views at 0 and 50 ([0, 100) holds 0); likes at 10 and 50; c's last view was at 60.
-        ("c", "x", 100, False): [2, 2, 100, 0, 40],
-        ("a", "z", 101, False): [0, 0, None, 1, 101],
-        ("a", "y", 101, True): [1, 0, 41, 1, 101],
+        ("c", "x", 100, False): [2, 2, 100, 1, 0, 40],
+        ("a", "z", 101, False): [0, 0, None, None, 1, 101],
+        ("a", "y", 101, True): [1, 0, 41, 0, 1, 101],
         # From 3: views at 50 and 100; two likes and the orphan's BUY; a's last view was z at 101.
-        ("a", "x", 103, False): [2, 3, 103, 1, 2],
-        ("a", "y", 103, True): [1, 0, 43, 1, 2],
-        ("a", "y", 106, False): [1, 0, 46, 1, 3],
+        ("a", "x", 103, False): [2, 3, 103, 1, 1, 2],
+        ("a", "y", 103, True): [1, 0, 43, 0, 1, 2],
+        ("a", "y", 106, False): [1, 0, 46, 0, 1, 3],
     }
 
 
@@ -115,11 +129,14 @@ def slow_counters(lines, user, item, time):
     events = [tuple(line.split(",")[:4]) for line in dict.fromkeys(lines)]
     past = [(int(t) - T, e, i, u) for t, e, i, u in events if int(t) - T < time]
     views = [t for t, e, i, _ in past if e == "VIEW" and i == item]
+    likes = [t for t, e, i, _ in past if e == "LIKE" and i == item and t >= time - 100]
+    lately = [t for t in views if t >= time - 100]
     own = [t for t, e, _, u in past if e == "VIEW" and u == user]
     return [
         sum(t >= time - 100 for t in views),
         sum(e in {"LIKE", "BUY"} and i == item for _, e, i, _ in past),
         time - min(views) if views else None,
+        float(np.float32(len(likes) / len(lately))) if lately else None,
         sum(e == "LIKE" and u == user for _, e, _, u in past),
         time - max(own) if own else None,
     ]

@@ -95,3 +95,77 @@ def test_negatives_of_an_impression_log_take_the_items_own_features(
     assert (row["user_id"], row["item_id"], row["meta/request"]) == (2, 50, "r3")
     assert (row["price"], row["tags"], row["place"]) == (3.5, ["blue"], None)
     assert (row["label/click"], row["label/stars"]) == (None, None)
+
+
+HEADER = "time,event,item,user,session,value,device,length"
+FEEDBACK = [
+    "0,VIEW,x,a,s,,,",
+    "10,BUY,x,a,s,30,,60",
+    "20,BUY,x,a,s,15,,60",
+    "30,BUY,x,a,s,90,,0",  # of no length: no value
+    "40,BUY,x,a,s,,,60",  # of no value
+    "5,VIEW,y,a,s,,,",
+    "6,BUY,y,a,s,9,,",
+    "7,LIKE,y,a,s,,,",
+    "8,DISLIKE,y,a,s,,,",
+    "9,RATE,y,a,s,3,,",
+]
+
+
+@pytest.mark.parametrize(("aggregate", "expected"), [("sum", 0.75), ("max", 0.5)])
+def test_values_of_events_over_a_column(aggregate, expected, event_config, read_examples, tmp_path):
+    (tmp_path / "log.csv").write_text("\n".join([HEADER, *FEEDBACK]) + "\n")
+    label = {"rule": "event", "events": ["BUY"], "aggregate": aggregate, "over": "length"}
+    watched = {"group": "engagement", "type": "regression", "label": label}
+    most = watched | {"type": "binary", "at_least": 0.6}
+    config = event_config(
+        **{"contract.tasks.watched": watched, "contract.tasks.most": most},
+        **{"pipeline.split": {"by": "user", "validation": 0.01, "test": 0.01}},
+    )
+    run(config, tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").filter(~pl.col("meta/sampled")).sort("meta/time")
+    assert rows["label/watched"].to_list() == [expected, None]
+    assert rows["label/most"].to_list() == [float(expected >= 0.6), None]
+
+
+def test_a_ratio_of_two_columns(impression_config, read_examples, tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "time,user_id,item_id,request,price,tags,place,click,stars,watched,length\n"
+        "1,1,10,r,,,,1,,30,60\n"
+        "2,1,11,r,,,,1,,90,60\n"
+        "3,1,12,r,,,,0,,0,60\n"
+        "4,1,13,r,,,,1,,5,0\n"  # nothing to divide by
+        "5,1,14,r,,,,1,,,60\n"
+        "6,1,15,r,,,,1,,5,\n"
+    )
+    label = {"rule": "ratio", "column": "watched", "over": "length"}
+    task = {"group": "engagement", "type": "regression", "label": label, "clip": [0.0, 1.0]}
+    config = impression_config(
+        **{
+            "contract.tasks.share": task | {"when": "click"},
+            "contract.tasks.whole": {**task, "type": "binary", "at_least": 0.9},
+        }
+    )
+    run(config, tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").sort("meta/time")
+    assert rows["label/share"].to_list() == [0.5, 1.0, None, None, None, None]
+    assert rows["label/whole"].to_list() == [0.0, 1.0, 0.0, None, None, None]
+
+
+@pytest.mark.parametrize(("within", "expected"), [("10m", None), ("1h", 600), (None, 600)])
+def test_a_dwell_ends_while_labels_are_open(
+    within, expected, event_config, read_examples, tmp_path
+):
+    # 3000 s later; the other labels wait for a day.
+    lines = [HEADER, "0,VIEW,x,a,s,,,", "3000,VIEW,y,a,s,,,"]
+    lines += [f"{at},{kind},y,a,s,,," for at, kind in enumerate(["LIKE", "DISLIKE"], 3001)]
+    lines += [f"{at},{kind},y,a,s,1,," for at, kind in enumerate(["BUY", "RATE"], 3010)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    label = {"rule": "dwell", "cap": "10m"} | ({"within": within} if within else {})
+    config = event_config(
+        **{"contract.tasks.dwell.label": label},
+        **{"pipeline.split": {"by": "user", "validation": 0.01, "test": 0.01}},
+    )
+    run(config, tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").sort("meta/time")
+    assert rows["label/dwell"][0] == expected

@@ -70,7 +70,10 @@ def slow_examples(lines: list[str]) -> tuple[list[dict], dict[str, int]]:
         later = [
             e["time"] - view["time"]
             for e in own
-            if view["session"] and e["session"] == view["session"] and e["time"] > view["time"]
+            if view["session"]
+            and e["session"] == view["session"]
+            # Later than the labels wait, nothing ends a dwell.
+            and 0 < e["time"] - view["time"] <= 86400
         ]
         feedback = view["feedback"]
         like = any(e["event"] == "LIKE" and delay <= 3600 for delay, e in feedback)
