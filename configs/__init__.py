@@ -13,6 +13,7 @@ from configs.errors import (
     ExportError,
     ModelError,
     MultigateError,
+    RunError,
     ServingError,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "FrozenContract",
     "ModelError",
     "MultigateError",
+    "RunError",
     "ServingError",
     "Statistics",
     "load",

@@ -11,12 +11,13 @@ from configs.errors import ConfigError
 from configs.labels import EventLabel
 from configs.log import EventLog, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
+from configs.run import RunConfig
 
 PRESETS = ("demo", "deskdrop", "movielens")
 
 
 class Config(Frozen):
-    """Everything that a run reads: contract, pipeline, model, training and export."""
+    """Everything that a run reads: contract, pipeline, model, training, export and what follows."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the model, also when served."""
@@ -25,6 +26,7 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     export: ExportConfig = ExportConfig()
+    run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
     def _check_log(self) -> "Config":

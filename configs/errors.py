@@ -5,7 +5,8 @@
     ├── DataError        logs and examples: missing files, wrong columns, too many rejects
     ├── ModelError       training, evaluation and checkpoints
     ├── ExportError      a version that cannot be built or does not pass its checks
-    └── ServingError     the server's start-up and the client
+    ├── ServingError     the server's start-up and the client
+    └── RunError         the nightly run and publication: guards, locks, versions that are not there
 
 The command line prints the message as one line and exits with status 2; the server maps request
 errors to gRPC status in one place of its own (`serving.status`).  A message says what is wrong,
@@ -35,3 +36,7 @@ class ExportError(MultigateError):
 
 class ServingError(MultigateError):
     """The server could not start, or the client could not be answered."""
+
+
+class RunError(MultigateError):
+    """A nightly run stopped, or a version could not be published or withdrawn."""

@@ -19,6 +19,11 @@ def say(text: str) -> None:
     _CONSOLE.print(text, highlight=False)
 
 
+def show_table(table: Table) -> None:
+    """Print a table."""
+    _CONSOLE.print(table)
+
+
 def show_manifest(manifest: dict[str, Any], out: Path) -> None:
     """Print where the rows of the log went."""
     table = Table(title=f"examples in {out}", title_justify="left")

@@ -4,4 +4,16 @@ The modules import their packages inside `run`, so that `--help` answers at once
 """
 
 # In the order of `multigate --help`: the order of a first use.
-VERBS = ("demo", "examples", "audit", "train", "evaluate", "export", "serve", "rank")
+VERBS = (
+    "demo",
+    "examples",
+    "audit",
+    "train",
+    "evaluate",
+    "export",
+    "serve",
+    "rank",
+    "run",
+    "runs",
+    "publish",
+)

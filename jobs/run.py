@@ -1,0 +1,196 @@
+"""The nightly run: from the log of a date to a version that is in production, or to a refusal.
+
+Started again after a kill, it goes on with the first stage that has no record. A date that is
+finished does nothing. Whatever goes wrong, production stays as it is until the last rename.
+"""
+
+import logging
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from configs.config import Config
+from configs.errors import MultigateError, RunError
+from jobs.lock import locked
+from jobs.notify import notify
+from jobs.publication import Base
+from jobs.run_folder import LOCK, STAGES, RunFolder, all_runs, now
+from jobs.run_stages import ACTIONS, Night
+from jobs.show import say
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    config: Config,
+    day: date,
+    data: Path,
+    runs: Path,
+    *,
+    base: Path | None = None,
+    force: str | None = None,
+) -> dict[str, Any]:
+    """Do a night's run, or go on with it.
+
+    Args:
+        config: the data set's configuration.
+        day: whose log is the last to be learnt from, whole days in UTC.
+        data: folder of the log's files.
+        runs: folder of all runs; see `jobs.run_folder`.
+        base: the base folder that servers follow; `runs/models/<name>` by default.
+        force: the stage to repeat, with all after it.
+
+    Returns:
+        date, state (published or refused), version (None where refused), production, start, tasks
+        (metrics by task), reasons (of a refusal), seconds (by stage).
+
+    Raises:
+        MultigateError: a stage failed, a guard stopped the run, another run is under way, or a
+            stage had finished with another configuration. Production is as it was.
+        OSError: the disk is full or read-only. Production is as it was.
+    """
+    night = Night(config, day, data, runs, Base(base or runs / "models" / config.name))
+    stage = "lock"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        with locked(runs / LOCK, f"multigate run --date {day}"):
+            try:
+                if force is not None:
+                    night.folder.forget(force)
+                if night.folder.record(STAGES[-1]) is None:
+                    for stage in STAGES:
+                        _do(night, stage)
+                    _discard_old(night)
+                    told = outcome(night)
+                    night.folder.set_state(told["state"])
+                    _notify(night, told["state"], STAGES[-1], told["version"], _words(told))
+                else:
+                    _check_configuration(night)
+            except BaseException as error:
+                _record_failure(night, stage, error)
+                raise
+            return outcome(night)
+    except BaseException as error:
+        event = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _notify(night, event, stage, None, _reason(error))
+        raise
+
+
+def outcome(night: Night) -> dict[str, Any]:
+    """What became of a run that is finished."""
+    records = {stage: night.folder.record(stage) or {} for stage in STAGES}
+    version = records["publication"]["result"]["version"]
+    return {
+        "date": night.day.isoformat(),
+        "state": "refused" if version is None else "published",
+        "version": version,
+        "production": night.base.production(),
+        "start": records["training"]["result"]["why"],
+        "tasks": records["evaluation"]["result"]["tasks"],
+        "reasons": records["decision"]["result"]["reasons"],
+        "seconds": {stage: record["seconds"] for stage, record in records.items()},
+    }
+
+
+def _do(night: Night, stage: str) -> None:
+    """Do a stage, unless it is finished."""
+    folder = night.folder
+    record = folder.record(stage)
+    if record is not None and not _overtaken(night, stage, record):
+        _check_stage(night, stage, record)
+        return
+    folder.forget(stage)
+    folder.clear(stage)
+    plan = night.plan
+    folder.set_state("running", stage=stage)
+    say(f"{night.day} {stage}")
+    began, started = now(), time.monotonic()
+    result, output = ACTIONS[stage](night)
+    folder.finish(
+        stage,
+        {
+            "stage": stage,
+            "inputs": {"configuration": night.read_by(stage), **_before(folder, stage), **plan},
+            "output": output,
+            "result": result,
+            "started": began,
+            "seconds": round(time.monotonic() - started, 3),
+        },
+    )
+
+
+def _before(folder: RunFolder, stage: str) -> dict[str, str]:
+    """Fingerprints of what earlier stages left."""
+    earlier = STAGES[: STAGES.index(stage)]
+    found = {name: (folder.record(name) or {}).get("output", "") for name in earlier}
+    return {name: output for name, output in found.items() if output}
+
+
+def _overtaken(night: Night, stage: str, record: dict[str, Any]) -> bool:
+    """Whether a decision was about a version that is no longer in production."""
+    if stage != "decision" or record["result"]["production"] == night.base.production():
+        return False
+    return night.base.number_of(night.candidate) is None  # not by this run's own publication
+
+
+def _check_stage(night: Night, stage: str, record: dict[str, Any]) -> None:
+    if record["inputs"]["configuration"] != night.read_by(stage):
+        raise RunError(
+            f"{night.folder.root}: stage {stage} had finished with another configuration; start "
+            f"the run with --force {stage} to repeat it, or with the configuration of then"
+        )
+
+
+def _check_configuration(night: Night) -> None:
+    for stage in STAGES:
+        record = night.folder.record(stage)
+        if record is not None:
+            _check_stage(night, stage, record)
+
+
+def _discard_old(night: Night) -> None:
+    """Remove the large outputs of old runs; a failure to do so is not the run's."""
+    for old in all_runs(night.runs)[: -night.config.run.keep_runs]:
+        if old.day != night.day:
+            try:
+                old.discard()
+            except OSError as error:
+                _log.warning("%s: not removed: %s", old.root, error)
+
+
+def _record_failure(night: Night, stage: str, error: BaseException) -> None:
+    state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    try:
+        night.folder.set_state(state, stage=stage, message=_reason(error))
+    except OSError as second:  # the disk is the reason, perhaps
+        _log.error("%s: not recorded: %s", night.folder.root, second)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MultigateError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return f"{type(error).__name__}: {error}"
+
+
+def _words(told: dict[str, Any]) -> str:
+    if told["state"] == "published":
+        return f"version {told['version']} is in production"
+    return "; ".join(told["reasons"])
+
+
+def _notify(night: Night, event: str, stage: str, version: int | None, message: str) -> None:
+    notify(
+        night.config.run,
+        {
+            "event": event,
+            "name": night.config.name,
+            "date": night.day.isoformat(),
+            "stage": stage,
+            "message": message,
+            "version": version,
+            "run": str(night.folder.root),
+        },
+    )

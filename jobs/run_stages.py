@@ -1,0 +1,259 @@
+"""What each stage of the nightly run does, what it depends on and what it leaves.
+
+stage        reads                               leaves
+pipeline     the log up to the date              examples/
+guards       examples, facts of the last run     facts, or the run stops
+training     examples, the parent's weights      checkpoint/
+export       checkpoint, examples                export/1/
+evaluation   checkpoint, examples                evaluation.json, report.html
+decision     checkpoint, the one in production   bless or refuse, with reasons
+publication  export                              the version in the base folder
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.config import Config
+from configs.contract import FrozenContract, fingerprint
+from configs.errors import RunError
+from configs.files import ExamplesFolder, write_json
+from jobs import run_guards
+from jobs.publication import Base
+from jobs.run_folder import RunFolder, all_runs, content
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run: its configuration, its date, where everything is."""
+
+    config: Config
+    day: date
+    data: Path
+    runs: Path
+    base: Base
+
+    @cached_property
+    def folder(self) -> RunFolder:
+        """Where the run is written."""
+        return RunFolder(self.runs, self.day)
+
+    @cached_property
+    def plan(self) -> Values:
+        """What was fixed when the run began; fixed now where it begins.
+
+        Returns:
+            `parent`: the version that was in production, None where there was none; `full_since`:
+            the date of the last training from scratch that it goes back to, None where unknown.
+        """
+        plan = self.folder.plan()
+        if plan is None:
+            parent = self.base.production()
+            lineage = self.base.lineage(parent) if parent is not None else None
+            plan = {"parent": parent, "full_since": lineage["full_since"] if lineage else None}
+            self.folder.set_plan(plan)
+        return plan
+
+    @property
+    def candidate(self) -> str:
+        """Identity of the run's export among all versions."""
+        return f"{self.day}-{self.output('export')}"
+
+    def output(self, stage: str) -> str:
+        """Fingerprint of what a finished stage left."""
+        record = self.folder.record(stage)
+        if record is None:
+            raise RunError(f"{self.folder.root}: stage {stage} has not finished; start the run")
+        return str(record["output"])
+
+    def read_by(self, stage: str) -> str:
+        """Fingerprint of the parts of the configuration that a stage depends on."""
+        parts: dict[str, Any] = {
+            "pipeline": {"contract": True, "pipeline": True},
+            "guards": {"run": {"guards"}},
+            "training": {"contract": True, "model": True, "train": True},
+            "export": {"export": True},
+        }
+        if stage not in parts:
+            return ""
+        return fingerprint(
+            self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
+        )
+
+    def start(self) -> tuple[Path | None, str]:
+        """Whose weights training starts from, and why.
+
+        Returns:
+            The parent's checkpoint, or None to train from scratch; the reason in words.
+        """
+        parent, since = self.plan["parent"], self.plan["full_since"]
+        every = self.config.run.full_retrain_days
+        if every == 1:
+            return None, "from scratch every night"
+        if parent is None or since is None:
+            return None, "from scratch: no version of an earlier run was in production"
+        if (self.day - date.fromisoformat(since)).days >= every:
+            return None, f"from scratch: the last time was {since}"
+        checkpoint = self.base.checkpoint(parent)
+        if checkpoint is None:
+            return None, f"from scratch: the checkpoint of version {parent} is gone"
+        frozen = FrozenContract.read(ExamplesFolder(checkpoint).contract)
+        if frozen.schema_fingerprint != self.config.contract.schema_fingerprint():
+            return None, f"from scratch: version {parent} has another schema"
+        return checkpoint, f"from version {parent}"
+
+
+def pipeline(night: Night) -> tuple[Values, str]:
+    """Make the examples from the log up to the end of the date."""
+    from pipeline import job
+
+    end = datetime(night.day.year, night.day.month, night.day.day, tzinfo=UTC) + timedelta(days=1)
+    options = night.config.pipeline
+    if options.cut_off is None:
+        options = options.model_copy(update={"cut_off": end})
+    config = night.config.model_copy(update={"pipeline": options})
+    manifest = job.run(config, night.data, night.folder.examples)
+    files = ExamplesFolder(night.folder.examples)
+    result = {key: manifest[key] for key in ("cut_off", "rows", "examples")}
+    return result, content(files.manifest, files.contract, files.statistics)
+
+
+def guards(night: Night) -> tuple[Values, str]:
+    """Stop the run where the examples are not fit to train on."""
+    facts = run_guards.measure(night.config, night.folder.examples, night.day)
+    last, of = None, None
+    for earlier in all_runs(night.runs):
+        record = earlier.record("guards")
+        if earlier.day < night.day and record is not None:
+            last, of = record["result"]["facts"], earlier.day.isoformat()
+    found = run_guards.judge(facts, last, night.config.run.guards)
+    if found:
+        raise RunError("\n".join(f"guard {line}" for line in found))
+    return {"compared_with": of, "facts": facts}, ""
+
+
+def training(night: Night) -> tuple[Values, str]:
+    """Train, from scratch or from the parent's weights."""
+    from model import training as trainer
+
+    checkpoint, why = night.start()
+    result = trainer.train(night.config, night.folder.examples, night.folder.checkpoint)
+    since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
+    kept = {key: result[key] for key in ("rows", "epochs", "best_epoch", "val_loss")}
+    started = {"start": "warm" if checkpoint else "full", "why": why, "full_since": since}
+    files = ExamplesFolder(night.folder.checkpoint)
+    weights = night.folder.checkpoint / "weights.h5"
+    return started | kept, content(weights, files.contract, files.statistics)
+
+
+def export(night: Night) -> tuple[Values, str]:
+    """Export a version, which is not published yet."""
+    from model import export as exporter
+
+    exporter.export(night.folder.checkpoint, night.folder.examples, night.folder.exports, version=1)
+    sparsity = json.loads((night.folder.export / "assets.extra/sparsity.json").read_text("utf-8"))
+    return {"parity": sparsity["parity"]}, content(night.folder.export)
+
+
+def evaluation(night: Night) -> tuple[Values, str]:
+    """Evaluate on the test split; a page for people."""
+    from model import checkpoint, evaluation, report
+
+    result = evaluation.evaluate(night.folder.checkpoint, night.folder.examples)
+    history = checkpoint.read_history(night.folder.checkpoint)
+    report.write_report(night.folder.report, result, history, night.config)
+    write_json(night.folder.evaluation, result)
+    values = {task: found["value"] for task, found in result["tasks"].items()}
+    return {"rows": result["rows"], "tasks": values, "groups": result["groups"]}, ""
+
+
+def decision(night: Night) -> tuple[Values, str]:
+    """Decide whether the candidate replaces the version in production."""
+    production = night.base.production()
+    if production is None:
+        result = json.loads(night.folder.evaluation.read_text(encoding="utf-8"))
+        reasons = first_version(night.config, result)
+        verdict = {"verdict": "refuse" if reasons else "bless", "reasons": reasons}
+        return {"production": None} | verdict, ""
+    lineage = night.base.lineage(production)
+    if lineage is not None and date.fromisoformat(lineage["run"]) > night.day:
+        reason = f"version {production} in production is of a later date, {lineage['run']}"
+        return {"production": production, "verdict": "refuse", "reasons": [reason]}, ""
+    reason = f"there are no rules by which to compare it with version {production} in production"
+    return {"production": production, "verdict": "refuse", "reasons": [reason]}, ""
+
+
+def first_version(config: Config, result: Values) -> list[str]:
+    """What speaks against a version that has nothing to replace.
+
+    Its loss on the test split must be finite and below that of the best constant scores: the
+    label's rate for binary tasks, its mean for regression.
+
+    Args:
+        config: the tasks' weights.
+        result: of `model.evaluation.evaluate`.
+
+    Returns:
+        The reasons; none where it may be published.
+    """
+    prior = 0.0
+    for name, task in result["tasks"].items():
+        if not task["rows"]:
+            continue
+        if task["type"] == "binary":
+            rate = task["rate"]
+            part = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+        else:
+            part = task.get("trained_on", task)["label_std"] ** 2
+        prior += config.contract.tasks[name].weight * part
+    if not math.isfinite(result["loss"]):
+        return [f"the loss on the test split is {result['loss']}"]
+    if result["loss"] >= prior:
+        return [
+            f"the loss on the test split, {result['loss']:.4f}, is no better than that of constant "
+            f"scores, {prior:.4f}"
+        ]
+    return []
+
+
+def publication(night: Night) -> tuple[Values, str]:
+    """Publish a candidate that was blessed, then remove what is no longer kept."""
+    decided = (night.folder.record("decision") or {})["result"]
+    if decided["verdict"] != "bless":
+        return {"version": None}, ""
+    if content(night.folder.export) != night.output("export"):
+        raise RunError(
+            f"{night.folder.export}: its files changed since they were exported; repeat the run "
+            "with --force export"
+        )
+    trained = (night.folder.record("training") or {})["result"]
+    lineage = {
+        "run": night.day.isoformat(),
+        "candidate": night.candidate,
+        "parent": night.plan["parent"],
+        "compared_with": decided["production"],
+        "start": trained["start"],
+        "full_since": trained["full_since"],
+    }
+    version = night.base.publish(
+        night.folder.export, night.folder.checkpoint, lineage, decided["production"]
+    )
+    removed = night.base.tidy(night.config.run.keep_versions)
+    return {"version": version, "removed": removed}, ""
+
+
+ACTIONS = {
+    "pipeline": pipeline,
+    "guards": guards,
+    "training": training,
+    "export": export,
+    "evaluation": evaluation,
+    "decision": decision,
+    "publication": publication,
+}

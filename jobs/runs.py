@@ -1,0 +1,120 @@
+"""Nightly runs and published versions, as people and programs read them."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from configs.errors import RunError
+from jobs.lock import is_held
+from jobs.publication import Base
+from jobs.run_folder import LOCK, STAGES, RunFolder, all_runs
+from jobs.show import show_table
+
+
+def listed(runs: Path) -> list[dict[str, Any]]:
+    """What became of every run, oldest first.
+
+    Returns:
+        By run: date, state (running, killed, failed, interrupted, published, refused), stage (that
+        it is at, or failed in), message, start, parent, version, seconds (by finished stage),
+        tasks (metric by task), groups, reasons.
+
+    Raises:
+        RunError: there is no such folder.
+    """
+    if not runs.is_dir():
+        raise RunError(f"{runs}: no such folder; expected what multigate run --out wrote")
+    under_way = is_held(runs / LOCK)
+    return [_describe(run, under_way) for run in all_runs(runs)]
+
+
+def _describe(run: RunFolder, under_way: bool) -> dict[str, Any]:
+    state, records = run.state(), {stage: run.record(stage) or {} for stage in STAGES}
+    results = {stage: record.get("result", {}) for stage, record in records.items()}
+    # A run that says it is running, though nobody holds the lock, was killed.
+    killed = state["state"] in ("running", "absent") and not under_way
+    return {
+        "date": run.day.isoformat(),
+        "state": "killed" if killed else state["state"],
+        "stage": state.get("stage"),
+        "message": state.get("message", ""),
+        "at": state.get("at"),
+        "start": results["training"].get("why"),
+        "parent": (run.plan() or {}).get("parent"),
+        "version": results["publication"].get("version"),
+        "seconds": {stage: record["seconds"] for stage, record in records.items() if record},
+        "tasks": results["evaluation"].get("tasks", {}),
+        "groups": results["evaluation"].get("groups", {}),
+        "reasons": results["decision"].get("reasons", []),
+    }
+
+
+def show(runs: list[dict[str, Any]]) -> None:
+    """Print one row per run."""
+    table = Table()
+    for heading in ("date", "state", "version", "seconds"):
+        table.add_column(heading, justify="right" if heading in ("version", "seconds") else "left")
+    groups = sorted({group for run in runs for group in run["groups"]})
+    for group in groups:
+        table.add_column(f"{group}: AUC", justify="right")
+    table.add_column("why", overflow="fold")
+    for run in runs:
+        areas = (run["groups"].get(group, {}).get("auc") for group in groups)
+        failed = run["state"] in ("failed", "killed", "interrupted", "running")
+        state = f"{run['state']} in {run['stage']}" if failed and run["stage"] else run["state"]
+        why = run["message"] or "; ".join(run["reasons"]) or run["start"] or ""
+        table.add_row(
+            run["date"],
+            state,
+            "" if run["version"] is None else str(run["version"]),
+            f"{sum(run['seconds'].values()):.0f}",
+            *("" if area is None else f"{area:.4f}" for area in areas),
+            why,
+        )
+    show_table(table)
+
+
+def show_outcome(result: dict[str, Any]) -> None:
+    """Print what became of one run."""
+    table = Table(title=f"run {result['date']}: {result['state']}", title_justify="left")
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    table.add_row("version in production", str(result["production"] or "none"))
+    table.add_row("training", result["start"])
+    for task, value in result["tasks"].items():
+        table.add_row(task, "not measured" if value is None else f"{value:.4f}")
+    for reason in result["reasons"]:
+        table.add_row("reason", reason)
+    table.add_row("seconds", f"{sum(result['seconds'].values()):.1f}")
+    show_table(table)
+
+
+def show_base(base: Base) -> dict[str, Any]:
+    """Print what a base folder offers.
+
+    Returns:
+        production, rollback (None where there is none), versions (number, withdrawn, run), newest
+        first.
+
+    Raises:
+        RunError: there is no such folder.
+    """
+    if not base.root.is_dir():
+        raise RunError(f"{base.root}: no such folder; expected a model's base folder")
+    production, rollback = base.production(), base.rollback_target()
+    versions = []
+    table = Table(title=str(base.root), title_justify="left")
+    for heading in ("version", "state", "run", "start"):
+        table.add_column(heading)
+    withdrawn = base.withdrawn()
+    for number in sorted({**base.versions(), **withdrawn}, reverse=True):
+        lineage = base.lineage(number) or {}
+        states = {production: "in production", rollback: "rollback returns to it"}
+        state = "withdrawn" if number in withdrawn else states.get(number, "")
+        table.add_row(str(number), state, lineage.get("run", ""), lineage.get("start", ""))
+        versions.append(
+            {"version": number, "withdrawn": number in withdrawn, "run": lineage.get("run")}
+        )
+    show_table(table)
+    return {"production": production, "rollback": rollback, "versions": versions}

@@ -1,0 +1,102 @@
+"""A log by days and a configuration whose whole run takes seconds."""
+
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+CONTRACT: dict[str, Any] = {
+    "user": "user_id",
+    "item": "item_id",
+    "features": {
+        "user_id": {"kind": "id", "side": "user"},
+        "item_id": {"kind": "id", "side": "item"},
+        "country": {"kind": "id", "side": "user", "missing": "indicator"},
+        "length": {"kind": "number", "side": "item", "transform": "log1p"},
+    },
+    "tasks": {
+        "click": {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": "click"},
+        },
+        "rating": {
+            "group": "satisfaction",
+            "type": "regression",
+            "label": {"rule": "column", "column": "rating"},
+        },
+    },
+}
+
+
+def settings(**run: Any) -> dict[str, Any]:
+    """The configuration as YAML holds it; keyword arguments go under `run`."""
+    return {
+        "name": "night",
+        "contract": CONTRACT,
+        "pipeline": {
+            "log": {
+                "shape": "impressions",
+                "files": ["*.jsonl"],
+                "format": {"type": "jsonl"},
+                "columns": {
+                    "time": "time",
+                    "user": "user_id",
+                    "item": "item_id",
+                    "request": "request_id",
+                },
+            },
+            "split": {"by": "time", "validation": 0.1, "test": 0.2},
+            "buckets": 1,
+        },
+        "model": {
+            "embedding_dim": 8,
+            "experts": {"count": 2, "units": [8]},
+            "towers": {"units": []},
+        },
+        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.02},
+        "run": run,
+    }
+
+
+class Nights:
+    """Makes logs and configurations."""
+
+    def __init__(self, days: dict[date, pl.DataFrame]) -> None:
+        self.days = days
+        self.settings = settings
+
+    def config(self, **run: Any) -> Any:
+        """The configuration; keyword arguments go under `run`."""
+        from configs.base import parse
+        from configs.config import Config
+
+        return parse(Config, settings(**run), "night.yaml")
+
+    def write_config(self, path: Path, **run: Any) -> Path:
+        """The same as a file."""
+        path.write_text(yaml.safe_dump(settings(**run)))
+        return path
+
+    def write_log(self, folder: Path, days: Iterable[date] | None = None) -> Path:
+        """Files of some days, or of all; those that are there stay."""
+        folder.mkdir(exist_ok=True)
+        for day in days if days is not None else self.days:
+            self.days[day].write_ndjson(folder / f"{day}.jsonl")
+        return folder
+
+
+@pytest.fixture(scope="session")
+def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
+    """A month of 6,000 exposures by days."""
+    from pipeline.simulate import simulate
+
+    folder = tmp_path_factory.mktemp("month") / "logs"
+    simulate(folder, seed=3, users=150, items=60, exposures=6_000)
+    log = pl.concat([pl.read_ndjson(path) for path in sorted(folder.glob("*.jsonl"))])
+    days = log.with_columns(day=pl.from_epoch("time").dt.date()).partition_by("day", as_dict=True)
+    return Nights({day: rows.drop("day") for (day,), rows in sorted(days.items())})

@@ -1,0 +1,155 @@
+"""The base folder: published, withdrawn, restored and removed versions, and what servers see."""
+
+import json
+import threading
+
+import pytest
+
+import multigate
+from configs.errors import RunError
+from jobs.publication import LINEAGE, Base
+from serving.versions import missing_files, scan
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A base folder, and a way to publish one more version there."""
+    base = Base(tmp_path / "models/night")
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "weights.h5").write_bytes(b"weights")
+
+    def publish(run: str, over: int | None = None) -> int:
+        export = tmp_path / "export" / run
+        for name in missing_files(export) if not export.exists() else ():
+            (export / name).parent.mkdir(parents=True, exist_ok=True)
+            (export / name).write_text("{}")
+        lineage = {"run": run, "candidate": run, "start": "full", "full_since": run}
+        return base.publish(
+            export, checkpoint, lineage, base.production() if over is None else over
+        )
+
+    base.publish_next = publish
+    return base
+
+
+def numbers(base):
+    return list(base.versions()), list(base.withdrawn())
+
+
+def test_versions_count_up_and_carry_their_lineage(make):
+    assert [make.publish_next(day) for day in ("2026-01-01", "2026-01-02")] == [1, 2]
+    assert (make.production(), make.rollback_target()) == (2, 1)
+    assert make.lineage(2)["run"] == "2026-01-02"
+    assert (make.checkpoint(2) / "weights.h5").read_bytes() == b"weights"
+    assert [entry["action"] for entry in make.history()] == ["published", "published"]
+
+
+def test_a_candidate_is_published_once(make):
+    first = make.publish_next("2026-01-01")
+    assert make.publish_next("2026-01-01") == first
+    assert numbers(make) == ([1], [])
+
+
+def test_a_decision_about_another_version_is_not_followed(make):
+    make.publish_next("2026-01-01")
+    make.publish_next("2026-01-02")
+    with pytest.raises(RunError, match=r"version 2 is in production, .* about version 1"):
+        make.publish_next("2026-01-03", over=1)
+    assert numbers(make) == ([2, 1], [])
+
+
+def test_rollback_and_return_and_numbers_are_never_used_twice(make):
+    for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+        make.publish_next(day)
+    assert make.rollback() == 2
+    assert numbers(make) == ([2, 1], [3])
+    assert make.publish_next("2026-01-04") == 4
+    assert make.choose(1) == 1
+    assert numbers(make) == ([1], [4, 3, 2])
+    assert make.choose(3) == 3
+    assert numbers(make) == ([3, 1], [4, 2])
+    assert make.publish_next("2026-01-05") == 5
+    assert make.lineage(4)["run"] == "2026-01-04"  # a withdrawn one still knows
+
+
+def test_between_two_versions_no_third_is_offered(make):
+    """Whoever looks while a version is chosen sees the old one on top or the new one."""
+    for n in range(1, 9):
+        make.publish_next(f"2026-01-0{n}")
+    seen, stop = set(), threading.Event()
+
+    def look():
+        while not stop.is_set():
+            seen.add(next(iter(scan(make.root))))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for _ in range(20):
+        make.choose(2)
+        make.choose(8)
+    stop.set()
+    watcher.join()
+    assert seen == {2, 8}
+
+
+def test_tidy_keeps_the_newest(make):
+    for n in range(1, 8):
+        make.publish_next(f"2026-01-0{n}")
+    make.choose(5)
+    assert make.tidy(2) == [3, 2, 1]
+    assert numbers(make) == ([5, 4], [7, 6])
+    assert (make.production(), make.rollback_target()) == (5, 4)
+    assert sorted(path.name for path in (make.root / ".checkpoints").iterdir()) == list("4567")
+    assert make.publish_next("2026-01-08") == 8
+    left = sorted(path.name for path in make.root.iterdir())
+    assert left == [".checkpoints", ".history.jsonl", ".lock", ".withdrawn", "4", "5", "8"]
+
+
+def test_nothing_to_return_to(make):
+    make.publish_next("2026-01-01")
+    with pytest.raises(RunError, match=r"to return to; versions: 1; withdrawn: none"):
+        make.rollback()
+    with pytest.raises(RunError, match=r"no version 7; versions: 1; withdrawn: none"):
+        make.choose(7)
+    assert make.production() == 1
+
+
+def test_a_full_disk_is_not_in_a_rollbacks_way(make, full_disk, caplog):
+    make.publish_next("2026-01-01")
+    make.publish_next("2026-01-02")
+    (make.root / ".lock").write_text("")
+    with full_disk(200):  # the lock's text fits, the history has grown beyond
+        assert make.rollback() == 1
+    assert "not recorded: {" in caplog.text
+    assert make.production() == 1
+
+
+def test_a_damaged_lineage_says_what_to_do(make):
+    make.publish_next("2026-01-01")
+    (make.root / "1" / LINEAGE).write_text("{")
+    with pytest.raises(RunError, match=r"run\.json: not valid JSON: .*; withdraw version 1"):
+        make.lineage(1)
+
+
+def test_the_verb(make, capsys):
+    for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+        make.publish_next(day)
+    base = ["publish", "--base", str(make.root), "--json"]
+
+    def call(*arguments):
+        status = multigate.main([*base, *arguments])
+        out = capsys.readouterr().out.splitlines()
+        return status, json.loads(out[-1]), "\n".join(out[:-1])
+
+    status, result, shown = call("--rollback")
+    assert (status, result["production"], result["rollback"]) == (0, 2, 1)
+    assert "withdrawn" in shown
+    status, result, shown = call("--version", "3")
+    assert (status, result["production"], result["rollback"]) == (0, 3, 2)
+    status, result, shown = call()
+    assert result["versions"] == [
+        {"version": n, "withdrawn": False, "run": f"2026-01-0{n}"} for n in (3, 2, 1)
+    ]
+    assert multigate.main([*base, "--version", "9"]) == 2
+    assert "no version 9; versions: 3, 2, 1" in capsys.readouterr().err

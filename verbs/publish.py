@@ -1,0 +1,41 @@
+"""Which version is in production, and how to change it."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+HELP = "show the version in production, go back to the one before it, or choose another"
+EXAMPLE = (
+    "multigate publish --base runs/models/deskdrop\n"
+    "multigate publish --base runs/models/deskdrop --rollback\n"
+    "multigate publish --base runs/models/deskdrop --version 12"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    parser.add_argument(
+        "--base", type=Path, required=True, help="the model's base folder, which servers follow"
+    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--rollback", action="store_true", help="withdraw the version in production"
+    )
+    choice.add_argument(
+        "--version",
+        type=int,
+        help="put this version in production: higher ones are withdrawn, a withdrawn one returns",
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    from jobs.publication import Base
+    from jobs.runs import show_base
+
+    base = Base(options.base)
+    if options.rollback:
+        base.rollback()
+    elif options.version is not None:
+        base.choose(options.version)
+    return show_base(base)

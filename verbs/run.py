@@ -1,0 +1,54 @@
+"""The nightly run."""
+
+import argparse
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_config, import_tensorflow
+
+HELP = "run a night: examples, training, export, evaluation, decision, publication"
+EXAMPLE = (
+    "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs\n"
+    "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs "
+    "--force training"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    from jobs.run_folder import STAGES
+
+    add_config(parser)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
+    parser.add_argument(
+        "--date",
+        type=date.fromisoformat,
+        default=datetime.now(UTC).date() - timedelta(days=1),
+        metavar="YYYY-MM-DD",
+        help="last day of the log to learn from, in UTC (default: yesterday)",
+    )
+    parser.add_argument(
+        "--base", type=Path, help="base folder that servers follow (default: OUT/models/NAME)"
+    )
+    parser.add_argument("--force", choices=STAGES, help="repeat this stage and all after it")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    import_tensorflow()
+    from configs import load
+    from jobs import run as nightly
+    from jobs.runs import show_outcome
+
+    result = nightly.run(
+        load(options.config),
+        options.date,
+        options.data,
+        options.out,
+        base=options.base,
+        force=options.force,
+    )
+    show_outcome(result)
+    return result

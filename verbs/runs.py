@@ -1,0 +1,22 @@
+"""What became of the nightly runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+HELP = "list nightly runs: state, version, durations and metrics"
+EXAMPLE = "multigate runs --out runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    from jobs import runs
+
+    found = runs.listed(options.out)
+    runs.show(found)
+    return {"runs": found}
