@@ -1,5 +1,6 @@
 """One loaded version: its graph in a session of its own, and a callable per signature."""
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from tensorflow.core.protobuf import config_pb2
 
 from configs.contract import FrozenContract
 from configs.errors import MultigateError, ServingError
+from serving.freezing import small_enough, without_variables
 from serving.layout import DEFAULT, RANK, SCORE, Arrays, Layout, default_layout, rank_layout
 from serving.versions import CONTRACT, missing_files
+
+LOG = logging.getLogger("multigate.serving")
 
 
 class LoadError(ServingError):
@@ -79,13 +83,14 @@ class Servable:
             self._check(name, layout)
 
     @classmethod
-    def load(cls, version: int, folder: Path, parallelism: tuple[int, int] = (0, 0)) -> "Servable":
+    def load(cls, version: int, folder: Path, parallelism: tuple[int, int] = (1, -1)) -> "Servable":
         """Load a version folder.
 
         Args:
             version: its number.
             folder: where it lies.
-            parallelism: threads within an operation, and threads across operations.
+            parallelism: threads within an operation, and threads across operations; of the
+                latter, -1 is the thread of the call itself.
 
         Raises:
             LoadError: the folder is not whole, damaged, or not what its contract says.
@@ -99,12 +104,14 @@ class Servable:
         config = tf.compat.v1.ConfigProto(
             intra_op_parallelism_threads=parallelism[0],
             inter_op_parallelism_threads=parallelism[1],
+            gpu_options=tf.compat.v1.GPUOptions(allow_growth=True),
         )
         graph = tf.Graph()
         session = tf.compat.v1.Session(graph=graph, config=config)
         try:
             with graph.as_default():
                 meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
+            session = _lighter(session, meta_graph, config, folder)
             return cls(version, frozen, session, meta_graph)
         except LoadError as error:
             session.close()
@@ -168,6 +175,18 @@ class Servable:
         self._session.close()
         assert self._closed is not None
         self._closed()
+
+
+def _lighter(session: Any, meta_graph: Any, config: Any, folder: Path) -> Any:
+    """The session without variables, or as it is where that cannot be."""
+    if not small_enough(folder):
+        return session
+    try:
+        return without_variables(session, meta_graph.signature_def.values(), config)
+    except Exception as error:  # TensorFlow cannot convert every graph, such as nested gathers
+        reason = " ".join(str(error).split())
+        LOG.info("%s: serves with its variables: %.300s", folder, reason)
+        return session
 
 
 def _spec(info: Any) -> TensorSpec:

@@ -103,12 +103,12 @@ class SmallRanker(tf.Module):
             if feature.kind == "number":
                 part = tf.math.tanh(values / 10)[:, None] * tf.ones([1, WIDTH])
             elif feature.kind == "id":
-                part = tf.gather(self.table, self.rows_of(values))
+                part = tf.gather(self.table.read_value(), self.rows_of(values))
             else:
                 start = tf.maximum(inputs[name + LENGTH] - feature.max_length, 0)
                 places = tf.range(tf.shape(values, tf.int64)[1])[None, :]
                 pooled = (places >= start[:, None]) & (places < inputs[name + LENGTH][:, None])
-                rows = tf.gather(self.table, self.rows_of(values))
+                rows = tf.gather(self.table.read_value(), self.rows_of(values))
                 part = tf.reduce_sum(tf.where(pooled[:, :, None], rows, 0.0), 1)
             if (present := inputs.get(name + "__present")) is not None:
                 part = tf.where(present[:, None], part, -0.3)
@@ -160,7 +160,7 @@ class SmallRanker(tf.Module):
             },
         )
         rows = self.rows_of(parsed["item_id"])
-        return tf.gather(self.table, rows)[:, :2] * (1 + parsed["length"][:, None])
+        return tf.gather(self.table.read_value(), rows)[:, :2] * (1 + parsed["length"][:, None])
 
     def classify(self, examples):
         scores = tf.nn.softmax(self.examples(examples))

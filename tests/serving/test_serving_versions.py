@@ -12,6 +12,7 @@ from tensorflow_serving.apis import get_model_status_pb2
 
 from configs.contract import FrozenContract
 from configs.errors import ServingError
+from serving import servable
 from serving.client import RankClient
 from serving.options import ServerOptions
 from serving.server import Server
@@ -263,3 +264,35 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
         assert slow.result().model_spec.version.value == 1
         until(lambda: status_of(running)[1][0] == "END")
         assert first._session._closed
+
+
+def test_a_frozen_version_has_no_variables_and_the_same_scores(
+    exported, contract, helpers, monkeypatch
+):
+    inputs = helpers.sample_inputs(contract, 6, users=2, seed=4)
+    frozen = servable.Servable.load(1, exported)
+    monkeypatch.setattr(servable, "small_enough", lambda folder: False)
+    plain = servable.Servable.load(1, exported)
+    kinds = [
+        {operation.type for operation in one._session.graph.get_operations()}
+        for one in (frozen, plain)
+    ]
+    assert ["VarHandleOp" in found for found in kinds] == [False, True]
+    expected = plain.signatures["rank"](inputs)
+    for name, values in frozen.signatures["rank"](inputs).items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5)
+    assert plain.signatures.keys() == frozen.signatures.keys()
+    frozen.retire()
+    plain.retire()
+
+
+def test_a_version_that_cannot_be_frozen_serves_with_its_variables(
+    exported, contract, helpers, monkeypatch
+):
+    def refused(*_):
+        raise ValueError("such a graph cannot be converted")
+
+    monkeypatch.setattr(servable, "without_variables", refused)
+    one = servable.Servable.load(1, exported)
+    assert len(one.signatures["rank"](helpers.sample_inputs(contract, 6, users=2))["score"]) == 6
+    one.retire()
