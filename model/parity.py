@@ -16,6 +16,7 @@ from configs.errors import ExportError
 from model import calibration as calibrations
 from model import scores
 from model.calibration import Calibration
+from model.combine import combine
 from model.data import Examples
 from model.encoding import Encoded, Encoder
 from model.evaluation import LOWER_IS_BETTER, Predictions, task_metrics
@@ -41,12 +42,7 @@ def expected_scores(
         name: _numpy(value).astype(np.float64)
         for name, value in scores.scores(contract, encoder.statistics, logits).items()
     }
-    weights = np.array([task.score_weight for task in contract.tasks.values()])
-    stacked = np.stack(list(found.values()), axis=1)
-    if contract.combine.kind == "sum":
-        return found | {"score": stacked @ weights}
-    floored = np.maximum(stacked, contract.combine.epsilon)
-    return found | {"score": np.prod(floored**weights, axis=1)}
+    return found | {"score": combine(contract, found)}
 
 
 def relative_differences(
