@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from configs.base import Frozen, contradiction, parse, read_yaml
 from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
+from configs.evaluation import EvaluationConfig, HourSlices
 from configs.labels import EventLabel
 from configs.log import EventLog, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
@@ -26,6 +27,7 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     export: ExportConfig = ExportConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")
@@ -61,7 +63,14 @@ class Config(Frozen):
                         f"contract.features.{name}: count, since and rate need every event's time; "
                         "pipeline.log.unknown_time says that some have none"
                     )
+        sliced = {
+            rule.feature: None
+            for rule in (self.evaluation.slices or {}).values()
+            if not isinstance(rule, HourSlices)
+        }
         for where, names, known in (
+            ("evaluation.rules.tasks", self.evaluation.rules.tasks, self.contract.tasks),
+            ("evaluation.slices: feature", sliced, self.contract.features),
             ("model.gates", self.model.gates, self.contract.tasks),
             ("model.embedding_dims", self.model.embedding_dims, self.contract.features),
         ):
