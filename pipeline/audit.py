@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def audit(
-    config: Config, data: Path, examples: Path, sample: int = 500, seed: int = 0
+    config: Config, data: Path | str, examples: Path, sample: int = 500, seed: int = 0
 ) -> dict[str, Any]:
     """Check a sample of examples against the log that they were made from.
 
@@ -117,7 +117,7 @@ def _plain(time: str) -> pl.Expr:
     return pl.col(time).dt.replace_time_zone(None)
 
 
-def _events(config: Config, data: Path, rows: list[Row]) -> list[Row]:
+def _events(config: Config, data: Path | str, rows: list[Row]) -> list[Row]:
     """The events of the sampled users and items, without duplicates."""
     users = pl.Series(sorted({row[config.contract.user] for row in rows}))
     items = pl.Series(sorted({row[config.contract.item] for row in rows}))
@@ -141,7 +141,7 @@ def _events(config: Config, data: Path, rows: list[Row]) -> list[Row]:
     return kept
 
 
-def _log(config: Config, data: Path) -> Iterator[pl.DataFrame]:
+def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
     """The log's good rows, some at a time, with the columns that are read here."""
     log = config.pipeline.log
     for shard in expand(data, log.files):

@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.places import Place
+
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _FAILURES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
@@ -49,7 +51,7 @@ class Stream:
 
 
 @contextmanager
-def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
+def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
     """Open a file, or one member of a zip, decompressed.
 
     Raises:
@@ -57,12 +59,10 @@ def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
     """
     with ExitStack() as stack:
         try:
-            if member is None:
-                raw: Any = path.open("rb", buffering=0)
-            else:
-                archive = stack.enter_context(zipfile.ZipFile(path))
-                raw = archive.open(member)
-            head = stack.enter_context(io.BufferedReader(raw))
+            raw: Any = stack.enter_context(path.open("rb"))
+            if member is not None:
+                raw = stack.enter_context(zipfile.ZipFile(raw)).open(member)
+            head = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
             stream = stack.enter_context(_decompress(head, member or path.name))
         except (*_FAILURES, NotImplementedError, RuntimeError) as error:
             reason = " ".join(str(error).split())
@@ -70,7 +70,7 @@ def open_stream(path: Path, member: str | None = None) -> Iterator[Stream]:
         yield Stream(stream)
 
 
-def members(path: Path) -> list[str] | None:
+def members(path: Place) -> list[str] | None:
     """List the files in a zip, sorted; None where `path` is not a zip.
 
     Raises:
@@ -80,7 +80,7 @@ def members(path: Path) -> list[str] | None:
         if raw.read(4) != b"PK\x03\x04":
             return None
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
     except zipfile.BadZipFile as error:
         raise DamagedError(f"damaged zip: {error}") from None

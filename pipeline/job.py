@@ -25,12 +25,15 @@ from pipeline.sources import Shard, expand
 _log = logging.getLogger(__name__)
 
 
-def run(config: Config, data: Path, out: Path, options: list[str] | None = None) -> dict[str, Any]:
+def run(
+    config: Config, data: Path | str, out: Path, options: list[str] | None = None
+) -> dict[str, Any]:
     """Make examples from a log.
 
     Args:
         config: the log, the contract and the split.
-        data: the folder that holds the log's files.
+        data: the folder that holds the log's files: a local path, or an address such as
+            `gs://bucket/logs`.
         out: the folder to make; see `configs.files.ExamplesFolder`.
         options: Beam's own options, such as `--runner=FlinkRunner`.
 

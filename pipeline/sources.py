@@ -15,18 +15,20 @@ import pyarrow.parquet as pq
 
 from configs.errors import DataError
 from configs.log import CsvFormat, Format, JsonLinesFormat
+from pipeline import places
 from pipeline.compressed import DamagedError, Stream, members, open_stream
 from pipeline.delimited import parse_delimited, parse_header
 from pipeline.hashing import Hashes, combine, hash_column
 from pipeline.json_lines import as_text, parse_json
 from pipeline.lines import REJECT, Lines, read_lines, reject
+from pipeline.places import Place
 
 
 @dataclass(frozen=True)
 class Shard:
     """One file, or one member of a zip: what one worker reads."""
 
-    path: Path
+    path: Place
     member: str | None
     name: str
     """The file's name in rejects and messages: relative to the data folder."""
@@ -49,37 +51,33 @@ class Chunk:
     rejects: pl.DataFrame
 
 
-def expand(data: Path, patterns: tuple[str, ...]) -> list[Shard]:
+def expand(data: Path | str, patterns: tuple[str, ...]) -> list[Shard]:
     """List the files that the patterns name, sorted, each once.
 
     Args:
-        data: the data folder.
+        data: the data folder: a local path, or an address such as `gs://bucket/logs`.
         patterns: paths or globs relative to it; `archive.zip#member` names one member of a zip.
 
     Raises:
         DataError: no such folder, no file for a pattern, or no such member.
     """
-    if not data.exists():
-        raise DataError(f"{data}: no such folder; expected the folder that holds the log")
-    if not data.is_dir():
-        raise DataError(f"{data}: expected the folder that holds the log, received a file")
     shards: dict[str, Shard] = {}
     for pattern in patterns:
         glob, _, wanted = pattern.partition("#")
-        paths = sorted(path for path in data.glob(glob) if path.is_file())
-        if not paths:
-            there = sorted(path.name for path in data.iterdir())[:10]
+        found = places.find(str(data), glob)
+        if not found:
+            there = places.nearby(str(data))
             raise DataError(
                 f"{data}: no file matches {glob!r}; the folder holds "
                 f"{', '.join(there) if there else 'nothing'}"
             )
-        for path in paths:
-            for shard in _shards(path, path.relative_to(data).as_posix(), wanted):
+        for path, name in found:
+            for shard in _shards(path, name, wanted):
                 shards[shard.name] = shard
     return [shards[name] for name in sorted(shards)]
 
 
-def _shards(path: Path, name: str, wanted: str) -> list[Shard]:
+def _shards(path: Place, name: str, wanted: str) -> list[Shard]:
     try:
         inside = members(path)
     except DamagedError as error:
@@ -87,10 +85,10 @@ def _shards(path: Path, name: str, wanted: str) -> list[Shard]:
     if inside is None:
         if wanted:
             raise DataError(f"{name}: member {wanted!r} was asked for, but this is not a zip")
-        return [Shard(path.absolute(), None, name)]
+        return [Shard(path, None, name)]
     if wanted and wanted not in inside:
         raise DataError(f"{name}: no member {wanted!r}; the zip holds {', '.join(inside)}")
-    return [Shard(path.absolute(), m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
+    return [Shard(path, m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
 
 
 def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
@@ -175,7 +173,7 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
         raise DamagedError("Parquet files inside a zip are not read; unpack the zip")
     line = 1
     try:
-        with pq.ParquetFile(shard.path) as file:
+        with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
             names = tuple(file.schema_arrow.names)
             if file.metadata.num_rows == 0:
                 yield _nothing(pl.DataFrame(schema=REJECT), names)

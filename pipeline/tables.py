@@ -12,7 +12,7 @@ from pipeline.sources import expand, read
 _KEY = {"users": "user", "items": "item"}
 
 
-def read_table(config: Config, data: Path, source: str) -> pl.DataFrame | None:
+def read_table(config: Config, data: Path | str, source: str) -> pl.DataFrame | None:
     """Read the side table `source` (`users` or `items`).
 
     Returns:

@@ -1,7 +1,6 @@
 """Prove that no example uses the future."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from verbs.common import add_config, add_examples
@@ -13,7 +12,7 @@ EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples exampl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     add_examples(parser)
     parser.add_argument("--sample", type=int, default=500, help="examples (default: 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")

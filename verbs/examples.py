@@ -13,7 +13,7 @@ EXAMPLE = "multigate examples --config deskdrop --data ~/deskdrop --out examples
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the examples")
 
 
