@@ -9,12 +9,14 @@ from typing import Literal
 
 from configs.errors import ServingError
 from serving.batching import Batcher
+from serving.feature_store import OnlineFeatures
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
 from serving.request import RequestReader
 from serving.servable import LoadError, Servable, Signature
 from serving.status import LOG, InvalidRequestError, NotServedError
+from serving.stores import open_store
 from serving.versions import Stamp, scan, stamp
 from serving.warmup import prepare
 
@@ -40,11 +42,17 @@ class Served:
     """A version that serves, with the queues of its signatures."""
 
     def __init__(
-        self, model: str, servable: Servable, options: ServerOptions, metrics: ServerMetrics
+        self,
+        model: str,
+        servable: Servable,
+        options: ServerOptions,
+        metrics: ServerMetrics,
+        store: OnlineFeatures | None = None,
     ) -> None:
         self.model = model
         self.servable = servable
-        self.reader = RequestReader(servable.contract, options.max_candidates)
+        self.store = store
+        self.reader = RequestReader(servable.contract, options.max_candidates, store)
         self.batchers = {
             name: Batcher(
                 signature,
@@ -223,14 +231,14 @@ class Manager:
         self._record(version, Record("LOADING"))
         started = time.monotonic()
         try:
-            servable = self._ready(version, folder)
+            servable, store = self._ready(version, folder)
         except LoadError as error:
             message = str(error)
             self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d does not serve: %s", self.name, version, message)
             return False
-        served = Served(self.name, servable, self._options, self._metrics)
+        served = Served(self.name, servable, self._options, self._metrics, store)
         with self._lock:
             self._serving[version] = served
             self._records[version] = Record("AVAILABLE")
@@ -244,7 +252,7 @@ class Manager:
         )
         return True
 
-    def _ready(self, version: int, folder: Path) -> Servable:
+    def _ready(self, version: int, folder: Path) -> tuple[Servable, OnlineFeatures | None]:
         options = self._options
         parallelism = (
             options.tensorflow_intra_op_parallelism,
@@ -260,15 +268,30 @@ class Manager:
                     "version that serves, whose clients would break; restart the server to "
                     "change features or tasks"
                 )
+            store = open_store(
+                self.name,
+                folder,
+                servable.contract,
+                servable.schema,
+                options.feature_store,
+                options.feature_store_timeout_ms / 1e3,
+                options.feature_clock,
+            )
             prepare(servable, folder, options.enable_model_warmup)
-        except LoadError:
+        except ServingError as error:
             servable.retire()
-            raise
-        return servable
+            raise LoadError(str(error)) from None
+        return servable, store
 
     def _retire(self, version: int, served: Served) -> None:
         self._record(version, Record("UNLOADING"))
-        served.servable.retire(lambda: self._record(version, Record("END")))
+
+        def closed() -> None:
+            if served.store is not None:
+                served.store.close()
+            self._record(version, Record("END"))
+
+        served.servable.retire(closed)
         LOG.info("model %s version %d is retired", self.name, version)
 
     def _record(self, version: int, record: Record) -> None:

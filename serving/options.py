@@ -58,6 +58,23 @@ class ServerOptions:
     impression_log: Annotated[
         Path | None, Flag("folder that gets what was ranked, as impression rows in Parquet")
     ] = None
+    feature_store: Annotated[
+        str,
+        Flag(
+            "where features come from that a Rank call leaves out: version, the snapshot that each "
+            "version carries; redis://host:port/db; or none"
+        ),
+    ] = "version"
+    feature_store_timeout_ms: Annotated[
+        float, Flag("time for an answer from Redis, after which missing rules stand in", 0.1)
+    ] = 20.0
+    feature_clock: Annotated[
+        str,
+        Flag(
+            "up to when stored times since an event grow: now; or cut_off, for logs of the past "
+            "that are served as if it were then"
+        ),
+    ] = "now"
     impression_log_rate: Annotated[
         float, Flag("share of the calls that are logged, chosen by request id", 0, 1)
     ] = 1.0
@@ -128,6 +145,16 @@ class ServerOptions:
                     f"--{name}: expected {flag.least} to {flag.most}, received {value}"
                 )
 
+        stores = ("version", "none", "redis://", "rediss://", "unix://")
+        if not self.feature_store.startswith(stores):
+            raise ServingError(
+                "--feature_store: expected version, none or an address such as "
+                f"redis://localhost:6379/0, received {self.feature_store!r}"
+            )
+        if self.feature_clock not in {"now", "cut_off"}:
+            raise ServingError(
+                f"--feature_clock: expected now or cut_off, received {self.feature_clock!r}"
+            )
 
 def _flags() -> list[tuple[str, type, Flag]]:
     """Name, type and flag of every option."""

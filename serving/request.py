@@ -2,8 +2,9 @@
 
 An error names the feature, what was expected and what came.
 
-Missing values are told apart from values in one way for every side: an absent field, an entry whose
-presence is false, and an empty text are missing; NaN is an error.
+Missing values are told apart from values in one way for every side: a value without a kind, an
+entry whose presence is false, and an empty text are missing; NaN is an error.  A feature that is
+not named at all comes from the feature store, where that knows the id, or else is missing.
 """
 
 import math
@@ -14,15 +15,23 @@ from typing import Any
 import numpy as np
 
 from configs.contract import LENGTH, PRESENT, Contract, IdListFeature, NumberFeature, Side
+from serving.feature_store import (
+    Column,
+    OnlineFeatures,
+    Question,
+    Stored,
+    absent,
+    padded,
+    stored_features,
+)
 from serving.layout import (
     TASK_WEIGHTS,
     USER_INDEX,
     Arrays,
-    empty_like,
     may_be_missing,
     value_dtype,
 )
-from serving.status import InvalidRequestError
+from serving.status import InvalidRequestError, StoreError
 
 _KIND_OF = {"texts": "string", "integers": "int64", "numbers": "float32"}
 _LIST_OF = {"text": "texts", "integer": "integers", "number": "numbers"}
@@ -43,10 +52,15 @@ class ParsedRequest:
     """Items of the answer at most."""
     missing: dict[str, int]
     """Values for which a missing rule stood in, by feature."""
+    stored: dict[str, int]
+    """Values that came from the feature store, by feature."""
+    problem: str = ""
+    """Why the feature store said nothing."""
 
     def warnings(self) -> list[str]:
         """The missing values, in words."""
-        return [
+        said = [f"feature store: {self.problem}"] if self.problem else []
+        return said + [
             f"feature {name!r}: {count} missing value{'s' if count > 1 else ''}; "
             "its missing rule stood in"
             for name, count in self.missing.items()
@@ -68,10 +82,14 @@ class _Values:
 class RequestReader:
     """Reads the Rank requests for one contract."""
 
-    def __init__(self, contract: Contract, max_candidates: int) -> None:
+    def __init__(
+        self, contract: Contract, max_candidates: int, store: OnlineFeatures | None = None
+    ) -> None:
         self._contract = contract
         self._max_candidates = max_candidates
+        self._store = store
         self._sides = {side: dict(contract.of_side(side)) for side in _SIDES}
+        self._stored = {side: list(stored_features(contract, side)) for side in _SIDES}
         self._weights = np.array(
             [[task.score_weight for task in contract.tasks.values()]], np.float32
         )
@@ -83,33 +101,69 @@ class RequestReader:
             InvalidRequestError: the first thing that contradicts the contract.
         """
         rows = self._count(request.candidates)
+        candidates = request.candidates
+        self._refuse_unknown(request.user, "user", "user features")
+        self._refuse_unknown(request.context, "context", "context features")
+        self._refuse_unknown(candidates.columns, "item", "candidate columns")
+        contract = self._contract
+        if contract.item in candidates.columns:
+            raise InvalidRequestError(
+                f"candidate column {contract.item!r}: these values belong in item_id"
+            )
+        given = {name: _single(name, value) for name, value in request.user.items()}
+        given |= {name: _single(name, value) for name, value in request.context.items()}
+        given |= {name: _column(column) for name, column in candidates.columns.items()}
+        given[contract.item] = _ids(candidates.item_id)
         inputs: Arrays = {}
         missing: dict[str, int] = {}
-        sides: tuple[tuple[Side, Any], ...] = (("user", request.user), ("context", request.context))
-        for side, given in sides:
-            self._refuse_unknown(given, side, f"{side} features")
+        stored: dict[str, int] = {}
+        for name in (contract.user, contract.item):
+            due = rows if name == contract.item else 1
+            inputs |= _encode(name, contract.features[name], given.get(name), due, missing)
+        found = self._ask(inputs, given)
+        for side in _SIDES:
             for name, feature in self._sides[side].items():
-                found = _single(name, given[name]) if name in given else None
-                inputs |= _encode(name, feature, found, 1, missing)
-        columns = request.candidates.columns
-        self._refuse_unknown(columns, "item", "candidate columns")
-        if self._contract.item in columns:
-            raise InvalidRequestError(
-                f"candidate column {self._contract.item!r}: these values belong in item_id"
-            )
-        for name, feature in self._sides["item"].items():
-            if name == self._contract.item:
-                found = _ids(request.candidates.item_id)
-            else:
-                found = _column(columns[name]) if name in columns else None
-            inputs |= _encode(name, feature, found, rows, missing)
+                if name in inputs:
+                    continue
+                if (column := found.columns.get(name)) is not None:
+                    stored[name] = int(np.count_nonzero(column.present))
+                    inputs |= _complete(name, feature, column, missing)
+                    continue
+                if found.problem and feature.missing == "error" and name not in given:
+                    raise StoreError(
+                        f"feature {name!r}: the request leaves it out, and the feature store gave "
+                        f"{found.problem}; send it, or try again"
+                    )
+                due = rows if side == "item" else 1
+                inputs |= _encode(name, feature, given.get(name), due, missing)
         inputs[USER_INDEX] = np.zeros(rows, np.int32)
         inputs[TASK_WEIGHTS] = self._read_weights(request.task_weights)
         if request.limit < 0:
             raise InvalidRequestError(f"limit: expected 0 (all) or more, received {request.limit}")
         return ParsedRequest(
-            inputs, rows, self._read_floors(request.floors), request.limit or rows, missing
+            inputs,
+            rows,
+            self._read_floors(request.floors),
+            request.limit or rows,
+            missing,
+            stored,
+            found.problem,
         )
+
+    def _ask(self, inputs: Arrays, given: Mapping[str, Any]) -> Stored:
+        """What the feature store knows of what the request does not name, in one question."""
+        if self._store is None:
+            return Stored()
+        contract = self._contract
+        of_user = [name for name in self._stored["user"] if name not in given]
+        of_items = [name for name in self._stored["item"] if name not in given]
+        known = inputs.get(contract.user + PRESENT)
+        user = None
+        if of_user and (known is None or known[0]):
+            user = inputs[contract.user].tolist()[0]
+        if user is None and not of_items:
+            return Stored()
+        return self._store.read(Question(user, of_user, inputs[contract.item], of_items))
 
     def _count(self, candidates: Any) -> int:
         """N."""
@@ -218,32 +272,37 @@ def _encode(
     Returns:
         `name` and its companions, (rows, ...) each.
     """
-    if isinstance(feature, IdListFeature):
-        return _encode_lists(name, feature, found, rows, missing)
-    dtype = value_dtype(feature)
     if found is None:
-        values, present = empty_like(dtype, (rows,)), np.zeros(rows, bool)
+        column = absent(feature, rows)
+    elif isinstance(feature, IdListFeature):
+        column = _encode_lists(name, feature, found, rows)
     else:
-        values, present = _encode_values(name, feature, found, rows)
-    absent = rows - int(np.count_nonzero(present))
-    if not may_be_missing(feature):
-        if absent:
-            row = int(np.argmin(present))
-            where = "" if found is None or rows == 1 else f" in row {row} and {absent} in all"
+        column = _encode_values(name, feature, found, rows)
+    return _complete(name, feature, column, missing)
+
+
+def _complete(name: str, feature: Any, column: Column, missing: dict[str, int]) -> Arrays:
+    """The signature's inputs for a column, once its missing values are allowed and counted."""
+    rows = len(column.present)
+    count = rows - int(np.count_nonzero(column.present))
+    if count:
+        if feature.missing == "error":
+            row = int(np.argmin(column.present))
+            where = "" if rows == count else f" in row {row} and {count} in all"
             raise InvalidRequestError(
                 f"feature {name!r}: expected a value ({_describe(feature)}; missing: error), "
                 f"received none{where}"
             )
-        return {name: values}
-    if absent:
-        missing[name] = absent
-    return {name: values, name + PRESENT: present}
+        missing[name] = count
+    if column.lengths is not None:
+        return {name: column.values, name + LENGTH: column.lengths}
+    if may_be_missing(feature):
+        return {name: column.values, name + PRESENT: column.present}
+    return {name: column.values}
 
 
-def _encode_values(
-    name: str, feature: Any, found: _Values, rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values (rows,) and presence (rows,) of a feature that is no list."""
+def _encode_values(name: str, feature: Any, found: _Values, rows: int) -> Column:
+    """A feature that is no list."""
     if found.lengths is not None:
         raise InvalidRequestError(
             f"feature {name!r}: expected {_describe(feature)} per row, received lists"
@@ -260,22 +319,17 @@ def _encode_values(
         values = np.empty(rows, object)
         values[:] = texts
         present = present & np.fromiter(map(bool, texts), bool, rows)
-        return values, present
+        return Column(values, present)
     values = np.array(found.values, dtype)
     if dtype == "float32":
         values = np.where(present, values, np.float32(0))
         _check_finite(name, feature, values)
-    return values, present
+    return Column(values, present)
 
 
-def _encode_lists(
-    name: str, feature: IdListFeature, found: _Values | None, rows: int, missing: dict[str, int]
-) -> Arrays:
-    """Values (rows, L) padded at the end, and lengths (rows,); the last values of long lists."""
+def _encode_lists(name: str, feature: IdListFeature, found: _Values, rows: int) -> Column:
+    """Lists without empty texts; the last values of long ones."""
     dtype, most = value_dtype(feature), feature.max_length
-    if found is None:
-        missing[name] = rows
-        return {name: empty_like(dtype, (rows, 1)), name + LENGTH: np.zeros(rows, np.int64)}
     _check_dtype(name, feature, found.dtype, dtype)
     if found.lengths is None:
         raise InvalidRequestError(
@@ -292,9 +346,6 @@ def _encode_lists(
             f"{len(found.values)} values, received a sum of {sum(found.lengths)}"
         )
     present = _presence(name, found.present, rows)
-    absent = rows - int(np.count_nonzero(present))
-    if absent:
-        missing[name] = absent
     flat = np.empty(len(found.values), object if dtype == "string" else dtype)
     row_of = np.repeat(np.arange(rows), found.lengths)
     kept = present[row_of]
@@ -308,10 +359,7 @@ def _encode_lists(
     # Negative for the values at the start of a list that is too long.
     place = np.arange(len(flat)) - np.cumsum(counts)[row_of] + np.minimum(counts, most)[row_of]
     lengths = np.minimum(counts, most)
-    values = empty_like(dtype, (rows, max(int(lengths.max()), 1)))
-    last = place >= 0
-    values[row_of[last], place[last]] = flat[last]
-    return {name: values, name + LENGTH: lengths}
+    return Column(padded(flat[place >= 0], lengths, dtype), present, lengths)
 
 
 def _presence(name: str, given: Sequence[bool], rows: int) -> np.ndarray:

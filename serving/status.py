@@ -5,6 +5,7 @@
     ├── NotServedError          NOT_FOUND            no such model or version, or not ready yet
     ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
     ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
+    ├── StoreError              UNAVAILABLE          features are due that the store cannot give
     ├── DrainingError           UNAVAILABLE          the server is stopping
     ├── UnauthenticatedError    UNAUTHENTICATED      no valid bearer token
     ├── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
@@ -59,6 +60,12 @@ class WrongStateError(RequestError):
 
 class OverloadedError(RequestError):
     """A queue is full."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class StoreError(RequestError):
+    """The feature store does not answer, and no missing rule can stand in."""
 
     code = grpc.StatusCode.UNAVAILABLE
 

@@ -16,4 +16,5 @@ VERBS = (
     "run",
     "runs",
     "publish",
+    "features",
 )

@@ -1,0 +1,48 @@
+"""The feature store of a version: its own snapshot, Redis, or none."""
+
+import time
+from pathlib import Path
+
+from configs.contract import Contract
+from serving.feature_store import OnlineFeatures, Store
+from serving.snapshot import Snapshot
+
+FOLDER = "assets.extra/snapshot"
+"""Where a version carries its own snapshot."""
+
+
+def open_store(
+    model: str,
+    version: Path,
+    contract: Contract,
+    schema: str,
+    address: str,
+    seconds: float,
+    clock: str,
+) -> OnlineFeatures | None:
+    """Open what a version takes absent features from.
+
+    Args:
+        model: its name.
+        version: its folder.
+        contract: its contract.
+        schema: the contract's fingerprint.
+        address: `version`, `none`, or an address of Redis.
+        seconds: how long to wait for Redis.
+        clock: `now` or `cut_off`: up to when times since an event grow.
+
+    Raises:
+        ServingError: the version's snapshot is damaged, or the client of Redis is absent.
+    """
+    store: Store
+    if address == "none":
+        return None
+    if address == "version":
+        if not (version / FOLDER).exists():
+            return None
+        store = Snapshot(version / FOLDER, contract, schema)
+    else:
+        from serving.redis_store import RedisStore
+
+        store = RedisStore(address, model, contract, schema, seconds)
+    return OnlineFeatures(contract, store, time.time if clock == "now" else None)
