@@ -81,6 +81,15 @@ class TrainConfig(Frozen):
     seed: int = Field(0, ge=0)
     lazy_embeddings: bool = False
     """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
+    save_every: int = Field(2000, ge=1)
+    """Steps between two snapshots, from which an interrupted training continues; one is taken
+    after every epoch besides."""
+    memory: float = Field(4.0, ge=0)
+    """GiB that an encoded split may take in memory; a larger one is streamed from disk."""
+    shuffle_rows: int = Field(1 << 18, ge=1)
+    """Rows that are shuffled together where the split is streamed, besides its row groups."""
+    explosion: float = Field(20.0, gt=1)
+    """Training stops when the loss of some steps is so many times its running median."""
 
 
 class ExportConfig(Frozen):

@@ -1,9 +1,10 @@
-"""Examples on disk to encoded arrays in memory, and from there to batches."""
+"""Examples on disk to encoded arrays in memory."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +15,10 @@ from configs.contract import Contract
 from configs.errors import DataError
 from configs.files import LABEL, SPLITS, ExamplesFolder
 from configs.statistics import Statistics
-from model import backend, scores
+from model import scores
 from model.encoding import Encoded, Encoder
 
 _ROWS_AT_ONCE = 1 << 18  # read and encoded together: bounds what raw text needs of memory
-
-Batch = tuple[Encoded, np.ndarray]
-"""Encoded features (B, ...) and targets (B, T)."""
 
 
 @dataclass(frozen=True)
@@ -30,44 +28,127 @@ class Examples:
     Attributes:
         features: arrays by feature, see `model.encoding`.
         labels: (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
+        weights: (N,) float32 weights of the rows in the loss; None where all weigh the same.
     """
 
     features: Encoded
     labels: np.ndarray
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: np.ndarray | slice) -> "Examples":
         """Some rows."""
-        return Examples({k: v[rows] for k, v in self.features.items()}, self.labels[rows])
+        weights = None if self.weights is None else self.weights[rows]
+        return Examples({k: v[rows] for k, v in self.features.items()}, self.labels[rows], weights)
 
 
-def read_split(folder: Path, split: str, encoder: Encoder) -> Examples:
-    """Read and encode one split of an examples folder, in the order of its files.
+class Group(NamedTuple):
+    """A row group: what is read from a Parquet file at once."""
+
+    path: Path
+    number: int
+    rows: int
+
+
+class Split:
+    """One split of an examples folder, of which row groups are read when they are asked for.
+
+    Args:
+        folder: of examples.
+        split: one of `SPLITS`.
+        encoder: of the examples or of a checkpoint.
+        weight: column of the rows' weights in the loss; none where absent.
+
+    Attributes:
+        groups: the row groups, in the order of the files.
+        rows: of all of them.
 
     Raises:
-        DataError: no such split, no rows, a column is missing, or a label is not what its task's
-            type allows.
+        DataError: no such split, no rows, a file is damaged or a column is missing.
     """
-    if split not in SPLITS:
-        raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
-    contract = encoder.contract
-    columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
-    parts: list[Examples] = []
-    paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
-    for path in paths:
-        parts.extend(_read_file(path, columns, encoder))
-    if not any(len(part) for part in parts):
-        raise DataError(
-            f"{ExamplesFolder(folder).split(split)}: no examples in {len(paths)} Parquet files; "
-            "expected at least one row; see the manifest's counts, and the split's shares or dates"
-        )
-    keys = parts[0].features
+
+    def __init__(
+        self, folder: Path, split: str, encoder: Encoder, weight: str | None = None
+    ) -> None:
+        if split not in SPLITS:
+            raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
+        self.encoder = encoder
+        self.weight = weight
+        contract = encoder.contract
+        labels = [LABEL + task for task in contract.tasks]
+        weights = [weight] if weight is not None and weight not in contract.features else []
+        self.columns = [*contract.features, *labels, *weights]
+        self.groups: list[Group] = []
+        paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
+        for path in paths:
+            with _open(path, self.columns) as file:
+                for index in range(file.metadata.num_row_groups):
+                    rows = file.metadata.row_group(index).num_rows
+                    if rows:
+                        self.groups.append(Group(path, index, rows))
+        self.rows = sum(group.rows for group in self.groups)
+        if not self.rows:
+            raise DataError(
+                f"{ExamplesFolder(folder).split(split)}: no examples in {len(paths)} Parquet "
+                "files; expected at least one row; see the manifest's counts, and the split's "
+                "shares or dates"
+            )
+
+    def read(self, groups: Iterable[Group]) -> Iterator[Examples]:
+        """Read and encode row groups in this order, in pieces of bounded size.
+
+        Raises:
+            DataError: see `read_split`.
+        """
+        for path, members in itertools.groupby(groups, key=lambda group: group.path):
+            yield from self._read_file(path, [group.number for group in members])
+
+    def _read_file(self, path: Path, groups: list[int]) -> Iterator[Examples]:
+        contract = self.encoder.contract
+        with _open(path, self.columns) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=self.columns):
+                table = pa.Table.from_batches([batch])
+                try:
+                    features = self.encoder(table)
+                except DataError as error:
+                    raise DataError(f"{path}: {error}") from None
+                labels = [
+                    _labels(table[LABEL + name], task.type == "binary", f"{path}: {LABEL}{name}")
+                    for name, task in contract.tasks.items()
+                ]
+                weights = None
+                if self.weight is not None:
+                    weights = _weights(table[self.weight], f"{path}: {self.weight}")
+                yield Examples(features, np.stack(labels, axis=1), weights)
+
+
+def concatenate(parts: Sequence[Examples]) -> Examples:
+    """Put examples one after the other; at least one."""
+    weights = [part.weights for part in parts if part.weights is not None]
     return Examples(
-        {key: np.concatenate([part.features[key] for part in parts]) for key in keys},
+        {key: np.concatenate([part.features[key] for part in parts]) for key in parts[0].features},
         np.concatenate([part.labels for part in parts]),
+        np.concatenate(weights) if weights else None,
     )
+
+
+def read_split(folder: Path, split: str, encoder: Encoder, weight: str | None = None) -> Examples:
+    """Read and encode one split of an examples folder, in the order of its files.
+
+    Args:
+        folder: of examples.
+        split: one of `SPLITS`.
+        encoder: of the examples or of a checkpoint.
+        weight: column of the rows' weights in the loss; none where absent.
+
+    Raises:
+        DataError: no such split, no rows, a column is missing, a label is not what its task's
+            type allows, or a weight is negative or not finite.
+    """
+    found = Split(folder, split, encoder, weight)
+    return concatenate(list(found.read(found.groups)))
 
 
 def targets(examples: Examples, contract: Contract, statistics: Statistics) -> np.ndarray:
@@ -79,92 +160,52 @@ def targets(examples: Examples, contract: Contract, statistics: Statistics) -> n
     return np.stack(columns, axis=1)
 
 
-def shuffled(rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Order of the rows in one epoch, (N,): a function of seed and epoch alone."""
-    return np.random.default_rng([seed, epoch]).permutation(rows)
-
-
 def batches(
-    features: Encoded, targets: np.ndarray, size: int, order: np.ndarray | None = None
-) -> Iterator[Batch]:
+    features: Encoded, targets: np.ndarray, size: int
+) -> Iterator[tuple[Encoded, np.ndarray]]:
     """Cut rows into batches; the last may be smaller, no row is left out.
 
     Args:
         features: arrays of N rows.
         targets: (N, T).
         size: B.
-        order: (N,) order of the rows; as they stand where None.
     """
     for start in range(0, len(targets), size):
-        stop = start + size
-        rows = slice(start, stop) if order is None else order[start:stop]
+        rows = slice(start, start + size)
         yield {name: values[rows] for name, values in features.items()}, targets[rows]
 
 
-class Feed:
-    """One split as input of `fit` and `evaluate`, epoch after epoch.
-
-    On TensorFlow batches are gathered in C++ ahead of the model (`tf.data`), some ten times as
-    fast as training consumes them; on other backends by NumPy, between two steps.
-
-    Args:
-        features: arrays of N rows.
-        targets: (N, T).
-        size: B.
-    """
-
-    def __init__(self, features: Encoded, targets: np.ndarray, size: int) -> None:
-        self.size = size
-        self.rows = len(targets)
-        self.steps = -(-self.rows // size)
-        self._features: Any = features
-        self._targets: Any = targets
-        if backend.name() == "tensorflow":
-            import tensorflow as tf
-
-            # Tensors once and for all: every epoch's pipeline refers to them, none copies them.
-            self._features = {name: tf.constant(values) for name, values in features.items()}
-            self._targets = tf.constant(targets)
-
-    def epoch(self, order: np.ndarray | None = None) -> Any:
-        """Batches of all rows, in the given order (N,) or as they stand."""
-        if backend.name() != "tensorflow":
-            return batches(self._features, self._targets, self.size, order)
-        import tensorflow as tf
-
-        arrays = (self._features, self._targets)
-        rows = tf.data.Dataset.from_tensor_slices(np.arange(self.rows) if order is None else order)
-        return (
-            rows.batch(self.size)
-            .map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
-            .prefetch(4)
-        )
-
-
-def _read_file(path: Path, columns: list[str], encoder: Encoder) -> Iterator[Examples]:
-    """Read one Parquet file in pieces."""
+def _open(path: Path, columns: list[str]) -> pq.ParquetFile:
+    """Open a Parquet file that has these columns."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
         raise DataError(f"{path}: not a Parquet file: {error}; build the examples anew") from None
-    with file:
-        missing = [name for name in columns if name not in file.schema_arrow.names]
-        if missing:
-            raise DataError(
-                f"{path}: column {missing[0]!r} is missing; received "
-                f"{', '.join(file.schema_arrow.names)}; build the examples with this contract"
-            )
-        for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            table = pa.Table.from_batches([batch])
-            try:
-                features = encoder(table)
-            except DataError as error:
-                raise DataError(f"{path}: {error}") from None
-            labels = [
-                _labels(table[LABEL + name], task.type == "binary", f"{path}: {LABEL}{name}")
-                for name, task in encoder.contract.tasks.items()
-            ]
-            yield Examples(features, np.stack(labels, axis=1))
+    missing = [name for name in columns if name not in file.schema_arrow.names]
+    if missing:
+        file.close()
+        raise DataError(
+            f"{path}: column {missing[0]!r} is missing; received "
+            f"{', '.join(file.schema_arrow.names)}; build the examples with this contract"
+        )
+    return file
+
+
+def _weights(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """Weights (N,) float32; a row without one has weight 1."""
+    try:
+        values = pc.fill_null(column.cast(pa.float32()), 1.0).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(
+            f"{where}: expected numbers as weights, received {column.type}; mend train.weight"
+        ) from None
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if len(wrong):
+        raise DataError(
+            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; mend "
+            "the column, or train.weight"
+        )
+    return values
 
 
 def _labels(column: pa.ChunkedArray, binary: bool, where: str) -> np.ndarray:

@@ -46,6 +46,10 @@ class Display:
     ) -> None:
         self._bar.stop()
 
+    def note(self, text: str) -> None:
+        """Print one line about something else than an epoch."""
+        self._console.print(text, markup=False)
+
     def begin(self, epoch: int) -> None:
         """Start the bar of an epoch, counted from 1."""
         self._bar.reset(self._task, description=f"epoch {epoch}/{self._epochs}")

@@ -1,11 +1,15 @@
 """Training: examples to a checkpoint, with early stopping on the validation split.
 
 The same seed gives the same weights, bit for bit on a CPU: initial weights, noise and dropout
-derive their seeds from it, and the order of the rows is a function of seed and epoch.
+derive their seeds from it, and the order of the rows is a function of seed and epoch.  Snapshots
+hold all that the next step depends on, so that a training that was killed ends with those weights
+too.
 """
 
 import math
+import shutil
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +17,29 @@ import keras
 import numpy as np
 
 from configs.config import Config
-from configs.contract import Contract
 from configs.errors import ModelError
-from configs.files import new_folder, write_json
+from configs.files import write_json
 from configs.statistics import Statistics
-from model import backend, checkpoint, data, weights
-from model.data import Examples, Feed
+from model import backend, checkpoint, guards, history, snapshots, weights
+from model.data import Examples, Split
 from model.encoding import Encoder
-from model.evaluation import Predictions
+from model.feeds import Feed, make_feed
+from model.guards import Guard
 from model.optimizers import Adam
 from model.progress import Display
 from model.ranker import Ranker
+from model.snapshots import Snapshot
 from model.tensorboard import Logs
+from model.workspace import Workspace
 
 _STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
 _VALIDATION_BATCH = 4096
 _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 
 
-def train(config: Config, examples: Path, out: Path, *, progress: bool = True) -> dict[str, Any]:
+def train(
+    config: Config, examples: Path, out: Path, *, progress: bool = True, resume: bool = False
+) -> dict[str, Any]:
     """Train a ranker and write its checkpoint, whole or not at all.
 
     Args:
@@ -39,43 +47,74 @@ def train(config: Config, examples: Path, out: Path, *, progress: bool = True) -
         examples: folder of examples.
         out: the checkpoint's folder; must not exist. See `model.checkpoint` for what it holds.
         progress: whether to show a bar, or lines, on stderr.
+        resume: whether to continue a training of `out` that was killed or interrupted, where
+            there is one.  Without it, one that is there is refused.
 
     Returns:
-        checkpoint, rows, epochs (trained), best_epoch, val_loss (of the best epoch), seconds.
+        checkpoint, rows, epochs (trained), best_epoch, val_loss (of the best epoch), seconds (of
+        this call), resumed (the place from which it continued, None from the start).
 
     Raises:
-        DataError: the examples cannot be read, or `out` exists.
-        ModelError: the examples were built with another contract, or the loss is not finite.
+        DataError: the examples cannot be read, `out` exists or is being trained.
+        ModelError: the examples were built with another contract, the loss is not finite or
+            explodes, or the interrupted training was another.
     """
     started = time.perf_counter()
-    with new_folder(out) as folder:
-        checkpoint.start(folder, config, examples)
-        encoder = Encoder.read(folder)
-        rows = data.read_split(examples, "train", encoder)
-        held_out = data.read_split(examples, "validation", encoder)
+    with Workspace(out, resume) as work:
+        frozen = checkpoint.start(work.checkpoint, config, examples)
+        work.identify(
+            {"configuration": config.model_dump(mode="json"), "data": frozen.data_fingerprint}
+        )
+        encoder = Encoder.read(work.checkpoint)
+        train_split = Split(examples, "train", encoder)
+        validation = Split(examples, "validation", encoder)
         ranker = checkpoint.make_ranker(config.contract, config.model, encoder, config.train.seed)
-        history = fit(ranker, config, encoder.statistics, rows, held_out, folder, progress)
-    best = min(history, key=lambda epoch: epoch["val_loss"])
+        options, statistics = config.train, encoder.statistics
+        run = _Run(
+            ranker,
+            config,
+            statistics,
+            make_feed(train_split, config.contract, statistics, options.batch_size, options),
+            make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options),
+            work,
+            progress,
+        )
+        epochs = run.fit()
+    best = min(epochs, key=lambda epoch: epoch["val_loss"])
     return {
         "checkpoint": str(out),
-        "rows": len(rows),
-        "epochs": len(history),
+        "rows": train_split.rows,
+        "epochs": len(epochs),
         "best_epoch": best["epoch"],
         "val_loss": best["val_loss"],
         "seconds": time.perf_counter() - started,
+        "resumed": run.resumed,
     }
 
 
-def fit(
-    ranker: Ranker,
-    config: Config,
-    statistics: Statistics,
-    train: Examples,
-    validation: Examples,
-    folder: Path,
-    progress: bool,
-) -> list[dict[str, Any]]:
-    """Train until the validation loss stops falling; leave the best epoch's weights in `ranker`.
+@dataclass
+class _Place:
+    """Where a training is: what a snapshot holds besides the variables.
+
+    Attributes:
+        epoch: the current one, from 1.
+        step: steps of it that are done.
+        seconds: that they took.
+        history: the epochs before it.
+        measured: the guard's latest measurements.
+        best: name and checksum of the best epoch's weights; empty before there are any.
+    """
+
+    epoch: int = 1
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    measured: list[float] = field(default_factory=list)
+    best: list[str] = field(default_factory=list)
+
+
+class _Run:
+    """One training, from its start or from a snapshot to the best epoch's weights.
 
     The validation loss is the weighted sum over tasks of each one's mean over its rows, without
     the gates' regularisation, dropout, noise and positions: the loss of the model as served.
@@ -84,155 +123,227 @@ def fit(
         ranker: fresh.
         config: of the run.
         statistics: of the training split.
-        train: rows to train on.
-        validation: rows to stop by.
-        folder: where weights, history and logs are written after each epoch.
+        feed: rows to train on.
+        held_out: rows to stop by.
+        work: where snapshots, weights, history and logs go.
         progress: whether to show it.
-
-    Returns:
-        One entry per epoch: epoch (from 1), loss, val_loss, regularisation, tasks (name -> loss,
-        val_loss), experts_per_row, gates (task -> diagnostics at inference), seconds (of training
-        steps), rows_per_second.
     """
-    options, contract = config.train, config.contract
-    feed = _feed(train, contract, statistics, options.batch_size)
-    held_out = _feed(validation, contract, statistics, _VALIDATION_BATCH)
-    several = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
-    ranker.compile(
-        optimizer=Adam(options.learning_rate, lazy=options.lazy_embeddings),
-        steps_per_execution=min(several, feed.steps),
-    )
-    history: list[dict[str, Any]] = []
-    best = math.inf
-    logs = Logs(folder / checkpoint.LOGS)
-    with Display(progress, options.epochs, feed.steps) as display:
-        for number in range(1, options.epochs + 1):
-            display.begin(number)
-            started = time.perf_counter()
-            order = data.shuffled(feed.rows, options.seed, number)
-            train_metrics = _run_epoch(ranker, feed, order, number, display, config)
-            seconds = time.perf_counter() - started
-            val_metrics = ranker.evaluate(
-                held_out.epoch(), steps=held_out.steps, verbose=0, return_dict=True
-            )
-            epoch = _entry(number, contract, train_metrics, val_metrics) | {
-                "seconds": seconds,
-                "rows_per_second": feed.rows / seconds,
-                **_diagnose(ranker, contract, statistics, validation),
-            }
-            if not math.isfinite(epoch["val_loss"]):
-                raise _not_finite(f"epoch {number}: the validation loss", config)
-            history.append(epoch)
-            improved = epoch["val_loss"] < best
-            if improved:
-                best = epoch["val_loss"]
-                weights.save(ranker, folder / checkpoint.WEIGHTS)
-            write_json(folder / checkpoint.HISTORY, {"epochs": history})
-            _log(logs, epoch)
-            display.line(epoch, improved)
-            best_number = min(history, key=lambda e: e["val_loss"])["epoch"]
-            if number - best_number >= options.patience:
-                break
-    logs.close()
-    weights.load(ranker, folder / checkpoint.WEIGHTS)
-    return history
 
-
-def _feed(rows: Examples, contract: Contract, statistics: Statistics, size: int) -> Feed:
-    return Feed(rows.features, data.targets(rows, contract, statistics), size)
-
-
-def _run_epoch(
-    ranker: Ranker, feed: Feed, order: np.ndarray, number: int, display: Display, config: Config
-) -> dict[str, float]:
-    """Run one epoch's steps; the means of the losses over it."""
-    watch = _Watch(number, display, config)
-    try:
-        ranker.fit(
-            feed.epoch(order),
-            steps_per_epoch=feed.steps,
-            epochs=1,
-            verbose=0,
-            shuffle=False,
-            callbacks=[watch],
+    def __init__(
+        self,
+        ranker: Ranker,
+        config: Config,
+        statistics: Statistics,
+        feed: Feed,
+        held_out: Feed,
+        work: Workspace,
+        progress: bool,
+    ) -> None:
+        self.ranker, self.config, self.statistics = ranker, config, statistics
+        self.feed, self.held_out, self.work = feed, held_out, work
+        several = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
+        ranker.compile(
+            optimizer=Adam(config.train.learning_rate, lazy=config.train.lazy_embeddings),
+            steps_per_execution=min(several, feed.steps),
         )
-    except Exception as error:
-        # The gates' own check, in the graph (see `backend.check_finite`).
-        if "expected finite values" in str(error):
-            raise _not_finite(f"epoch {number}: a gate's input or logit", config) from error
-        raise
-    return {name: float(value) for name, value in ranker.get_metrics_result().items()}
+        ranker.optimizer.build(ranker.trainable_variables)
+        self.place = _Place()
+        self.resumed: dict[str, int] | None = None
+        self.metrics: list[np.ndarray] | None = None
+        """The losses' running means of a snapshot, until the epoch goes on."""
+        self.display = Display(progress, config.train.epochs, feed.steps)
+        self._restore()
+        self.guard = Guard(config.train, self.place.measured)
+
+    def fit(self) -> list[dict[str, Any]]:
+        """Train until the validation loss stops falling; write the best epoch's weights.
+
+        Returns:
+            One entry per epoch: epoch (from 1), loss, val_loss, regularisation, tasks (name ->
+            loss, val_loss), experts_per_row, gates (task -> diagnostics at inference), seconds
+            (of training steps), rows_per_second.
+        """
+        options, place = self.config.train, self.place
+        sample = self.held_out.sample(_DIAGNOSED_ROWS)
+        logs = Logs(self.work.checkpoint / checkpoint.LOGS)
+        for epoch in place.history:
+            history.log(logs, epoch)
+        with self.display:
+            while place.epoch <= options.epochs and not self._finished():
+                epoch = self._epoch(sample)
+                improved = epoch["val_loss"] < self._best_loss()
+                place.history.append(epoch)
+                if improved:
+                    path = self.work.best(place.epoch)
+                    weights.save(self.ranker, path)
+                    place.best = [path.name, snapshots.checksum(path)]
+                history.log(logs, epoch)
+                self.display.line(epoch, improved)
+                place.epoch, place.step, place.seconds = place.epoch + 1, 0, 0.0
+                self.save()
+        logs.close()
+        write_json(self.work.checkpoint / checkpoint.HISTORY, {"epochs": place.history})
+        best = self.work.checkpoint / checkpoint.WEIGHTS
+        shutil.copyfile(self.work.root / place.best[0], best)
+        weights.load(self.ranker, best)
+        return place.history
+
+    def save(self) -> None:
+        """Take a snapshot."""
+        self.place.measured = list(self.guard.measured)
+        arrays = [weights.to_numpy(variable) for variable in self._variables()]
+        snapshots.save(self.work.root, Snapshot(arrays, asdict(self.place)))
+        self.work.forget_best()
+
+    def _variables(self) -> list[Any]:
+        """Everything that changes from step to step; the losses' running means come last."""
+        ranker = self.ranker
+        return [*ranker.variables, *ranker.optimizer.variables, *ranker.metrics_variables]
+
+    def _restore(self) -> None:
+        """Continue from the newest snapshot that is whole, if there is one."""
+
+        def check(snapshot: Snapshot) -> None:
+            best = snapshot.meta["best"]
+            if best and snapshots.checksum(self.work.root / best[0]) != best[1]:
+                raise snapshots.DamagedError(f"{best[0]}: checksum differs")
+
+        found, damaged = snapshots.latest(self.work.root, check)
+        for path in damaged:
+            self.display.note(f"{path.name} is damaged: continuing from before it")
+        if found is None:
+            return
+        variables = self._variables()
+        shapes = [tuple(variable.shape) for variable in variables]
+        if shapes != [array.shape for array in found.arrays]:
+            raise ModelError(
+                f"{self.work.root}: the snapshot's variables are not this model's; remove the "
+                "folder to start over"
+            )
+        means = len(self.ranker.metrics_variables)
+        for variable, array in zip(variables[:-means], found.arrays, strict=False):
+            variable.assign(array)
+        self.metrics = found.arrays[-means:]
+        self.place = _Place(**found.meta)
+        self.resumed = {"epoch": self.place.epoch, "step": self.place.step}
+        self.display.note(f"continuing at epoch {self.place.epoch}, step {self.place.step}")
+
+    def _finished(self) -> bool:
+        """Whether the validation loss has stopped falling."""
+        epochs = self.place.history
+        if not epochs:
+            return False
+        best = min(epochs, key=lambda epoch: epoch["val_loss"])["epoch"]
+        return epochs[-1]["epoch"] - best >= self.config.train.patience
+
+    def _best_loss(self) -> float:
+        return min((epoch["val_loss"] for epoch in self.place.history), default=math.inf)
+
+    def _epoch(self, sample: Examples) -> dict[str, Any]:
+        """Run an epoch, or the rest of one: its entry of the history."""
+        number, contract = self.place.epoch, self.config.contract
+        self.display.begin(number)
+        train_metrics = self._steps()
+        val_metrics = self._guarded(
+            self.held_out,
+            lambda: self.ranker.evaluate(
+                self.held_out.epoch(), steps=self.held_out.steps, verbose=0, return_dict=True
+            ),
+        )
+        epoch = history.entry(number, contract, train_metrics, val_metrics) | {
+            "seconds": self.place.seconds,
+            "rows_per_second": self.feed.rows / self.place.seconds,
+            **history.diagnose(self.ranker, contract, self.statistics, sample),
+        }
+        if not math.isfinite(epoch["val_loss"]):
+            what = f"epoch {number}: the validation loss"
+            raise guards.not_finite(what, self.config.train)
+        return epoch
+
+    def _steps(self) -> dict[str, float]:
+        """Run what is left of an epoch's steps; the means of the losses over all of them."""
+        skip = self.place.step
+        self._guarded(
+            self.feed,
+            lambda: self.ranker.fit(
+                self.feed.epoch(self.place.epoch, skip),
+                steps_per_epoch=self.feed.steps - skip,
+                epochs=1,
+                verbose=0,
+                shuffle=False,
+                callbacks=[_Watch(self)],
+            ),
+        )
+        return {name: float(value) for name, value in self.ranker.get_metrics_result().items()}
+
+    def _guarded(self, feed: Feed, call: Any) -> Any:
+        """Call Keras, and raise errors of ours where its own hide them."""
+        try:
+            return call()
+        except KeyboardInterrupt:
+            if snapshots.exist(self.work.root):
+                self.display.note("interrupted: continue from the last snapshot with --resume")
+            raise
+        except Exception as error:
+            if feed.failure is not None:
+                raise feed.failure from None
+            # The gates' own check, in the graph (see `backend.check_finite`).
+            if "expected finite values" in str(error):
+                what = f"epoch {self.place.epoch}: a gate's input or logit"
+                raise guards.not_finite(what, self.config.train) from error
+            raise
 
 
 class _Watch(keras.callbacks.Callback):
-    """Shows the progress, and stops training as soon as the loss is not finite."""
+    """Follows an epoch: shows the progress, guards the loss, takes snapshots."""
 
-    def __init__(self, number: int, display: Display, config: Config) -> None:
+    def __init__(self, run: _Run) -> None:
         super().__init__()
-        self.number, self.display, self.config = number, display, config
+        self.run = run
+        self.began = time.perf_counter()
+        self.before = run.place.seconds
+        self.first = run.place.step
+        self.means: tuple[int, float] = (0, 0.0)
+        """Steps and mean of the guarded loss at the last measurement."""
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        # Keras has just set them to zero.
+        if self.run.metrics is not None and self.first:
+            for variable, value in zip(
+                self.run.ranker.metrics_variables, self.run.metrics, strict=True
+            ):
+                variable.assign(value)
+            found = {k: float(v) for k, v in self.run.ranker.get_metrics_result().items()}
+            self.means = (self.first, self._guarded_loss(found))
+        self.run.metrics = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        loss = float((logs or {})["loss"])
-        if not math.isfinite(loss):
-            where = f"epoch {self.number}, step {batch + 1}: the training loss"
-            raise _not_finite(where, self.config)
-        self.display.advance(batch + 1, loss)
+        run, place = self.run, self.run.place
+        # Keras counts several steps at once, beyond the end where the last ones are fewer.
+        step = min(self.first + batch + 1, run.feed.steps)
+        found = {name: float(value) for name, value in (logs or {}).items()}
+        where = f"epoch {place.epoch}, step {step}: the training loss"
+        run.guard.check_finite(found["loss"], where)
+        self._measure(step, found, where)
+        run.display.advance(step, found["loss"])
+        every = run.config.train.save_every
+        due = step // every > place.step // every
+        place.step, place.seconds = step, self.before + time.perf_counter() - self.began
+        if due and step < run.feed.steps:  # the epoch's end takes its own
+            if backend.name() == "jax":
+                self.model.jax_state_sync()
+            run.save()
 
+    def _measure(self, step: int, found: dict[str, float], where: str) -> None:
+        """Hand the guard the mean over the steps since it was last given one."""
+        before, mean = self.means
+        if step - before < Guard.STEPS:
+            return
+        total = self._guarded_loss(found)
+        self.means = (step, total)
+        self.run.guard.check((total * step - mean * before) / (step - before), where)
 
-def _not_finite(what: str, config: Config) -> ModelError:
-    return ModelError(
-        f"{what} is not finite. Lower train.learning_rate (now {config.train.learning_rate:g}) "
-        "or the gates' regularisation, and look for extreme values among number features without "
-        "scale: standardise and among regression labels without clip or transform: log1p"
-    )
-
-
-def _entry(
-    number: int, contract: Contract, train: dict[str, float], validation: dict[str, float]
-) -> dict[str, Any]:
-    """The history's losses of one epoch."""
-    tasks = {
-        name: {"loss": train[f"{name}_loss"], "val_loss": float(validation[f"{name}_loss"])}
-        for name in contract.tasks
-    }
-    return {
-        "epoch": number,
-        "loss": train["loss"],
-        "val_loss": sum(contract.tasks[name].weight * tasks[name]["val_loss"] for name in tasks),
-        "regularisation": train["regularisation"],
-        "tasks": tasks,
-    }
-
-
-def _diagnose(
-    ranker: Ranker, contract: Contract, statistics: Statistics, validation: Examples
-) -> dict[str, Any]:
-    """What the gates do at inference, on some validation rows spread over the split."""
-    step = -(-len(validation) // _DIAGNOSED_ROWS)
-    found = Predictions(ranker, contract, statistics, validation.take(slice(None, None, step)))
-    gates = {
-        name: {
-            "experts_per_row": found.used[name],
-            "load": [float(share) for share in found.load[name]],
-            **found.diagnostics[name],
-        }
-        for name in contract.tasks
-    }
-    return {"experts_per_row": found.experts_per_row, "gates": gates}
-
-
-def _log(logs: Logs, epoch: dict[str, Any]) -> None:
-    """Write one epoch to TensorBoard."""
-    for split, key in (("train", "loss"), ("validation", "val_loss")):
-        values = {"loss": epoch[key]}
-        values |= {f"tasks/{name}": task[key] for name, task in epoch["tasks"].items()}
-        logs.write(split, epoch["epoch"], values)
-    logs.write(
-        "train",
-        epoch["epoch"],
-        {"regularisation": epoch["regularisation"], "rows_per_second": epoch["rows_per_second"]},
-    )
-    values = {"experts_per_row": epoch["experts_per_row"]}
-    for task, found in epoch["gates"].items():
-        values |= {f"gates/{task}/{name}": np.asarray(value) for name, value in found.items()}
-    logs.write("validation", epoch["epoch"], values)
+    def _guarded_loss(self, found: dict[str, float]) -> float:
+        tasks = self.run.config.contract.tasks
+        total = sum(task.weight * found[f"{name}_loss"] for name, task in tasks.items())
+        return total + found["regularisation"]

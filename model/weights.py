@@ -42,7 +42,7 @@ def save(ranker: Ranker, path: Path) -> None:
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for name, variable in variables(ranker).items():
-            file[name] = _numpy(variable)
+            file[name] = to_numpy(variable)
     write_bytes(path, content.getbuffer())
 
 
@@ -81,7 +81,7 @@ def load(ranker: Ranker, path: Path) -> None:
 
 def copy(ranker: Ranker) -> dict[str, np.ndarray]:
     """The weights' values by name, as they are now."""
-    return {name: _numpy(variable) for name, variable in variables(ranker).items()}
+    return {name: to_numpy(variable) for name, variable in variables(ranker).items()}
 
 
 def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
@@ -97,6 +97,7 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
         yield "position", ranker.position_tower
 
 
-def _numpy(variable: Any) -> np.ndarray:
+def to_numpy(variable: Any) -> np.ndarray:
+    """A copy of a variable's value."""
     # Called by name: NumPy 2 itself would warn that a Keras variable's method takes no `copy`.
     return np.array(variable.__array__())

@@ -16,6 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_examples(parser)
     parser.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue a training of --out that was killed or interrupted, if there is one",
+    )
+    parser.add_argument(
         "--baseline",
         metavar="NAME",
         help="train a baseline instead: shared_bottom, or single_task:TASK",
@@ -32,4 +37,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
-    return training.train(config, options.examples, options.out)
+    return training.train(config, options.examples, options.out, resume=options.resume)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import polars as pl
 import pytest
@@ -15,10 +14,6 @@ from model.encoding import Encoder
 
 def read(tiny: Any, split: str = "train", folder: Path | None = None) -> data.Examples:
     return data.read_split(folder or tiny.examples, split, Encoder.read(tiny.examples))
-
-
-def numpy(value: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(value))
 
 
 def test_a_split_is_read_whole_and_nulls_are_masks(tiny: Any) -> None:
@@ -52,29 +47,6 @@ def test_targets_are_standardised_and_stay_masked(tiny: Any) -> None:
     dwell = found[~np.isnan(found[:, 1]), 1]
     assert dwell.mean() == pytest.approx(0, abs=1e-5)
     assert dwell.std() == pytest.approx(1, abs=1e-5)
-
-
-def test_every_row_comes_once_an_epoch_with_its_own_label(tiny: Any) -> None:
-    features = {"row": np.arange(10, dtype=np.int32)}
-    targets = np.arange(10, dtype=np.float32)[:, None] * 2
-    feed = data.Feed(features, targets, size=4)
-    assert feed.steps == 3
-    order = data.shuffled(10, seed=1, epoch=1)
-    seen = [(numpy(x["row"]), numpy(y)) for x, y in feed.epoch(order)]
-    assert [len(x) for x, _ in seen] == [4, 4, 2]
-    rows = np.concatenate([x for x, _ in seen])
-    np.testing.assert_array_equal(rows, order)
-    np.testing.assert_array_equal(np.concatenate([y for _, y in seen])[:, 0], 2 * rows)
-    plain = np.concatenate([numpy(x["row"]) for x, _ in feed.epoch()])
-    np.testing.assert_array_equal(plain, np.arange(10))
-
-
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
-    first = data.shuffled(100, seed=1, epoch=1)
-    np.testing.assert_array_equal(first, data.shuffled(100, seed=1, epoch=1))
-    np.testing.assert_array_equal(np.sort(first), np.arange(100))
-    assert (first != data.shuffled(100, seed=1, epoch=2)).any()
-    assert (first != data.shuffled(100, seed=2, epoch=1)).any()
 
 
 def test_what_cannot_be_read(tiny: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs.errors import DataError, ModelError
-from model import checkpoint, data, tensorboard, training, weights
+from model import checkpoint, data, feeds, tensorboard, training, weights
 from model.encoding import Encoder
 
 MOESART = {
@@ -108,7 +108,7 @@ def test_the_best_epoch_is_kept_and_training_stops(
     for name, values in weights.copy(loaded).items():
         np.testing.assert_array_equal(values, saved[-1][name], err_msg=name)
     rows = data.read_split(tiny.examples, "validation", encoder)
-    feed = data.Feed(rows.features, data.targets(rows, config.contract, encoder.statistics), 4096)
+    feed = feeds.MemoryFeed(rows, config.contract, encoder.statistics, 4096)
     loaded.compile()
     again = loaded.evaluate(feed.epoch(), steps=1, verbose=0, return_dict=True)
     total = again["click_loss"] + 0.5 * again["dwell_loss"] + again["like_loss"]
@@ -130,6 +130,14 @@ def test_training_learns(tiny: Any, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_training(tiny: Any, tmp_path: Path) -> None:
     wild = {"epochs": 3, "batch_size": 16, "learning_rate": 1e30}
     with pytest.raises(ModelError, match=r"not finite\. Lower train\.learning_rate \(now 1e\+30\)"):
+        training.train(tiny.make_config(train=wild), tiny.examples, tmp_path / "c", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exploding_loss_stops_training(tiny: Any, tmp_path: Path) -> None:
+    wild = {"epochs": 30, "batch_size": 4, "learning_rate": 0.5, "explosion": 1.01}
+    message = r"step \d+: the training loss explodes: .* times its running median .* at most "
+    with pytest.raises(ModelError, match=message + r"train\.explosion = 1\.01 times\. Lower"):
         training.train(tiny.make_config(train=wild), tiny.examples, tmp_path / "c", progress=False)
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,267 @@
+"""Training that is killed and continued ends with the weights of one that was not."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import multigate
+from configs.errors import DataError, ModelError
+from model import checkpoint, snapshots, training, weights
+from model.progress import Display
+from model.workspace import Workspace
+
+# Dropout, sampled experts, a schedule and a moving baseline: all that a step can depend on.
+MODEL = {
+    "embedding_dim": 4,
+    "experts": {"count": 4, "units": [6], "dropout": 0.2},
+    "gate": {"name": "moesart", "num_selected": 2},
+    "gates": {
+        "dwell": {"name": "dselect_k", "num_selected": 2, "gamma_end": 0.1, "gamma_steps": 100},
+        "like": {"name": "sampled"},
+    },
+    "towers": {"units": [4], "dropout": 0.1},
+}
+TRAIN = {
+    "epochs": 3,
+    "batch_size": 4,
+    "learning_rate": 0.02,
+    "patience": 3,
+    "seed": 3,
+    "save_every": 20,
+}
+STEPS = 75  # of an epoch: 300 rows
+
+# Trains, and kills itself when so many steps are done; 0 trains to the end.
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+from configs.base import parse
+from configs.config import Config
+from model import training
+from model.progress import Display
+
+config, examples, out, last = sys.argv[1:]
+advance = Display.advance
+done = 0
+
+def count(self, step, loss):
+    global done
+    advance(self, step, loss)
+    done += 1
+    if done == int(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Display.advance = count
+config = parse(Config, json.loads(Path(config).read_text()), config)
+training.train(config, Path(examples), Path(out), progress=False, resume=True)
+"""
+
+
+def make(tiny: Any, **changes: Any) -> Any:
+    return tiny.make_config(model=MODEL, train=TRAIN | changes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "c"
+    training.train(make(tiny), tiny.examples, out, progress=False)
+    return out
+
+
+def start(config: Any, examples: Path, out: Path, last: int, **environment: str) -> Any:
+    """Train in a process of its own."""
+    path = out.parent / f"{out.name}.json"
+    path.write_text(config.model_dump_json())
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(path), str(examples), str(out), str(last)],
+        env=os.environ | environment,
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def killed(config: Any, examples: Path, out: Path, last: int, **environment: str) -> None:
+    """Train until the process is killed."""
+    process = start(config, examples, out, last, **environment)
+    _, stderr = process.communicate(timeout=200)
+    assert process.returncode == -signal.SIGKILL, stderr[-2000:]
+
+
+def assert_same(first: Path, second: Path) -> None:
+    """The same weights, bit for bit, and the same losses."""
+    a, b = (weights.copy(checkpoint.load(folder).ranker) for folder in (first, second))
+    assert a.keys() == b.keys()
+    for name, values in a.items():
+        np.testing.assert_array_equal(values, b[name], err_msg=name)
+    for one, other in zip(*map(checkpoint.read_history, (first, second)), strict=True):
+        for key in ("loss", "val_loss", "regularisation", "tasks", "gates"):
+            assert one[key] == other[key], key
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (first, second)]
+    assert names[0] == names[1]
+
+
+class Interrupt:
+    """Interrupts a training of this process after so many calls of the progress bar."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+        advance, self.left = Display.advance, after
+
+        def count(display: Display, step: int, loss: float) -> None:
+            advance(display, step, loss)
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Display, "advance", count)
+
+
+def test_a_killed_training_ends_with_the_same_weights(
+    tiny: Any, undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "c"
+    # TensorFlow comes back every 16 steps: five times an epoch.
+    killed(make(tiny), tiny.examples, out, random.Random(1).randrange(3, 14))
+    assert not out.exists()
+    work = tmp_path / ".c.training"
+    assert len(list(work.glob("snapshot-*.npz"))) in (1, 2)
+    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+    assert result["resumed"] is not None
+    assert_same(undisturbed, out)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "c.json"] == ["c"]
+
+
+@pytest.mark.parametrize("after", [1, 5, 7])
+def test_interrupted_anywhere(
+    tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    out = tmp_path / "c"
+    Interrupt(monkeypatch, after)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == ([".c.training"] if after > 2 else [])  # nothing is kept without a snapshot
+    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+    assert (result["resumed"] is None) == (after <= 2)
+    assert_same(undisturbed, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_damaged_snapshot_falls_back_to_the_one_before(
+    tiny: Any,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "c"
+    Interrupt(monkeypatch, 10)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    newest = max((tmp_path / ".c.training").glob("snapshot-*.npz"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    result = training.train(make(tiny), tiny.examples, out, resume=True)
+    # The newest is of step 64 of the second epoch, the one before of step 48.
+    assert result["resumed"] == {"epoch": 2, "step": 48}
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == f"{newest.name} is damaged: continuing from before it"
+    assert shown[1] == "continuing at epoch 2, step 48"
+    assert_same(undisturbed, out)
+
+
+def test_damaged_best_weights_damage_the_snapshot(
+    tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c"
+    Interrupt(monkeypatch, 7)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    (best,) = (tmp_path / ".c.training").glob("best-*.h5")
+    best.write_bytes(best.read_bytes()[:-1])
+    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+    # The newest snapshot, of the first epoch's end, names them; the one before does not.
+    assert result["resumed"] == {"epoch": 1, "step": 64}
+    assert_same(undisturbed, out)
+
+
+def test_what_is_not_continued(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "c"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        Interrupt(patch, 4)
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    with pytest.raises(DataError, match=r"holds an interrupted training .* --resume, or remove"):
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    other = make(tiny, learning_rate=0.03)
+    with pytest.raises(ModelError, match="another configuration; continue it with the same"):
+        training.train(other, tiny.examples, out, progress=False, resume=True)
+    assert snapshots.exist(tmp_path / ".c.training")
+    with Workspace(out, resume=True), pytest.raises(DataError, match="another process is training"):
+        training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+
+
+def test_the_verb_continues(tiny: Any, undisturbed: Path, tmp_path: Path, capfd: Any) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(yaml.safe_dump(make(tiny).model_dump(mode="json"), sort_keys=False))
+    out = tmp_path / "c"
+    arguments = ["train", "--config", config, "--examples", tiny.examples, "--out", out]
+    with pytest.MonkeyPatch.context() as patch:
+        Interrupt(patch, 4)
+        assert multigate.main([str(argument) for argument in arguments]) == 130
+    assert multigate.main([str(argument) for argument in arguments]) == 2
+    assert "--resume" in capfd.readouterr().err
+    assert multigate.main([str(argument) for argument in [*arguments, "--resume"]]) == 0
+    assert_same(undisturbed, out)
+
+
+def test_a_full_disk_keeps_what_was_saved(
+    tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "c"
+    save, calls = snapshots.save, []
+
+    def full(folder: Path, snapshot: Any) -> Path:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return save(folder, snapshot)
+
+    monkeypatch.setattr(snapshots, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
+    assert result["resumed"] == {"epoch": 1, "step": 48}
+    assert_same(undisturbed, out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_killed_again_and_again(tiny: Any, tmp_path: Path, backend: str) -> None:
+    """Three kills at random steps, and one at a random moment."""
+    draw = random.Random(2)
+    config = make(tiny, batch_size=25, epochs=2, save_every=3)  # JAX: 12 steps of one shape
+    whole = start(config, tiny.examples, tmp_path / "whole", 0, KERAS_BACKEND=backend)
+    assert whole.wait(200) == 0, whole.stderr.read()[-2000:]
+    out = tmp_path / "c"
+    # An epoch has 12 steps on JAX; TensorFlow comes back once an epoch.
+    for _ in range(2):
+        last = draw.randrange(1, 9) if backend == "jax" else 1
+        killed(config, tiny.examples, out, last, KERAS_BACKEND=backend)
+    process = start(config, tiny.examples, out, 0, KERAS_BACKEND=backend)
+    time.sleep(draw.uniform(6, 9))
+    process.kill()
+    process.communicate()
+    if not out.exists():
+        last = start(config, tiny.examples, out, 0, KERAS_BACKEND=backend)
+        assert last.wait(200) == 0, last.stderr.read()[-2000:]
+    assert_same(tmp_path / "whole", out)
