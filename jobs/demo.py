@@ -33,8 +33,9 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     Raises:
         DataError: `out` holds files already, or there is no log.
     """
+    from jobs.export import export
     from model import checkpoint as checkpoints
-    from model import evaluation, export, report, training
+    from model import evaluation, report, training
     from pipeline import job
 
     started = time.monotonic()
@@ -74,7 +75,7 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
 
     say("5/6 export a SavedModel that evaluates the selected experts only")
     base = out / "models" / config.name
-    version = export.export(checkpoint, examples.root, base)
+    version = export(checkpoint, examples.root, base)
     say(f"  {version}")
 
     say("6/6 serve it and rank for three users")

@@ -11,7 +11,6 @@ publication  export                              the version in the base folder
 """
 
 import json
-import math
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -25,6 +24,7 @@ from configs.files import ExamplesFolder, write_json
 from jobs import run_guards
 from jobs.publication import Base
 from jobs.run_folder import RunFolder, all_runs, content
+from serving.versions import EXTRA
 
 Values = dict[str, Any]
 
@@ -62,8 +62,12 @@ class Night:
 
     @property
     def candidate(self) -> str:
-        """Identity of the run's export among all versions."""
-        return f"{self.day}-{self.output('export')}"
+        """Identity of the run's export among all versions: its date, and what it answers.
+
+        The graph's own bytes differ from export to export; contract, metrics and the golden
+        request's answers do not.
+        """
+        return f"{self.day}-{content(self.folder.export / EXTRA)}"
 
     def output(self, stage: str) -> str:
         """Fingerprint of what a finished stage left."""
@@ -73,10 +77,9 @@ class Night:
         return str(record["output"])
 
     def read_by(self, stage: str) -> str:
-        """Fingerprint of the parts of the configuration that a stage depends on."""
+        """Fingerprint of the parts of the configuration that make a stage's output."""
         parts: dict[str, Any] = {
             "pipeline": {"contract": True, "pipeline": True},
-            "guards": {"run": {"guards"}},
             "training": {"contract": True, "model": True, "train": True},
             "export": {"export": True},
         }
@@ -154,10 +157,10 @@ def training(night: Night) -> tuple[Values, str]:
 
 def export(night: Night) -> tuple[Values, str]:
     """Export a version, which is not published yet."""
-    from model import export as exporter
+    from jobs.export import export as write_version
 
-    exporter.export(night.folder.checkpoint, night.folder.examples, night.folder.exports, version=1)
-    sparsity = json.loads((night.folder.export / "assets.extra/sparsity.json").read_text("utf-8"))
+    write_version(night.folder.checkpoint, night.folder.examples, night.folder.exports, version=1)
+    sparsity = json.loads((night.folder.export / EXTRA / "sparsity.json").read_text("utf-8"))
     return {"parity": sparsity["parity"]}, content(night.folder.export)
 
 
@@ -174,58 +177,34 @@ def evaluation(night: Night) -> tuple[Values, str]:
 
 
 def decision(night: Night) -> tuple[Values, str]:
-    """Decide whether the candidate replaces the version in production."""
+    """Decide whether the candidate replaces the version in production, on the same rows."""
+    from model import comparison
+
     production = night.base.production()
-    if production is None:
-        result = json.loads(night.folder.evaluation.read_text(encoding="utf-8"))
-        reasons = first_version(night.config, result)
-        verdict = {"verdict": "refuse" if reasons else "bless", "reasons": reasons}
-        return {"production": None} | verdict, ""
-    lineage = night.base.lineage(production)
-    if lineage is not None and date.fromisoformat(lineage["run"]) > night.day:
-        reason = f"version {production} in production is of a later date, {lineage['run']}"
-        return {"production": production, "verdict": "refuse", "reasons": [reason]}, ""
-    reason = f"there are no rules by which to compare it with version {production} in production"
-    return {"production": production, "verdict": "refuse", "reasons": [reason]}, ""
-
-
-def first_version(config: Config, result: Values) -> list[str]:
-    """What speaks against a version that has nothing to replace.
-
-    Its loss on the test split must be finite and below that of the best constant scores: the
-    label's rate for binary tasks, its mean for regression.
-
-    Args:
-        config: the tasks' weights.
-        result: of `model.evaluation.evaluate`.
-
-    Returns:
-        The reasons; none where it may be published.
-    """
-    prior = 0.0
-    for name, task in result["tasks"].items():
-        if not task["rows"]:
-            continue
-        if task["type"] == "binary":
-            rate = task["rate"]
-            part = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
-        else:
-            part = task.get("trained_on", task)["label_std"] ** 2
-        prior += config.contract.tasks[name].weight * part
-    if not math.isfinite(result["loss"]):
-        return [f"the loss on the test split is {result['loss']}"]
-    if result["loss"] >= prior:
-        return [
-            f"the loss on the test split, {result['loss']:.4f}, is no better than that of constant "
-            f"scores, {prior:.4f}"
-        ]
-    return []
+    found: Values = {"production": production}
+    if production is not None:
+        lineage = night.base.lineage(production)
+        if lineage is not None and date.fromisoformat(lineage["run"]) > night.day:
+            reason = f"version {production} in production is of a later date, {lineage['run']}"
+            return found | {"verdict": comparison.REFUSE, "reasons": [reason]}, ""
+    options = night.config.evaluation
+    verdict = comparison.compare(
+        night.folder.export,
+        night.base.versions()[production] if production is not None else None,
+        night.folder.examples,
+        options.rules,
+        replicates=options.replicates,
+        seed=options.seed,
+    )
+    return found | {key: verdict[key] for key in ("verdict", "reasons", "tasks", "ranking")}, ""
 
 
 def publication(night: Night) -> tuple[Values, str]:
     """Publish a candidate that was blessed, then remove what is no longer kept."""
+    from model import comparison
+
     decided = (night.folder.record("decision") or {})["result"]
-    if decided["verdict"] != "bless":
+    if decided["verdict"] != comparison.BLESS:
         return {"version": None}, ""
     if content(night.folder.export) != night.output("export"):
         raise RunError(

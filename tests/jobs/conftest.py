@@ -1,6 +1,8 @@
 """A log by days and a configuration whose whole run takes seconds."""
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,10 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+
+_LIBC = ctypes.CDLL(None)
+_CAPABILITY_VERSION_3 = 0x20080522  # of linux/capability.h, as are the bits
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 CONTRACT: dict[str, Any] = {
     "user": "user_id",
@@ -100,3 +106,23 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     log = pl.concat([pl.read_ndjson(path) for path in sorted(folder.glob("*.jsonl"))])
     days = log.with_columns(day=pl.from_epoch("time").dt.date()).partition_by("day", as_dict=True)
     return Nights({day: rows.drop("day") for (day,), rows in sorted(days.items())})
+
+
+@pytest.fixture
+def obeys_permissions() -> Any:
+    """A context in which a read-only folder is one for root as well."""
+
+    @contextmanager
+    def obey() -> Iterator[None]:
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)  # of this thread
+        before = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; low then high words
+        assert _LIBC.capget(header, before) == 0
+        dropped = (ctypes.c_uint32 * 6)(*before)
+        dropped[0] &= ~(1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
+        assert _LIBC.capset(header, dropped) == 0
+        try:
+            yield
+        finally:
+            assert _LIBC.capset(header, before) == 0
+
+    return obey
