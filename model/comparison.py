@@ -61,10 +61,8 @@ def compare(
     ours = score(candidate, rows)
     theirs = score(production, rows) if production is not None else None
     found = compare_scored(ours, theirs, rows, resamples)
-    reasons = judge(found, rules)
     return {
-        "verdict": REFUSE if reasons else BLESS,
-        "reasons": reasons or [_praise(found, theirs is not None)],
+        **verdict(found, rules, theirs is not None),
         "candidate": str(candidate),
         "production": None if production is None else str(production),
         "split": split,
@@ -94,7 +92,7 @@ def compare_scored(
             "type": task.type,
             "metric": metric,
             "rows": int((~np.isnan(labels[:, t])).sum()),
-            **_against(resamples, labels[:, t], new[metric], old, metric == "rmse"),
+            **against(resamples, labels[:, t], new[metric], old, metric == "rmse"),
             "calibration": None
             if rate is None
             else tasks.summaries(resamples, labels[:, t], {"rate": rate})["rate"],
@@ -105,7 +103,7 @@ def compare_scored(
     return {"tasks": found, "ranking": _ranking(ours, theirs, rows, labels, resamples)}
 
 
-def _against(
+def against(
     resamples: Resamples,
     labels: np.ndarray,
     new: np.ndarray,
@@ -143,8 +141,17 @@ def _ranking(
     if theirs is not None:
         old = ranking.ranking(resamples, lists, gain, theirs.combined)[RANKING]
     known = np.where(ranking.judged(lists, gain)[lists], 1.0, np.nan)
-    result = _against(resamples, known, new, old, relative=False)
+    result = against(resamples, known, new, old, relative=False)
     return {"metric": RANKING, "rows": int(np.isfinite(known).sum())} | result
+
+
+def verdict(found: dict[str, Any], rules: Rules, compared: bool) -> dict[str, Any]:
+    """`verdict` and `reasons` of what `compare_scored` found."""
+    reasons = judge(found, rules)
+    return {
+        "verdict": REFUSE if reasons else BLESS,
+        "reasons": reasons or [_praise(found, compared)],
+    }
 
 
 def judge(found: dict[str, Any], rules: Rules) -> list[str]:

@@ -3,7 +3,7 @@
 Positions are left out, as when serving.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from configs.statistics import Statistics
 from model import checkpoint as checkpoints
 from model import metrics, scores
 from model.data import Examples, batches, read_split
+from model.gates.base import Routing
 from model.ranker import Ranker
 
 _BATCH = 4096
@@ -34,6 +35,9 @@ class Predictions:
         load: by task, (E,) share of the rows that use each expert.
         used: by task, mean number of experts with a weight, per row.
         experts_per_row: mean number of distinct experts evaluated per row, over all tasks.
+        union: (E,) share of the rows on which some task uses each expert.
+        overlap: (T, T) mean over the rows of the Jaccard overlap of two tasks' experts: how many
+            both use over how many either uses.
         diagnostics: by task, the gate's own numbers: scalars, means over the rows.
     """
 
@@ -42,11 +46,16 @@ class Predictions:
     ) -> None:
         sums: dict[str, dict[str, Any]] = {task: {} for task in contract.tasks}
         logits: dict[str, list[np.ndarray]] = {task: [] for task in contract.tasks}
-        experts = 0.0
+        experts: Any = 0.0
+        union: Any = 0.0
+        overlap: Any = 0.0
         for encoded, labels in batches(examples.features, examples.labels, _BATCH):
             rows = len(labels)
             forward = ranker.infer(encoded)
             experts += rows * float(_numpy(forward.mixed.experts_per_row))
+            used = _used(forward.mixed.routings, rows)
+            union = union + used.max(axis=1).sum(axis=0)
+            overlap = overlap + _overlap(used)
             for (task, z), routing in zip(
                 forward.logits.items(), forward.mixed.routings, strict=True
             ):
@@ -66,7 +75,9 @@ class Predictions:
         self.weights = {task: found.pop("weights") for task, found in means.items()}
         self.load = {task: found.pop("load") for task, found in means.items()}
         self.used = {task: float(found.pop("experts_per_example")) for task, found in means.items()}
-        self.experts_per_row = experts / N
+        self.experts_per_row = float(experts / N)
+        self.union = np.asarray(union / N)
+        self.overlap = np.asarray(overlap / N)
         self.diagnostics = {
             task: {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
             for task, found in means.items()
@@ -101,7 +112,8 @@ def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[
         `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
         regression, of the mean squared error of the transformed label (the tables of the papers on
         DSelect-k and MOESART have this number); `experts_per_row`;
-        `gates`: task -> gate, weights (E,), load (E,), experts_per_row and its diagnostics.
+        `gates`: task -> gate, weights (E,), load (E,), experts_per_row, overlap (by other task)
+        and its diagnostics; `union` (E,), see `Predictions`.
 
     Raises:
         DataError: the split cannot be read.
@@ -114,26 +126,39 @@ def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[
 
 def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> dict[str, Any]:
     """What `measure` returns, of predictions that exist already."""
-    tasks = task_metrics(config.contract, rows.labels, predictions.scores)
+    names = list(config.contract.tasks)
     gates = {
         name: {
             "gate": config.model.gates.get(name, config.model.gate).name,
             "weights": [float(w) for w in predictions.weights[name]],
             "load": [float(share) for share in predictions.load[name]],
             "experts_per_row": predictions.used[name],
+            "overlap": {
+                other: float(predictions.overlap[t, u]) for u, other in enumerate(names) if u != t
+            },
             **predictions.diagnostics[name],
         }
-        for name in config.contract.tasks
+        for t, name in enumerate(names)
     }
-    return {
-        "split": split,
-        "rows": len(rows),
-        "tasks": tasks,
-        "groups": summarise(tasks),
-        "loss": _total_loss(config.contract, tasks),
+    return task_summary(config.contract, split, rows.labels, predictions.scores) | {
         "experts_per_row": predictions.experts_per_row,
         "experts": config.model.experts.count,
         "gates": gates,
+        "union": [float(share) for share in predictions.union],
+    }
+
+
+def task_summary(
+    contract: Contract, split: str, labels: np.ndarray, scored: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The part of `summary` that needs no gates: of any scores (N,) by task."""
+    tasks = task_metrics(contract, labels, scored)
+    return {
+        "split": split,
+        "rows": len(labels),
+        "tasks": tasks,
+        "groups": summarise(tasks),
+        "loss": _total_loss(contract, tasks),
     }
 
 
@@ -251,6 +276,24 @@ def _total_loss(contract: Contract, tasks: Mapping[str, Mapping[str, Any]]) -> f
             )
             total += task.weight * part
     return total
+
+
+def _used(routings: Sequence[Routing], rows: int) -> np.ndarray:
+    """Whether each row uses each expert, (B, T, E) float32; static gates choose for all rows."""
+    used = [np.atleast_2d(_numpy(routing.weights)) > 0 for routing in routings]
+    stacked = [np.broadcast_to(one, (rows, one.shape[1])) for one in used]
+    return np.stack(stacked, axis=1).astype(np.float32)
+
+
+def _overlap(used: np.ndarray) -> np.ndarray:
+    """Sum over the rows of the Jaccard overlap of every two tasks' experts, (T, T)."""
+    both = used @ used.transpose(0, 2, 1)  # (B, T, T)
+    sizes = used.sum(axis=2)
+    either = sizes[:, :, None] + sizes[:, None, :] - both
+    # Two tasks of which neither uses an expert agree.
+    shares = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+    found: np.ndarray = shares.sum(axis=0, dtype=np.float64)
+    return found
 
 
 def _numpy(value: Any) -> np.ndarray:

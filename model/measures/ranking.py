@@ -77,7 +77,11 @@ def by_list(lists: np.ndarray, gain: np.ndarray, scores: np.ndarray) -> dict[str
 
 
 def ranking(
-    resamples: Resamples, lists: np.ndarray, gain: np.ndarray, scores: np.ndarray
+    resamples: Resamples,
+    lists: np.ndarray,
+    gain: np.ndarray,
+    scores: np.ndarray,
+    only: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Means over the lists, on the sample and every resample of users: by measure, (1 + R,).
 
@@ -86,12 +90,15 @@ def ranking(
         lists: (N,) integers in [0, L); the rows of one list are of one user.
         gain: (N,).
         scores: (N,) combined.
+        only: the one measure that is wanted; all of them where None.
     """
     per_list = by_list(lists, gain, scores)
     rows = np.zeros(int(lists.max(initial=-1)) + 1, np.int64)
     rows[lists] = np.arange(len(lists))  # any row of the list, for its user
     found = {}
     for name, values in per_list.items():
+        if only not in (None, name):
+            continue
         part = np.isfinite(values)
         count = resamples.totals(np.ones(int(part.sum())), rows[part])
         total = resamples.totals(values[part], rows[part])

@@ -34,15 +34,15 @@ def binary(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Repl
     rows, y, p = _known(labels, scores)
     total, positives = resamples.totals(np.ones(len(rows)), rows), resamples.totals(y, rows)
     q = np.clip(p, _SMALLEST, 1 - _SMALLEST)
-    loss = _ratio(resamples.totals(-xlogy(y, q) - xlogy(1 - y, 1 - q), rows), total)
-    rate = _ratio(positives, total)
+    loss = ratio(resamples.totals(-xlogy(y, q) - xlogy(1 - y, 1 - q), rows), total)
+    rate = ratio(positives, total)
     spread = entr(rate) + entr(1 - rate)
     return {
         "auc": ranks.auc(resamples, y, p, rows),
         "gauc": _gauc(resamples, y, p, rows),
         "log_loss": loss,
-        "normalised_entropy": _ratio(loss, spread),
-        "predicted_over_observed": _ratio(resamples.totals(p, rows), positives),
+        "normalised_entropy": ratio(loss, spread),
+        "predicted_over_observed": ratio(resamples.totals(p, rows), positives),
     }
 
 
@@ -62,18 +62,18 @@ def regression(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> 
     error = p - y
     # About the mean, so that the squares do not cancel for labels far from zero.
     centred = y - (y.mean() if len(y) else 0.0)
-    mse = _ratio(resamples.totals(error**2, rows), total)
-    mean = _ratio(resamples.totals(centred, rows), total)
-    variance = _ratio(resamples.totals(centred**2, rows), total) - mean**2
+    mse = ratio(resamples.totals(error**2, rows), total)
+    mean = ratio(resamples.totals(centred, rows), total)
+    variance = ratio(resamples.totals(centred**2, rows), total) - mean**2
     variance = np.where(variance > 1e-12 * (np.abs(y).max(initial=0.0) ** 2), variance, 0.0)
     return {
         "rmse": np.sqrt(mse),
-        "mae": _ratio(resamples.totals(np.abs(error), rows), total),
-        "r2": 1 - _ratio(mse, variance),
+        "mae": ratio(resamples.totals(np.abs(error), rows), total),
+        "r2": 1 - ratio(mse, variance),
         "spearman": ranks.spearman(resamples, y, p, rows)
         if len(rows)
         else np.full_like(total, np.nan),
-        "bias": _ratio(resamples.totals(error, rows), total),
+        "bias": ratio(resamples.totals(error, rows), total),
     }
 
 
@@ -149,7 +149,7 @@ def reliability(
     for b in range(of.max() + 1):
         inside = of == b
         ones = resamples.totals(np.ones(int(inside.sum())), rows[inside])
-        label = _ratio(resamples.totals(y[inside], rows[inside]), ones)
+        label = ratio(resamples.totals(y[inside], rows[inside]), ones)
         users = len(np.unique(resamples.codes[rows[inside]]))
         found.append(
             {
@@ -195,7 +195,7 @@ def _gauc(resamples: Resamples, y: np.ndarray, p: np.ndarray, rows: np.ndarray) 
     area[: len(found)] = found
     count = np.bincount(codes, minlength=resamples.users) * np.isfinite(area)
     weighted = np.where(count > 0, area, 0.0) * count
-    return _ratio(resamples.of_users(weighted), resamples.of_users(count))
+    return ratio(resamples.of_users(weighted), resamples.of_users(count))
 
 
 def _bins(scores: np.ndarray) -> np.ndarray:
@@ -207,7 +207,7 @@ def _bins(scores: np.ndarray) -> np.ndarray:
     return found
 
 
-def _ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Divide, with NaN where the divisor is not positive."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(b > 0, a / np.where(b > 0, b, 1.0), np.nan)

@@ -1,0 +1,133 @@
+"""What the gates do, in numbers and in sentences."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_RARE = 0.001  # share of the rows below which a selected expert is as good as dead
+_ALONE = 0.95  # share of a task's rows above which an expert serves nearly all of them
+_ALIKE = 0.9  # Jaccard overlap above which two tasks' experts are as good as the same
+
+
+def findings(gates: Mapping[str, Any], union: Sequence[float] | None) -> list[str]:
+    """Plain sentences about the gates; experts are counted from 1.
+
+    Args:
+        gates: by task: gate, weights (E,), load (E,), experts_per_row, entropy, and where known
+            overlap (by task).
+        union: (E,) share of the rows on which any task uses each expert, where known.
+    """
+    if not gates:
+        return []
+    load = {task: np.asarray(gate["load"], np.float64) for task, gate in gates.items()}
+    E = len(next(iter(load.values())))
+    most = np.max(list(load.values()), axis=0)
+    total = most if union is None else np.asarray(union, np.float64)
+    sentences = []
+    dead = np.flatnonzero(most == 0)
+    rare = np.flatnonzero((most > 0) & (total < _RARE))
+    if len(dead):
+        verb = "is" if len(dead) == 1 else "are"
+        sentences.append(f"{_experts(dead)} {verb} never used.")
+    else:
+        sentences.append("Every expert is used by some task.")
+    if len(rare):
+        verb = "is" if len(rare) == 1 else "are"
+        sentences.append(f"{_experts(rare)} {verb} used on fewer than 1 row in 1,000.")
+    if E > 1:
+        shared = np.flatnonzero(np.min(list(load.values()), axis=0) > _ALONE)
+        if len(shared) == E:
+            sentences.append(f"Every task uses all {E} experts on nearly every row: it is dense.")
+        elif len(shared) and len(load) > 1:
+            verb = "serves" if len(shared) == 1 else "serve"
+            sentences.append(f"{_experts(shared)} {verb} every task on more than 95 % of its rows.")
+    sentences.extend(_constant(load))
+    sentences.extend(_alike(gates))
+    return sentences
+
+
+def _constant(load: Mapping[str, np.ndarray]) -> list[str]:
+    """Tasks whose choice does not depend on the row although there is one."""
+    fixed = [
+        task
+        for task, shares in load.items()
+        if 0 < (shares > 0).sum() < len(shares) and np.all((shares < 1e-9) | (shares > 1 - 1e-6))
+    ]
+    if not fixed:
+        return []
+    verb = "uses" if len(fixed) == 1 else "use"
+    return [f"{_join(fixed)} {verb} the same experts on every row."]
+
+
+def _alike(gates: Mapping[str, Any]) -> list[str]:
+    pairs = [
+        (overlap, a, b)
+        for i, (a, gate) in enumerate(gates.items())
+        for b, overlap in gate.get("overlap", {}).items()
+        if b in list(gates)[i + 1 :]
+    ]
+    if not pairs:
+        return []
+    alike = [(a, b) for overlap, a, b in pairs if overlap > _ALIKE]
+    if len(alike) == len(pairs) > 1:
+        return ["All tasks use nearly the same experts: the gates do not part them."]
+    highest, lowest = max(pairs), min(pairs)
+    sentences = [
+        f"{highest[1]} and {highest[2]} share most experts (overlap {highest[0]:.2f}), "
+        f"{lowest[1]} and {lowest[2]} fewest ({lowest[0]:.2f})."
+    ]
+    return sentences if len(pairs) > 1 else []
+
+
+def stability(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How much runs that differ in their seed alone agree.
+
+    Experts have no names that seeds share (they can be swapped), so that what is compared is what
+    does not depend on their order: each task's metric, its experts per row, and which tasks share
+    experts.
+
+    Args:
+        runs: summaries of `evaluation`: tasks, gates, experts_per_row; at least two, else None.
+
+    Returns:
+        runs; tasks: name -> metric, mean, deviation, experts_per_row (mean) and its deviation;
+        overlap: mean over pairs of tasks of the overlap's deviation over the seeds, or None.
+    """
+    if len(runs) < 2:
+        return None
+    found: dict[str, Any] = {}
+    for name, task in runs[0]["tasks"].items():
+        values = [run["tasks"][name]["value"] for run in runs if name in run["tasks"]]
+        used = [run["gates"][name]["experts_per_row"] for run in runs if name in run["gates"]]
+        if len(values) < len(runs) or None in values:
+            continue
+        found[name] = {
+            "metric": task["metric"],
+            "mean": float(np.mean(values)),
+            "deviation": float(np.std(values, ddof=1)),
+            "experts_per_row": float(np.mean(used)) if used else None,
+        }
+    deviations = []
+    names = list(runs[0]["gates"])
+    for i, a in enumerate(names):
+        for b in names[i + 1 :]:
+            overlaps = [run["gates"].get(a, {}).get("overlap", {}).get(b) for run in runs]
+            if None not in overlaps:
+                deviations.append(float(np.std(overlaps, ddof=1)))
+    return {
+        "runs": len(runs),
+        "tasks": found,
+        "overlap": float(np.mean(deviations)) if deviations else None,
+    }
+
+
+def _experts(indices: np.ndarray) -> str:
+    names = [str(index + 1) for index in indices]
+    return f"{'Expert' if len(names) == 1 else 'Experts'} {_join(names)}"
+
+
+def _join(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"

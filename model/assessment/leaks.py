@@ -1,0 +1,119 @@
+"""Signs that the test is easier than the world: features that know the label, shared rows, time."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.stats import rankdata
+
+from configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
+from configs.files import IMPRESSION, LABEL, TIME
+from model.rows import Rows
+
+_PRIOR = 10.0  # rows of the overall rate that a value's own rate is mixed with
+
+
+def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> dict[str, Any]:
+    """Look for leaks.
+
+    A feature alone ranks the rows by its number, by whether it is there, or, for a category, by
+    the mean label of its training rows; a regression label counts as 1 above its median.
+
+    Args:
+        contract: features and tasks.
+        rows: the split that the model is measured on.
+        train: the training split.
+        limit: AUC of one feature alone above which it is taken for a leak.
+
+    Returns:
+        features, highest first: feature, task, auc, leak; limit; shared_rows, how many rows have
+        the impression of a training row, or None where examples have no such column; in_order,
+        whether every row is newer than training, or None where times are not known; late_training,
+        share of the training rows that are newer than the oldest row.
+    """
+    found: list[dict[str, Any]] = []
+    for name, task in contract.tasks.items():
+        y, usable = _labels(rows, name, task.type == "regression")
+        past, past_usable = _labels(train, name, task.type == "regression")
+        if not usable.any() or y[usable].min() == y[usable].max():
+            continue
+        for feature_name, feature in contract.features.items():
+            if isinstance(feature, PositionFeature):
+                continue  # no signature has it
+            areas = [
+                _auc(y[usable], value[usable])
+                for value in _orders(feature, feature_name, rows, train, past, past_usable)
+            ]
+            area = max((max(a, 1 - a) for a in areas), default=0.5)
+            found.append({"feature": feature_name, "task": name, "auc": area, "leak": area > limit})
+    found.sort(key=lambda row: -row["auc"])
+    return {"features": found, "limit": limit, **_overlap(rows, train)}
+
+
+def _labels(rows: Rows, task: str, regression: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Labels as 0 and 1, and which rows have one."""
+    column = rows.table[LABEL + task].cast(pa.float64())
+    y = np.asarray(pc.fill_null(column, np.nan).combine_chunks())
+    usable = ~np.isnan(y)
+    if regression and usable.any():
+        y = (y > np.median(y[usable])).astype(np.float64)
+    return y, usable
+
+
+def _orders(
+    feature: Any, name: str, rows: Rows, train: Rows, past: np.ndarray, usable: np.ndarray
+) -> list[np.ndarray]:
+    """The ways in which a feature can order the rows, (N,) each."""
+    column, before = rows.table[name].combine_chunks(), train.table[name].combine_chunks()
+    present = np.asarray(column.is_valid()).astype(np.float64)
+    if isinstance(feature, IdFeature):
+        return [_rates(column, before, past, usable), present]
+    if isinstance(feature, IdListFeature):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
+        of = np.asarray(pc.list_parent_indices(before))
+        values = _rates(pc.list_flatten(column), pc.list_flatten(before), past[of], usable[of])
+        parents = np.asarray(pc.list_parent_indices(column))
+        sums = np.bincount(parents, values, minlength=len(column))
+        mean = sums / np.maximum(np.bincount(parents, minlength=len(column)), 1)
+        return [lengths, mean]
+    numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan))
+    middle = np.nanmedian(numbers) if np.isfinite(numbers).any() else 0.0
+    return [np.nan_to_num(numbers, nan=middle), present]
+
+
+def _rates(
+    column: pa.Array, before: pa.Array, labels: np.ndarray, usable: np.ndarray
+) -> np.ndarray:
+    """Mean label of the training rows with each row's value, mixed with the overall mean, (N,)."""
+    known = pc.dictionary_encode(before.filter(pa.array(usable)))
+    codes = np.asarray(pc.fill_null(known.indices, -1)).astype(np.int64)
+    y, size = labels[usable], len(known.dictionary)
+    overall = float(y.mean()) if len(y) else 0.0
+    inside = codes >= 0
+    sums = np.bincount(codes[inside], y[inside], minlength=size)
+    counts = np.bincount(codes[inside], minlength=size)
+    rates = np.append((sums + _PRIOR * overall) / (counts + _PRIOR), overall)
+    place = pc.index_in(column, value_set=known.dictionary)
+    found: np.ndarray = rates[np.asarray(pc.fill_null(place, -1)).astype(np.int64)]
+    return found
+
+
+def _auc(y: np.ndarray, value: np.ndarray) -> float:
+    positive = y > 0.5
+    p = int(positive.sum())
+    total = rankdata(value)[positive].sum() - p * (p + 1) / 2
+    return float(total / (p * (len(y) - p)))
+
+
+def _overlap(rows: Rows, train: Rows) -> dict[str, Any]:
+    result: dict[str, Any] = {"shared_rows": None, "in_order": None, "late_training": None}
+    if IMPRESSION in rows.table.column_names and IMPRESSION in train.table.column_names:
+        shared = np.isin(np.asarray(rows.table[IMPRESSION]), np.asarray(train.table[IMPRESSION]))
+        result["shared_rows"] = int(shared.sum())
+    if TIME in rows.table.column_names and TIME in train.table.column_names:
+        oldest = pc.min(rows.table[TIME])
+        if oldest.is_valid and pc.max(train.table[TIME]).is_valid:
+            late = pc.sum(pc.greater_equal(train.table[TIME], oldest)).as_py() or 0
+            result |= {"in_order": late == 0, "late_training": late / max(len(train), 1)}
+    return result

@@ -1,0 +1,220 @@
+"""Slices of the rows: where a model is worse than it is on the whole.
+
+Every slice is measured on the resamples that the whole is measured on.  With m looks (a slice, a
+task and a measure each) some stand out by chance, so that a slice is marked only where its
+difference is beyond chance at 0.05 / m (Bonferroni, by the replicates' standard deviation).
+"""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from scipy.stats import norm
+
+from configs.contract import Contract, IdListFeature, NumberFeature
+from configs.evaluation import EvaluationConfig, HourSlices, SeenSlices, Slices, ValueSlices
+from configs.files import TIME
+from model.measures import ranks, tasks
+from model.measures.resamples import Resamples, interval
+from model.rows import Rows
+
+_QUARTERS = (0.25, 0.5, 0.75)
+_LENGTHS = (1, 5, 20)
+
+
+def default_slices(contract: Contract) -> dict[str, Slices]:
+    """Users and items by how often training saw them, the context's categories, the hour."""
+    found: dict[str, Slices] = {
+        f"{name} in training": SeenSlices(by="seen", feature=name)
+        for name in (contract.user, contract.item)
+    }
+    for name, feature in contract.of_side("context"):
+        if feature.kind == "id":
+            found[name] = ValueSlices(by="value", feature=name)
+    return found | {"hour of day": HourSlices(by="hour")}
+
+
+def slice_rows(rule: Slices, contract: Contract, rows: Rows, train: Rows) -> dict[str, np.ndarray]:
+    """Rows (N,) bool of each slice, by its name; empty where the rows lack what it needs.
+
+    Args:
+        rule: how to slice.
+        contract: kinds of the features.
+        rows: to slice.
+        train: the training split; its column of the feature is read, for slices by `seen`.
+    """
+    if isinstance(rule, HourSlices):
+        return _by_hour(rule, rows)
+    if rule.feature not in rows.table.column_names:
+        return {}
+    column = rows.table[rule.feature].combine_chunks()
+    if isinstance(rule, SeenSlices):
+        return _by_seen(rule, column, train)
+    feature = contract.features.get(rule.feature)
+    if isinstance(feature, NumberFeature):
+        values = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan))
+        known = values[np.isfinite(values)]
+        edges = np.unique(np.quantile(known, _QUARTERS)).tolist() if len(known) else []
+        return _by_edges(values, edges, "{:.4g}")
+    if isinstance(feature, IdListFeature):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
+        return _by_edges(lengths, list(_LENGTHS), "{:.0f} values")
+    return _by_value(rule, column)
+
+
+def measure_slices(
+    contract: Contract,
+    options: EvaluationConfig,
+    rows: Rows,
+    train: Rows,
+    labels: np.ndarray,
+    scores: dict[str, np.ndarray],
+    resamples: Resamples,
+) -> dict[str, Any]:
+    """Measure every slice on every task.
+
+    Returns:
+        looked_at: how many slices, tasks and measures were looked at together; level: of the
+        marks; slices: how many slices; `rows`, worst first: slice, value (its name), task,
+        measure ("auc", "rmse" or "calibration"), rows, users, found (an interval), whole, gap (of
+        the measure, negative is worse: AUC less that of the whole; the relative rise of RMSE,
+        turned round; the logarithm of predicted over observed over that of the whole, its
+        absolute value turned round), marked.
+    """
+    rules = default_slices(contract) if options.slices is None else options.slices
+    whole = {
+        name: _replicates(task.type, resamples, labels[:, t], scores[name], np.arange(len(rows)))
+        for t, (name, task) in enumerate(contract.tasks.items())
+    }
+    looks: list[dict[str, Any]] = []
+    count = 0
+    for title, rule in rules.items():
+        for value, inside in slice_rows(rule, contract, rows, train).items():
+            chosen = np.flatnonzero(inside)
+            if not len(chosen) or len(chosen) == len(rows):
+                continue
+            count += 1
+            for t, (name, task) in enumerate(contract.tasks.items()):
+                known = chosen[~np.isnan(labels[chosen, t])]
+                if len(known) < options.least_slice_rows:
+                    continue
+                found = _replicates(task.type, resamples, labels[:, t], scores[name], known)
+                users = len(np.unique(resamples.codes[known]))
+                for measure, values in found.items():
+                    look = _look(measure, values, whole[name][measure], users, len(known))
+                    if look is not None:
+                        looks.append({"slice": title, "value": value, "task": name} | look)
+    level = 0.05 / max(len(looks), 1)
+    limit = float(norm.isf(level / 2))
+    for look in looks:
+        z = look.pop("z")
+        look["marked"] = z is not None and z < -limit
+    looks.sort(key=lambda look: (not look["marked"], look["gap"]))
+    return {"slices": count, "looked_at": len(looks), "level": level, "rows": looks}
+
+
+def _replicates(
+    kind: str, resamples: Resamples, labels: np.ndarray, scores: np.ndarray, chosen: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The measures that slices are judged by, of some rows, (1 + R,) each."""
+    known = chosen[~np.isnan(labels[chosen])]
+    y, p = labels[known].astype(np.float64), scores[known]
+    if kind == "regression":
+        total = resamples.totals(np.ones(len(known)), known)
+        squares = resamples.totals((p - y) ** 2, known)
+        return {"rmse": np.sqrt(tasks.ratio(squares, total))}
+    observed, predicted = resamples.totals(y, known), resamples.totals(p, known)
+    return {
+        "auc": ranks.auc(resamples, y, p, known),
+        "calibration": tasks.ratio(predicted, observed),
+    }
+
+
+def _look(
+    measure: str, values: np.ndarray, whole: np.ndarray, users: int, rows: int
+) -> dict[str, Any] | None:
+    """One look, or None where the slice has no such value."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if measure == "auc":
+            gap = values - whole
+        elif measure == "rmse":
+            gap = 1 - values / whole
+        else:
+            gap = np.log(values / whole)
+    if not np.isfinite(gap[0]):
+        return None
+    spread = interval(gap, users, rows=rows)["error"]
+    worse = float(gap[0]) if measure != "calibration" else -abs(float(gap[0]))
+    return {
+        "measure": measure,
+        "users": users,
+        "rows": rows,
+        "found": interval(values, users, rows=rows),
+        "whole": float(whole[0]),
+        "gap": worse,
+        "z": worse / spread if spread else None,
+    }
+
+
+def _by_hour(rule: HourSlices, rows: Rows) -> dict[str, np.ndarray]:
+    if TIME not in rows.table.column_names:
+        return {}
+    hours = pc.hour(rows.table[TIME]).combine_chunks()
+    blocks = np.asarray(pc.fill_null(hours, -1)) // rule.block
+    return {
+        f"{block * rule.block:02d} to {block * rule.block + rule.block - 1:02d} h": blocks == block
+        for block in range(24 // rule.block)
+    }
+
+
+def _by_seen(rule: SeenSlices, column: pa.Array, train: Rows) -> dict[str, np.ndarray]:
+    """Slices by how many training rows hold the row's value; lists count by their last value."""
+    known = train.table[rule.feature]
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return {}
+    counts = pc.value_counts(known.combine_chunks())
+    place = pc.index_in(column, value_set=counts.field("values"))
+    seen = np.asarray(pc.fill_null(pc.take(counts.field("counts"), place), 0)).astype(np.float64)
+    missing = np.asarray(column.is_null())
+    seen[missing] = np.nan
+    return _by_edges(seen, list(rule.edges), "{:.0f}", whole=True)
+
+
+def _by_value(rule: ValueSlices, column: pa.Array) -> dict[str, np.ndarray]:
+    encoded = pc.dictionary_encode(column)
+    names = encoded.dictionary.to_pylist()
+    codes = np.asarray(pc.fill_null(encoded.indices, -1)).astype(np.int64)
+    sizes = np.bincount(codes[codes >= 0], minlength=len(names))
+    frequent = np.argsort(-sizes, kind="stable")[: rule.most]
+    found = {str(names[code]): codes == code for code in sorted(frequent, key=lambda c: names[c])}
+    others = (codes >= 0) & ~np.isin(codes, frequent)
+    return found | {"other values": others, "missing": codes < 0}
+
+
+def _by_edges(
+    values: np.ndarray, edges: list[float], style: str, whole: bool = False
+) -> dict[str, np.ndarray]:
+    """Below the first edge, between each two, from the last on, and missing."""
+
+    def show(value: float) -> str:
+        return style.format(value)
+
+    found = {}
+    for low, high in itertools.pairwise([None, *edges, None]):
+        inside = np.ones(len(values), bool)
+        if low is not None:
+            inside &= values >= low
+        if high is not None:
+            inside &= values < high
+        if low is None:
+            name = ("never" if whole else "none") if high == 1 else f"below {show(high or 0)}"
+        elif high is None:
+            name = f"{show(low)} or more"
+        elif whole:
+            name = f"{show(low)} to {show(high - 1)}" if high - 1 > low else show(low)
+        else:
+            name = f"{show(low)} to {show(high)}"
+        found[name] = inside & ~np.isnan(values)
+    return found | {"missing": np.isnan(values)}

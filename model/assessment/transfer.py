@@ -1,0 +1,106 @@
+"""Negative transfer: what each task loses by sharing, against models that share less.
+
+A baseline is a checkpoint of `multigate train --baseline`: the shared bottom (one expert for all),
+or the single-task model of one task.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.baselines import SHARED_BOTTOM, SINGLE_TASK
+from configs.config import Config
+from model import checkpoint
+from model.comparison import against
+from model.measures import tasks
+from model.measures.resamples import Resamples
+from model.rows import Rows
+from model.scored import Scored, score_checkpoint
+
+
+def baseline_name(config: Config) -> str:
+    """What a checkpoint is a baseline of: `shared_bottom`, `single_task:TASK`, or `mixture`."""
+    if config.model.experts.count > 1:
+        return "mixture"
+    trained = [name for name, task in config.contract.tasks.items() if task.weight > 0]
+    if len(trained) == 1 and len(config.contract.tasks) > 1:
+        return f"{SINGLE_TASK}:{trained[0]}"
+    return SHARED_BOTTOM
+
+
+def compare_baselines(
+    ours: Scored,
+    config: Config | None,
+    baselines: Sequence[Path],
+    rows: Rows,
+    labels: np.ndarray,
+    resamples: Resamples,
+) -> dict[str, Any] | None:
+    """Measure baselines on the same rows and resamples.
+
+    Args:
+        ours: scores of the model.
+        config: of the model, for its training budget; None of an exported version.
+        baselines: checkpoints.
+        rows: of the split.
+        labels: (N, T) in the model's order of tasks.
+        resamples: of the users.
+
+    Returns:
+        models: name, path, budget (keys of the training that differ from the model's), tasks
+        (name -> as `comparison.compare`; a single-task model has its own task only); sentences.
+        None without baselines.
+    """
+    if not baselines:
+        return None
+    models, sentences = [], []
+    for path in baselines:
+        other, _ = checkpoint.read_config(path)
+        name = baseline_name(other)
+        theirs = score_checkpoint(path, rows)
+        own = name.partition(":")[2]
+        compared = {}
+        for t, (task_name, task) in enumerate(ours.contract.tasks.items()):
+            if task_name not in theirs.scores or (own and task_name != own):
+                continue
+            measure, metric = tasks.OF_TYPE[task.type], tasks.MAIN[task.type]
+            new, old = (
+                measure(resamples, labels[:, t], scored.scores[task_name])[metric]
+                for scored in (ours, theirs)
+            )
+            found = against(resamples, labels[:, t], new, old, metric == "rmse")
+            compared[task_name] = {"metric": metric} | found
+            if found["wins"] is False:
+                sentences.append(
+                    f"{task_name} is worse than with {_title(name)}, beyond chance: negative "
+                    "transfer."
+                )
+        models.append(
+            {
+                "name": name,
+                "title": _title(name),
+                "path": str(path),
+                "budget": _budget(config, other),
+                "tasks": compared,
+            }
+        )
+    return {
+        "models": models,
+        "sentences": sentences or ["No task is worse than with a baseline beyond chance."],
+    }
+
+
+def _title(name: str) -> str:
+    kind, _, task = name.partition(":")
+    if kind == SINGLE_TASK:
+        return f"the single-task model of {task}"
+    return "the shared bottom" if kind == SHARED_BOTTOM else "the other mixture"
+
+
+def _budget(ours: Config | None, theirs: Config) -> list[str]:
+    if ours is None:
+        return []
+    a, b = ours.train.model_dump(mode="json"), theirs.train.model_dump(mode="json")
+    return [key for key in a if a[key] != b.get(key)]
