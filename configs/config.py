@@ -56,6 +56,7 @@ class Config(Frozen):
                 raise contradiction(
                     f"contract.tasks.{name}.label: sum and max need pipeline.log.columns.value"
                 )
+        self._check_downsample()
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
@@ -82,6 +83,24 @@ class Config(Frozen):
         for name in self.model.embedding_dims:
             self._check_embedding(name)
         return self
+
+    def _check_downsample(self) -> None:
+        """Whether an impression is positive must differ between impressions."""
+        downsample, tasks = self.pipeline.downsample, self.contract.tasks
+        if downsample is None:
+            return
+        binary = [name for name, task in tasks.items() if task.type == "binary"]
+        for name in downsample.tasks or binary:
+            if name not in binary:
+                raise contradiction(
+                    f"pipeline.downsample.tasks: expected one of {', '.join(binary)}, received "
+                    f"{name!r}"
+                )
+            if tasks[name].label.rule == "impression":
+                raise contradiction(
+                    f"pipeline.downsample.tasks: every logged impression is positive for {name!r}; "
+                    "name other tasks"
+                )
 
     def _check_embedding(self, name: str) -> None:
         """A feature whose width is given must have an embedding of its own."""

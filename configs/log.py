@@ -144,6 +144,24 @@ class Negatives(Frozen):
     uses the future and is allowed with random splits only."""
 
 
+class Downsample(Frozen):
+    """Fewer of the logged impressions that came to nothing, in the training split.
+
+    Nine impressions in ten hold no positive label; a share of them teaches a model nearly as much
+    as all do. The other splits keep theirs, so that what is measured on them is measured on what
+    the log holds. The share is recorded (`negatives_kept` in `statistics.json`), because a model
+    trained on few negatives says too high probabilities p: p / (p + (1 - p) / share) are right.
+    """
+
+    keep: float = Field(gt=0, lt=1)
+    """Share of the impressions without a positive label that stay, drawn by a seeded hash of the
+    impression."""
+    tasks: tuple[str, ...] = ()
+    """The binary tasks whose labels make an impression positive; absent: all of them. Probabilities
+    are put right exactly for a task that is alone here, or masked where the others are 0; of
+    several tasks, one's negatives that are another's positives all stay."""
+
+
 class TimeSplit(Frozen):
     """By the impression's time: training, then validation, then test."""
 
@@ -194,6 +212,7 @@ class PipelineConfig(Frozen):
     users: SideTable | None = None
     items: SideTable | None = None
     negatives: Negatives | None = None
+    downsample: Downsample | None = None
     split: Split
     seed: int = Field(0, ge=0, lt=2**63)
     attribution: Duration | None = None
@@ -206,9 +225,12 @@ class PipelineConfig(Frozen):
     that is to come would be missing, and they would pass for negatives. A later run, whose log goes
     on, labels them. A label waits for `within` or `attribution`, whichever is shorter, and for the
     dwell's `cap`; one without any limit is taken as it stands."""
-    buckets: int = Field(16, ge=1, le=4096)
-    """Users are spread over so many buckets, and items over as many; one bucket must fit in
-    memory."""
+    buckets: int | None = Field(None, ge=1, le=4096)
+    """Users are spread over so many buckets, and items over as many. Absent: as many as the size of
+    the log's files asks for."""
+    bucket_mib: int = Field(64, ge=1)
+    """How much of the log a bucket may hold, in MiB as tables in memory; larger ones are divided,
+    down to one user. To work on a bucket takes some ten times as much, for each worker."""
     max_reject_rate: float = Field(0.01, ge=0, le=1)
     """Share of rejected rows above which nothing is published."""
 

@@ -37,6 +37,9 @@ class Statistics(Frozen):
     tasks: dict[str, TaskStatistics]
     rows: dict[str, int]
     """Examples of each split."""
+    negatives_kept: float = 1.0
+    """Share of the logged impressions without a positive label that the training split holds; a
+    probability p that was learnt from it is p / (p + (1 - p) / negatives_kept)."""
 
     @classmethod
     def read(cls, path: Path) -> "Statistics":

@@ -2,53 +2,167 @@
 
 All events of a user are in one bucket, so that attribution, histories and sampled negatives need
 no other. Beam's local runner keeps grouped elements in memory; therefore the elements that it
-groups are paths of spilled tables.
+groups name pieces of spilled tables: one file per spill, in it one Arrow record batch per bucket.
 """
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from pipeline.hashing import hash_column
+
+_HELD = 64 << 20
+_WRITE = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class Piece(NamedTuple):
+    """A bucket's share of one spill: which record batch of which file, and its bytes in memory."""
+
+    path: str
+    batch: int
+    size: int
 
 
 def spill(
     rows: pl.DataFrame, buckets: int, folder: Path, prefix: str, key: str = "user"
-) -> list[tuple[int, str]]:
-    """Write each bucket's share of the rows as an Arrow file.
+) -> list[tuple[int, Piece]]:
+    """Write each bucket's share of the rows as a record batch of one Arrow file.
 
     Args:
         rows: a table, (B, ...).
         buckets: over how many buckets users (items) are spread.
         folder: where to write.
-        prefix: makes the files' names unique, and the same when the work is done again.
+        prefix: makes the file's name unique, and the same when the work is done again.
         key: column of the user or of the item.
 
     Returns:
-        Pairs (bucket, path), one for each bucket that got rows.
+        Pairs (bucket, piece), one for each bucket that got rows.
     """
-    number = pl.Series("bucket", hash_column(rows[key]) % buckets, dtype=pl.Int64)
-    spilled = []
-    parts = rows.with_columns(number).partition_by("bucket", as_dict=True, include_key=False)
-    for (bucket,), part in sorted(parts.items()):
-        path = spilled_path(folder, prefix, int(bucket))
-        part.write_ipc(path, compression="lz4")
-        spilled.append((int(bucket), str(path)))
-    return spilled
+    return _write(rows, place(rows[key], buckets), buckets, spilled_path(folder, prefix))
 
 
-def spilled_path(folder: Path, prefix: str, bucket: int) -> Path:
-    """Where `spill` writes a bucket's share; there is no file where the share is empty."""
-    return folder / f"{prefix}-{bucket:05d}.arrow"
+class Held:
+    """Rows on their way to the buckets, held back until they make a file worth writing.
+
+    Args:
+        buckets: over how many buckets users are spread.
+        folder: where to write.
+        prefix: of the files' names.
+    """
+
+    def __init__(self, buckets: int, folder: Path, prefix: str) -> None:
+        self._buckets, self._folder, self._prefix = buckets, folder, prefix
+        self._rows: list[pl.DataFrame] = []
+        self._files = 0
+
+    def add(self, rows: pl.DataFrame) -> list[tuple[int, Piece]]:
+        """Take rows; returns pairs (bucket, piece) of what was written, if anything was."""
+        if len(rows):
+            self._rows.append(rows)
+        return self.flush() if sum(r.estimated_size() for r in self._rows) > _HELD else []
+
+    def flush(self) -> list[tuple[int, Piece]]:
+        """Write what is held."""
+        if not self._rows:
+            return []
+        rows, self._rows = pl.concat(self._rows), []
+        self._files += 1
+        prefix = f"{self._prefix}-{self._files:05d}"
+        return spill(rows, self._buckets, self._folder, prefix)
 
 
-def gather(paths: list[str]) -> pl.DataFrame:
+def divide(
+    number: int, pieces: Iterable[Piece], buckets: int, limit: int, folder: Path
+) -> list[tuple[int, list[Piece]]]:
+    """Divide a bucket that is larger than it may be, by another part of the user's hash.
+
+    Args:
+        number: the bucket's.
+        pieces: of the bucket.
+        buckets: over how many buckets users are spread.
+        limit: bytes that a bucket may hold; the events of one user stay together.
+        folder: where to write.
+
+    Returns:
+        Pairs (bucket, pieces): the bucket itself where it is small enough, else the buckets
+        `number + i * buckets` that take its place.
+    """
+    ordered = sorted(pieces)
+    parts = parts_of(sum(piece.size for piece in ordered), limit)
+    if parts == 1:
+        return [(number, ordered)]
+    divided: dict[int, list[Piece]] = {}
+    for at, piece in enumerate(ordered):
+        rows = read_piece(Path(piece.path), piece.batch)
+        path = spilled_path(folder, f"divided-{number:05d}-{at:05d}")
+        for part, share in _write(rows, place(rows["user"], buckets, parts), parts, path):
+            divided.setdefault(number + part * buckets, []).append(share)
+    return sorted(divided.items())
+
+
+def parts_of(size: int, limit: int) -> int:
+    """Into how many parts rows of `size` bytes are divided so that each holds some `limit`."""
+    return max(1, -(-size // limit))
+
+
+def place(ids: Any, buckets: int, parts: int | None = None) -> NDArray[np.int64]:
+    """The bucket of each id; with `parts`, its part within the bucket."""
+    hashes = hash_column(ids)
+    return (hashes % buckets if parts is None else hashes // buckets % parts).astype(np.int64)
+
+
+def _write(
+    rows: pl.DataFrame, places: NDArray[np.int64], count: int, path: Path
+) -> list[tuple[int, Piece]]:
+    order = np.argsort(places, kind="stable")
+    bounds = np.searchsorted(places[order], np.arange(count + 1)).tolist()
+    table = rows[order].to_arrow().combine_chunks()
+    batches = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+    pieces = []
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema, options=_WRITE) as file,
+    ):
+        # Empty shares are written as well: a bucket's number is that of its batch.
+        for batch, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            share = batches[0].slice(start, stop - start)
+            file.write_batch(share)
+            if stop > start:
+                pieces.append((batch, Piece(str(path), batch, share.nbytes)))
+    return pieces
+
+
+def spilled_path(folder: Path, prefix: str) -> Path:
+    """Where `spill` writes."""
+    return folder / f"{prefix}.arrow"
+
+
+def read_piece(path: Path, batch: int) -> pl.DataFrame:
+    """Read one bucket's share of a spill."""
+    with pa.OSFile(str(path)) as source:
+        return pl.DataFrame(pa.ipc.open_file(source).get_batch(batch))
+
+
+def piece_rows(path: Path, batch: int) -> int:
+    """How many rows a bucket's share of a spill has, without reading them."""
+    nothing = pa.ipc.IpcReadOptions(included_fields=[])
+    with pa.OSFile(str(path)) as source:
+        return int(pa.ipc.open_file(source, options=nothing).get_batch(batch).num_rows)
+
+
+def gather(pieces: list[Piece]) -> pl.DataFrame:
     """Read a bucket's events and put them in their one order: user, time, hash of the row.
 
     The order does not depend on that of the files or of the rows in them: rows that agree in all
     three are the same row. Events without a time come first.
     """
-    events = pl.concat([pl.read_ipc(path) for path in sorted(paths)])
+    events = pl.concat([read_piece(Path(piece.path), piece.batch) for piece in sorted(pieces)])
     return events.sort("user", "time", "row", nulls_last=False)
 
 

@@ -50,6 +50,37 @@ class Stream:
             raise DamagedError(f"damaged file, the rest of it was not read: {reason}") from None
 
 
+class ByteRange:
+    """A file as if it held only the lines that begin in [start, stop).
+
+    Args:
+        raw: the file, opened for reading bytes.
+        start: where the range begins.
+        stop: where it ends; its last line may go on behind it.
+    """
+
+    def __init__(self, raw: Any, start: int, stop: int) -> None:
+        self._raw, self._at, self._stop = raw, start, stop
+        self._first, self._done = start > 0, False
+        raw.seek(max(start - 1, 0))
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, some `size` of them; none at the end."""
+        if self._first:  # the end of the line that began before the range
+            self._first = False
+            rest = self._raw.readline()
+            self._at += len(rest) - 1
+            self._done = not rest
+        if self._done or self._at >= self._stop:
+            return b""
+        piece = bytes(self._raw.read(min(size, self._stop - self._at)))
+        self._at += len(piece)
+        if self._at >= self._stop and not piece.endswith(b"\n"):
+            piece += self._raw.readline()
+        self._done = not piece
+        return piece
+
+
 @contextmanager
 def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
     """Open a file, or one member of a zip, decompressed.
@@ -70,8 +101,8 @@ def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
         yield Stream(stream)
 
 
-def members(path: Place) -> list[str] | None:
-    """List the files in a zip, sorted; None where `path` is not a zip.
+def members(path: Place) -> dict[str, int] | None:
+    """The files in a zip, sorted, and their decompressed sizes; None where `path` is not a zip.
 
     Raises:
         DamagedError: it begins like a zip and cannot be read as one.
@@ -81,16 +112,26 @@ def members(path: Place) -> list[str] | None:
             return None
     try:
         with path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            sizes = {i.filename: i.file_size for i in archive.infolist() if not i.is_dir()}
     except zipfile.BadZipFile as error:
         raise DamagedError(f"damaged zip: {error}") from None
     # Archives made on a Mac carry a shadow of every file.
-    return sorted(name for name in names if not name.startswith("__MACOSX/"))
+    return {name: sizes[name] for name in sorted(sizes) if not name.startswith("__MACOSX/")}
+
+
+def compression(path: Place) -> str | None:
+    """How a file is compressed, by its first bytes; None where it is plain."""
+    with path.open("rb") as raw:
+        return _kind(raw.read(8))
+
+
+def _kind(start: bytes) -> str | None:
+    return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 
 def _decompress(head: Any, name: str) -> Any:
     start = head.peek(8)
-    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
+    kind = _kind(start)
     claimed = _SUFFIXES.get(Path(name).suffix.lower())
     if kind is None and claimed is not None and start:
         raise OSError(f"its name says {claimed}, its first bytes do not")

@@ -50,6 +50,13 @@ def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Colu
     return found | _counters(sets, queries, config, "user")
 
 
+def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
+    """What `of_user` reads of the events; no row where nothing of users is computed."""
+    names = ["user", "time", "item", *(["event"] if "event" in events.columns else [])]
+    read = events.select(*names, pl.col(f"^{COLUMN}.*$"))
+    return read if history_features(config) or counters(config, "user") else read.clear()
+
+
 def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """A bucket's events that count for their items.
 

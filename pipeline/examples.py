@@ -1,4 +1,4 @@
-"""One bucket of events -> its impressions with labels, features, histories and counters."""
+"""One bucket of events -> its impressions with their labels and features of the log and tables."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,10 +8,10 @@ import polars as pl
 from configs import Config
 from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from configs.log import EventLog
-from pipeline import computed, labels, tables
+from pipeline import labels, tables
 from pipeline.attribute import attribute
 from pipeline.buckets import deduplicate
-from pipeline.columns import FEATURE, counters, example_schema, log_features
+from pipeline.columns import FEATURE, counters, example_schema, history_features, log_features
 from pipeline.hashing import mix
 
 
@@ -19,8 +19,8 @@ from pipeline.hashing import mix
 class Bucket:
     """What `make_examples` returns.
 
-    `impressions`: examples of the logged impressions, columns as in `example_schema`, sorted by
-    time and number; the item's counters are null, as they need other users' events. `events`: the
+    `impressions`: examples of the logged impressions, columns as in `example_schema` without
+    histories and counters (see `assemble`), sorted by time and number. `events`: the
     events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
     the first `time`, and whether any time is `unknown`. `counts`: what became of the rows.
     """
@@ -68,8 +68,6 @@ def make_examples(
         contract.user: impressions["user"],
         contract.item: impressions["item"],
         **{name: impressions[FEATURE + name] for name in log_features(config)},
-        **computed.of_user(events, impressions.select("user", "time"), config),
-        **dict.fromkeys(counters(config, "item"), nothing.cast(pl.Float64)),
         **{LABEL + name: label for name, label in labels.finish(contract, values).items()},
         TIME: impressions["time"],
         IMPRESSION: numbers(impressions),
@@ -96,7 +94,8 @@ def make_examples(
     touched = events.group_by("user", "item").agg(
         pl.col("time").min(), unknown=pl.col("time").is_null().any()
     )
-    made = ordered.select(example_schema(config).names)
+    later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
+    made = ordered.select([name for name in example_schema(config).names if name not in later])
     return Bucket(made, events, touched, counts)
 
 

@@ -1,6 +1,7 @@
 """The last stages: answer what was asked of items, write the examples, merge what was measured."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -8,44 +9,75 @@ import pyarrow as pa
 
 from configs.contract import FrozenContract, fingerprint
 from configs.files import SAMPLED, SPLITS, write_json
-from pipeline import computed, measure, snapshot, vocabulary
-from pipeline.buckets import spilled_path
+from pipeline import catalogue, computed, measure, snapshot, vocabulary
+from pipeline.assemble import assemble
+from pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
 from pipeline.columns import counters, example_schema
 from pipeline.labelling import instant
 from pipeline.manifest import Facts
 from pipeline.plan import Plan
-from pipeline.write import part, write_parquet
+from pipeline.write import SplitWriter, part, write_parquet
+
+_MIB = 1 << 20
+_ROW = 64  # bytes of an item's event or question, as a rule
 
 
 def count_items(number: int, sampled: Iterable[Facts], verdict: Facts, plan: Plan) -> Facts:
     """Answer what the buckets of users asked about the items of one bucket; write its snapshot.
 
+    What is larger than the budget is worked through in parts, by another part of the item's hash.
+
     Returns:
         `bucket`: of items.
     """
-    config, work = plan.config, plan.work
     users = sorted(fact["bucket"] for fact in sampled)
+    kinds = ("seen", "counted", "asked") if counters(plan.config, "item") else ("seen",)
+    spilled = {
+        kind: [(user, spilled_path(plan.work, f"{kind}-{user:05d}")) for user in users]
+        for kind in kinds
+    }
+    rows = sum(piece_rows(path, number) for paths in spilled.values() for _, path in paths)
+    parts = parts_of(rows * _ROW, plan.config.pipeline.bucket_mib * _MIB)
+    for at in range(parts):
+        _count(number, (at, parts), spilled, verdict, plan)
+    return {"bucket": number, "parts": parts}
 
-    def spilled(kind: str) -> list[tuple[int, pl.DataFrame]]:
-        paths = [(user, spilled_path(work, f"{kind}-{user:05d}", number)) for user in users]
-        return [(user, pl.read_ipc(path)) for user, path in paths if path.exists()]
 
-    seen = [rows for _, rows in spilled("seen")]
-    counted = pl.concat([computed.no_events(config), *(rows for _, rows in spilled("counted"))])
+def _count(
+    number: int,
+    part_of: tuple[int, int],
+    spilled: dict[str, list[tuple[int, Path]]],
+    verdict: Facts,
+    plan: Plan,
+) -> None:
+    """Work through one part of a bucket of items."""
+    config = plan.config
+    at, parts = part_of
+
+    def read(kind: str) -> list[tuple[int, pl.DataFrame]]:
+        found = [(user, read_piece(path, number)) for user, path in spilled.get(kind, [])]
+        if parts > 1:
+            found = [
+                (user, rows.filter(place(rows["item"], plan.buckets, parts) == at))
+                for user, rows in found
+            ]
+        return [(user, rows) for user, rows in found if len(rows)]
+
+    seen = [rows for _, rows in read("seen")]
+    counted = pl.concat([computed.no_events(config), *(rows for _, rows in read("counted"))])
     if seen:
         table = plan.side_tables().get("items")
         of_items = snapshot.items(seen, counted, config, instant(verdict["cut_off"]), table)
-        path = part(plan.examples.snapshot("items"), number)
+        path = part(plan.examples.snapshot("items"), number + at * plan.buckets)
         write_parquet(of_items, path, snapshot.schema(config, "item"))
-    asked = spilled("asked")
+    asked = read("asked")
     if asked:
         queries = pl.concat([rows.with_columns(user=pl.lit(user)) for user, rows in asked])
         answers = pl.DataFrame(computed.of_item(counted, queries, config))
         answers = answers.with_columns(queries["user", "at"])
         for (user,), rows in answers.partition_by("user", as_dict=True, include_key=False).items():
-            path = spilled_path(work, f"answers-{user:05d}", number)
+            path = plan.work / f"answers-{user:05d}-{number:05d}-{at:05d}.arrow"
             rows.write_ipc(path, compression="lz4")
-    return {"bucket": number}
 
 
 def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
@@ -56,31 +88,52 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         training rows.
     """
     config, number = plan.config, fact["bucket"]
-    examples = pl.read_ipc(plan.work / f"examples-{number}.arrow")
-    names = list(counters(config, "item"))
-    if names and len(examples):
-        paths = [
-            spilled_path(plan.work, f"answers-{number:05d}", items["bucket"]) for items in counted
-        ]
-        answers = pl.concat([pl.read_ipc(path) for path in paths if path.exists()]).sort("at")
-        examples = examples.with_columns(answers.select(names).get_columns())
-    written = {}
-    for name in SPLITS:
-        rows = examples.filter(pl.col("split") == name)
-        written[name] = len(rows)
-        if len(rows):
-            path = part(plan.examples.split(name), number)
-            write_parquet(rows, path, example_schema(config))
-    training = examples.filter(pl.col("split") == "train")
-    for name, counts in vocabulary.count(
-        training.filter(~pl.col(SAMPLED)), config.contract
-    ).items():
-        counts.write_ipc(plan.work / f"vocabulary-{name}-{number}.arrow", compression="lz4")
-    return {
-        **fact,
-        "examples": written,
-        "measured": measure.measure(training, config.contract),
+    features = None
+    if config.pipeline.negatives is not None and catalogue.item_features(config):
+        features = pl.read_ipc(plan.work / "features.arrow")
+    pieces = assemble(
+        pl.read_ipc(plan.file("impressions", number)),
+        pl.read_ipc(plan.file("rows", number)),
+        pl.read_ipc(plan.file("events", number)),
+        _answers(number, counted, plan),
+        features,
+        plan.side_tables(),
+        config,
+    )
+    measured: dict[str, measure.Moments] = {}
+    counts: dict[str, list[pl.DataFrame]] = {
+        name: [] for name in vocabulary.features(config.contract)
     }
+    paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
+    with SplitWriter(paths, example_schema(config)) as writer:
+        for examples in pieces:
+            writer.write(examples)
+            training = examples.filter(pl.col("split") == "train")
+            measured = measure.add(measured, measure.measure(training, config.contract))
+            logged = training.filter(~pl.col(SAMPLED))
+            for name, found in vocabulary.count(logged, config.contract).items():
+                counts[name].append(found)
+    if not measured:
+        nothing = pl.DataFrame(example_schema(config).empty_table())
+        measured = measure.measure(nothing, config.contract)
+        counts = {n: [c] for n, c in vocabulary.count(nothing, config.contract).items()}
+    for name, found_ in counts.items():
+        vocabulary.add(found_).write_ipc(plan.file(f"vocabulary-{name}", number), compression="lz4")
+    return {**fact, "examples": writer.rows, "measured": measured}
+
+
+def _answers(number: int, counted: Iterable[Facts], plan: Plan) -> pl.DataFrame | None:
+    """The items' counters of a bucket's examples, one row each; None where there are none."""
+    names = list(counters(plan.config, "item"))
+    if not names:
+        return None
+    paths = [
+        plan.work / f"answers-{number:05d}-{items['bucket']:05d}-{at:05d}.arrow"
+        for items in counted
+        for at in range(items["parts"])
+    ]
+    answers = [pl.read_ipc(path) for path in paths if path.exists()]
+    return pl.concat(answers).sort("at").select(names) if answers else None
 
 
 def finish(_: Any, finished: Iterable[Facts], plan: Plan) -> None:
@@ -89,21 +142,22 @@ def finish(_: Any, finished: Iterable[Facts], plan: Plan) -> None:
     facts = sorted(finished, key=lambda fact: fact["bucket"])
     measured: dict[str, measure.Moments] = {}
     for fact in facts:
-        for name, found in fact.pop("measured").items():
-            measured[name] = measured[name] + found if name in measured else found
+        measured = measure.add(measured, fact.pop("measured"))
     write_json(plan.work / "finished.json", facts)
     if not facts:
         return
     hashes = {}
     for name, feature in vocabulary.features(contract).items():
-        parts = [pl.read_ipc(plan.work / f"vocabulary-{name}-{f['bucket']}.arrow") for f in facts]
+        parts = [pl.read_ipc(plan.file(f"vocabulary-{name}", f["bucket"])) for f in facts]
         merged = vocabulary.merge(parts, feature)
         value = pa.string() if feature.dtype == "string" else pa.int64()
         schema = pa.schema([("value", value), ("count", pa.int64())])
         write_parquet(merged, plan.examples.vocabulary(name), schema)
         hashes[name] = fingerprint(merged["value"].to_list())
     rows = {name: sum(fact["examples"][name] for fact in facts) for name in SPLITS}
-    statistics = measure.statistics(measured, contract, rows).model_dump(mode="json")
+    downsample = config.pipeline.downsample
+    kept = 1.0 if downsample is None else downsample.keep
+    statistics = measure.statistics(measured, contract, rows, kept).model_dump(mode="json")
     write_json(plan.examples.statistics, statistics)
     frozen = FrozenContract(
         contract=contract,

@@ -1,11 +1,11 @@
 """The job: wires the stages with Apache Beam and publishes a folder of examples.
 
-    files ─► read_shard ─► (bucket, path) ─► GroupByKey ─► label_bucket ─► merge_catalogue
-                 │                                          ▲      │            ▼
-                 └──────────────► judge ────────────────────┘      └────► sample_bucket ─┐
-                                                     finish ◄─ finish_bucket ◄─ count_items
+    files ─► read_shard ─► (bucket, piece) ─► GroupByKey ─► label_bucket ─► merge_catalogue
+                 │                                           ▲      │            ▼
+                 └──────────────► judge ─────────────────────┘      └────► sample_bucket ─┐
+                                                      finish ◄─ finish_bucket ◄─ count_items
 
-Beam moves paths and counts; the stages move rows, as Arrow tables in files.
+Beam moves names of files and counts; the stages move rows, as Arrow tables in files.
 """
 
 import json
@@ -16,10 +16,11 @@ from typing import Any
 
 from configs import Config, DataError
 from configs.files import new_folder, write_json
-from pipeline import finishing, labelling, manifest, reading, sampling, tables
+from pipeline import finishing, labelling, manifest, ranges, reading, sampling, tables
+from pipeline.buckets import Piece
 from pipeline.columns import check
-from pipeline.plan import Plan
-from pipeline.runner import RUNNER, import_beam, plain_failures
+from pipeline.plan import Plan, count_buckets
+from pipeline.runner import import_beam, local_options, plain_failures
 from pipeline.sources import Shard, expand
 
 _log = logging.getLogger(__name__)
@@ -46,17 +47,18 @@ def run(
             where there are too many, are left in `<out>.rejects`.
     """
     check(config)
-    shards = expand(data, config.pipeline.log.files)
+    log = config.pipeline.log
+    shards = ranges.divide(expand(data, log.files), log.format)
     with new_folder(out) as folder:
         # Workers need not share this process's working directory.
         work = folder.absolute() / ".work"
         work.mkdir()
-        plan = Plan(config, folder.absolute(), work, out)
+        plan = Plan(config, folder.absolute(), work, out, count_buckets(config, shards))
         for source in ("users", "items"):
             table = tables.read_table(config, data, source)
             if table is not None:
                 table.write_ipc(plan.table(source))
-        _run_beam(shards, plan, options or [f"--runner={RUNNER}"])
+        _run_beam(shards, plan, options or local_options())
         read = json.loads((work / "read.json").read_text(encoding="utf-8"))
         if read["problem"] is not None:
             if str(manifest.rejects_beside(out)) in read["problem"]:
@@ -91,6 +93,8 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
             read
             | "Spilled" >> beam.FlatMap(_spilled)
             | "By bucket" >> beam.GroupByKey()
+            | "Divide" >> beam.FlatMap(labelling.divide_bucket, plan)
+            | "Spread buckets" >> beam.Reshuffle()
             | "Label" >> beam.FlatMap(labelling.label_bucket, one(verdict), plan)
         )
         known = p | "Once labelled" >> beam.Create([None])
@@ -98,7 +102,7 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
         sampled = labelled | "Sample" >> beam.Map(sampling.sample_bucket, one(known), plan)
         counted = (
             p
-            | "Items" >> beam.Create(list(range(plan.config.pipeline.buckets)))
+            | "Items" >> beam.Create(list(range(plan.buckets)))
             | "Spread items" >> beam.Reshuffle()
             | "Count" >> beam.Map(finishing.count_items, every(sampled), one(verdict), plan)
         )
@@ -109,8 +113,8 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
         last | "Finish" >> beam.Map(finishing.finish, every(finished), plan)
 
 
-def _spilled(facts: manifest.Facts) -> list[tuple[int, str]]:
-    """Pairs (bucket, path), to be grouped."""
+def _spilled(facts: manifest.Facts) -> list[tuple[int, Piece]]:
+    """Pairs (bucket, piece), to be grouped."""
     return facts["spilled"]
 
 

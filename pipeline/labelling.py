@@ -8,14 +8,23 @@ import polars as pl
 
 from configs.files import write_json
 from pipeline import catalogue, computed, snapshot
-from pipeline.buckets import gather, spill
+from pipeline.buckets import Piece, divide, gather, spill
 from pipeline.examples import make_examples
 from pipeline.manifest import Facts
 from pipeline.plan import Plan
 from pipeline.write import part, write_parquet
 
+_MIB = 1 << 20
 
-def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) -> list[Facts]:
+
+def divide_bucket(bucket: tuple[int, Iterable[Piece]], plan: Plan) -> list[tuple[int, list[Piece]]]:
+    """Divide a bucket that holds more of the log than fits the budget; see `buckets.divide`."""
+    number, pieces = bucket
+    limit = plan.config.pipeline.bucket_mib * _MIB
+    return divide(number, pieces, plan.buckets, limit, plan.work)
+
+
+def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) -> list[Facts]:
     """Make the examples of one bucket's logged impressions, and the snapshot of its users.
 
     Returns:
@@ -23,14 +32,17 @@ def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) 
     """
     if verdict["problem"] is not None:
         return []
-    number, paths = bucket
+    number, pieces = bucket
     config, side_tables = plan.config, plan.side_tables()
     cut_off = instant(verdict["cut_off"])
     open_at = cut_off if config.pipeline.hold_back else None
-    made = make_examples(gather(list(paths)), config, side_tables, open_at)
-    made.impressions.write_ipc(plan.work / f"impressions-{number}.arrow", compression="lz4")
+    made = make_examples(gather(pieces), config, side_tables, open_at)
+    made.impressions.write_ipc(plan.file("impressions", number), compression="lz4")
+    computed.user_events(made.events, config).write_ipc(
+        plan.file("events", number), compression="lz4"
+    )
     if plan.config.pipeline.negatives is not None:
-        made.touched.write_ipc(plan.work / f"touched-{number}.arrow", compression="lz4")
+        made.touched.write_ipc(plan.file("touched", number), compression="lz4")
     of_users = snapshot.users(made.events, config, cut_off, side_tables.get("users"))
     path = part(plan.examples.snapshot("users"), number)
     write_parquet(of_users, path, snapshot.schema(config, "user"))
@@ -38,10 +50,10 @@ def label_bucket(bucket: tuple[int, Iterable[str]], verdict: Facts, plan: Plan) 
         ("counted", computed.item_events(made.events, config)),
         ("seen", snapshot.part_of_items(made.events, config, cut_off)),
     ):
-        spill(rows, config.pipeline.buckets, plan.work, f"{kind}-{number:05d}", "item")
+        spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
     shown, times = catalogue.part(made.impressions, plan.config)
-    shown.write_ipc(plan.work / f"shown-{number}.arrow", compression="lz4")
-    times.write_ipc(plan.work / f"times-{number}.arrow", compression="lz4")
+    shown.write_ipc(plan.file("shown", number), compression="lz4")
+    times.write_ipc(plan.file("times", number), compression="lz4")
     return [{"bucket": number, **made.counts}]
 
 
@@ -56,9 +68,7 @@ def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
     if not facts:
         return {"limits": None}
     parts = [
-        tuple(
-            pl.read_ipc(plan.work / f"{kind}-{fact['bucket']}.arrow") for kind in ("shown", "times")
-        )
+        tuple(pl.read_ipc(plan.file(kind, fact["bucket"])) for kind in ("shown", "times"))
         for fact in facts
     ]
     items = plan.side_tables().get("items")

@@ -2,7 +2,7 @@
 
     rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
                + held back + dropped
-    examples = impressions kept + sampled negatives
+    examples = impressions kept + sampled negatives - negatives left out by `downsample`
 
 The job does not publish unless both sums hold.
 """
@@ -29,8 +29,8 @@ def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
     Returns:
         One line for the user, or None.
     """
-    files = ", ".join(sorted({shard["file"] for shard in shards})[:3])
-    files += ", ..." if len(shards) > 3 else ""
+    names = sorted({shard["file"] for shard in shards})
+    files = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     rows = sum(shard["rows"] for shard in shards)
     missing = missing_column(config, shards)
     if missing is not None:
@@ -125,19 +125,23 @@ def build(
         "dropped": total(labelled, "dropped"),
     }
     splits: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    for shard in shards:
+        files[shard["file"]] += shard["rows"]
     for fact in finished:
         splits.update(fact["examples"])
     examples: dict[str, Any] = {
         "total": sum(splits.values()),
         "impressions": counts["impressions"],
         "sampled_negatives": total(finished, "negatives"),
+        "negatives_not_kept": total(finished, "not_kept"),
         "negatives_missing": total(finished, "negatives_missing"),
         "splits": dict(splits),
     }
     accounted = sum(counts.values()) - counts["rows_in"]
     if accounted != counts["rows_in"]:
         raise DataError(f"rows do not add up: {counts['rows_in']} came in, {accounted} accounted")
-    made = examples["impressions"] + examples["sampled_negatives"]
+    made = examples["impressions"] + examples["sampled_negatives"] - examples["negatives_not_kept"]
     if made != examples["total"]:
         raise DataError(f"examples do not add up: {made} were made, {examples['total']} written")
     return {
@@ -146,7 +150,5 @@ def build(
         "rows": counts,
         "examples": examples,
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
-        "files": {
-            shard["file"]: shard["rows"] for shard in sorted(shards, key=lambda s: s["file"])
-        },
+        "files": dict(sorted(files.items())),
     }

@@ -143,8 +143,18 @@ def measure(training: pl.DataFrame, contract: Contract) -> dict[str, Moments]:
     return found
 
 
-def statistics(found: dict[str, Moments], contract: Contract, rows: dict[str, int]) -> Statistics:
-    """Turn merged measurements into what the model reads."""
+def add(left: dict[str, Moments], right: dict[str, Moments]) -> dict[str, Moments]:
+    """Merge the measurements of two parts; either may be empty."""
+    return {
+        name: left[name] + right[name] if name in left and name in right else found
+        for name, found in (left | right).items()
+    }
+
+
+def statistics(
+    found: dict[str, Moments], contract: Contract, rows: dict[str, int], kept: float = 1.0
+) -> Statistics:
+    """Turn merged measurements into what the model reads; `kept` see `negatives_kept`."""
     numbers = {}
     for name, feature in contract.features.items():
         if isinstance(feature, NumberFeature):
@@ -157,4 +167,4 @@ def statistics(found: dict[str, Moments], contract: Contract, rows: dict[str, in
     for name in contract.tasks:
         m = found[LABEL + name]
         tasks[name] = TaskStatistics(count=m.count, masked=m.missing, mean=m.mean, std=m.std)
-    return Statistics(features=numbers, tasks=tasks, rows=rows)
+    return Statistics(features=numbers, tasks=tasks, rows=rows, negatives_kept=kept)

@@ -1,4 +1,4 @@
-"""Samples items that the user was not shown, for logs that hold only what was viewed.
+"""Negatives: drawn where the log holds none, left out where it holds more than it takes.
 
 Every draw is a function of the seed, the positive's number and the draw's own number: it does not
 matter in which bucket or order the positives come.
@@ -8,11 +8,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from configs import Config
+from configs.files import IMPRESSION, LABEL
 from configs.log import Negatives
 from pipeline.hashing import combine
+from pipeline.split import uniform
 from pipeline.urn import ALWAYS, NEVER, Urn
 
 _ATTEMPTS = 32
+_SALT = 0x4B45_4550  # keeps these draws apart from those of the negatives and the split
 
 
 def draw(
@@ -51,6 +55,28 @@ def draw(
         _draw_slot(chosen, slot, base, urn, excluded)
     rows, slots = np.nonzero(chosen >= 0)
     return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
+
+
+def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Series:
+    """Which logged impressions stay where negatives are downsampled.
+
+    Args:
+        impressions: columns `meta/impression` and `label/<task>`.
+        splits: (B,) names; all of validation and test stay.
+        config: the share, the tasks and the seed.
+
+    Returns:
+        (B,) flags: a function of the impression, its labels, its split and the seed.
+    """
+    downsample, tasks = config.pipeline.downsample, config.contract.tasks
+    if downsample is None:
+        return pl.Series([True] * len(impressions), dtype=pl.Boolean)
+    names = downsample.tasks or [name for name, task in tasks.items() if task.type == "binary"]
+    key = impressions[IMPRESSION].to_numpy()
+    drawn = uniform(combine(key, np.full(len(key), config.pipeline.seed ^ _SALT, np.uint64)))
+    stays = pl.Series(drawn < downsample.keep) | (splits != "train")
+    positive = pl.any_horizontal([(pl.col(LABEL + name) == 1).fill_null(False) for name in names])
+    return stays | impressions.select(positive).to_series()
 
 
 class _Excluded:

@@ -7,19 +7,26 @@ import polars as pl
 
 from configs import Config
 from configs.files import ExamplesFolder
+from pipeline.sources import Shard
+
+_COMPRESSED = 5  # how much longer text or Parquet is as tables in memory, as a rule
+_FEWEST = 8  # so that several workers have something to do
+_MOST = 4096
 
 
 @dataclass(frozen=True)
 class Plan:
     """What every stage knows: the configuration, the folder being made and the final one's name.
 
-    `work` holds spilled files; it must be reachable from all workers.
+    `work` holds spilled files; it must be reachable from all workers. Users are spread over
+    `buckets`, and items over as many.
     """
 
     config: Config
     folder: Path
     work: Path
     out: Path
+    buckets: int
 
     @property
     def examples(self) -> ExamplesFolder:
@@ -30,7 +37,28 @@ class Plan:
         """A side table, once read."""
         return self.work / f"{source}.arrow"
 
+    def file(self, kind: str, number: int) -> Path:
+        """What a stage leaves of one bucket."""
+        return self.work / f"{kind}-{number:05d}.arrow"
+
     def side_tables(self) -> dict[str, pl.DataFrame]:
         """The side tables that there are."""
         paths = {source: self.table(source) for source in ("users", "items")}
         return {s: pl.read_ipc(p) for s, p in paths.items() if p.exists()}
+
+
+def count_buckets(config: Config, shards: list[Shard]) -> int:
+    """Over how many buckets users are spread.
+
+    As configured, or so many that a bucket holds some half of `bucket_mib`: a power of two, so that
+    a log that grows a little keeps its buckets. The log's size is guessed from that of its files;
+    buckets that grow too large all the same are divided.
+    """
+    if config.pipeline.buckets is not None:
+        return config.pipeline.buckets
+    size = sum(shard.size * (_COMPRESSED if shard.compressed else 1) for shard in shards)
+    wanted = 2 * size / (config.pipeline.bucket_mib << 20)
+    buckets = _FEWEST
+    while buckets < min(wanted, _MOST):
+        buckets *= 2
+    return buckets

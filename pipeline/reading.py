@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 import polars as pl
@@ -10,13 +11,14 @@ import pyarrow as pa
 
 from configs import Config
 from configs.files import write_json
-from configs.log import JsonLinesFormat
+from configs.log import Format, JsonLinesFormat, ParquetFormat
 from pipeline import manifest
-from pipeline.buckets import spill
+from pipeline.buckets import Held, Piece
 from pipeline.columns import wanted_columns
 from pipeline.manifest import Facts
 from pipeline.normalise import REJECTS, normalise
 from pipeline.plan import Plan
+from pipeline.ranges import count_lines
 from pipeline.sources import Shard, read
 from pipeline.write import part, write_parquet
 
@@ -29,8 +31,9 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
     """Read one file, write its rejects and spill its events into buckets.
 
     Returns:
-        `spilled` pairs (bucket, path), and facts for `manifest`: `file`, `rows`, `reasons`,
-        `columns`, `events`, `latest` (ISO 8601; None where no row has a time).
+        `spilled` pairs (bucket, piece), and facts for `manifest`: `file`, `rows`, `reasons`,
+        `columns`, `events`, `latest` (ISO 8601; None where no row has a time), `number` (of the
+        shard) and `lines` (of a range of bytes; else None).
     """
     number, source = shard
     config = plan.config
@@ -38,10 +41,10 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
     reasons: Counter[str] = Counter()
     events: Counter[str] = Counter()
     columns: list[str] = []
-    spilled: list[tuple[int, str]] = []
+    spilled: list[tuple[int, Piece]] = []
     rejected = []
-    rows, latest = 0, None
-    for at, chunk in enumerate(read(source, form, wanted)):
+    rows, latest, held = 0, None, Held(plan.buckets, plan.work, f"{number:05d}")
+    for chunk in read(source, form, wanted):
         columns = list(dict.fromkeys([*columns, *chunk.columns]))
         if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
             break  # `manifest.problem` names the column
@@ -53,7 +56,8 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         latest = max(times, default=None)
         if "event" in good.columns:
             events.update(dict(good["event"].value_counts().iter_rows()))
-        spilled += spill(good, config.pipeline.buckets, plan.work, f"{number:05d}-{at:05d}")
+        spilled += held.add(good)
+    spilled += held.flush()
     if sum(reasons.values()):
         write_parquet(pl.concat(rejected), part(plan.examples.rejects, number), _REJECTS)
     return {
@@ -64,7 +68,14 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         "events": dict(events),
         "latest": latest.isoformat() if latest is not None else None,
         "spilled": spilled,
+        "number": number,
+        "lines": _lines(source, form),
     }
+
+
+def _lines(source: Shard, form: Format) -> int | None:
+    ranged = source.stop is not None and not isinstance(form, ParquetFormat)
+    return count_lines(source) if ranged else None
 
 
 def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
@@ -74,7 +85,8 @@ def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
         `problem`: None, or what to tell the user; then the later stages do nothing. `cut_off`:
         of labels and snapshots, as ISO 8601; None where no row has a time.
     """
-    ordered = sorted(shards, key=lambda shard: shard["file"])
+    ordered = sorted(shards, key=lambda shard: shard["number"])
+    _number_lines(ordered, plan)
     facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
     verdict = {
         "problem": manifest.problem(plan.config, facts, plan.out),
@@ -82,6 +94,18 @@ def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
     }
     write_json(plan.work / "read.json", {**verdict, "shards": facts})
     return verdict
+
+
+def _number_lines(shards: list[Facts], plan: Plan) -> None:
+    """Give the rejects of a range of bytes their lines in the file: so far they counted from 1."""
+    for _, parts in groupby(shards, key=lambda shard: shard["file"]):
+        before = 0
+        for shard in parts:
+            path = part(plan.examples.rejects, shard["number"])
+            if before and shard["reasons"]:
+                rejects = pl.read_parquet(path)
+                write_parquet(rejects.with_columns(pl.col("line") + before), path, _REJECTS)
+            before += shard["lines"] or 0
 
 
 def _cut_off(config: Config, latest: list[str | None]) -> str | None:

@@ -1,6 +1,7 @@
 """Beam, imported without its notices and run so that a failure is what the stage itself raised."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,17 @@ from configs.errors import MultigateError
 
 # Named in full: the plain DirectRunner first tries a runner that it has to download.
 RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+
+
+def local_options() -> list[str]:
+    """Beam's options for a run on this machine: one thread per core.
+
+    Beam calls that mode `in_memory` and says that more than one worker has no effect in it; it does
+    run that many bundles at a time, in threads of this process, and the stages spend their time in
+    polars, Arrow and NumPy, which let other threads run. Its other modes move every element through
+    gRPC and hand on failures as text.
+    """
+    return [f"--runner={RUNNER}", f"--direct_num_workers={len(os.sched_getaffinity(0))}"]
 
 
 def import_beam() -> tuple[Any, Any]:

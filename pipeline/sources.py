@@ -6,6 +6,7 @@ row at all (a malformed line, a damaged file) is a reject already.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import pyarrow.parquet as pq
 from configs.errors import DataError
 from configs.log import CsvFormat, Format, JsonLinesFormat
 from pipeline import places
-from pipeline.compressed import DamagedError, Stream, members, open_stream
+from pipeline.compressed import ByteRange, DamagedError, Stream, compression, members, open_stream
 from pipeline.delimited import parse_delimited, parse_header
 from pipeline.hashing import Hashes, combine, hash_column
 from pipeline.json_lines import as_text, parse_json
 from pipeline.lines import REJECT, Lines, read_lines, reject
 from pipeline.places import Place
+
+_LONGEST_HEADER = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,14 @@ class Shard:
     member: str | None
     name: str
     """The file's name in rejects and messages: relative to the data folder."""
+    size: int = 0
+    """Bytes, decompressed where the file says how many."""
+    compressed: bool = False
+    """Whether `size` is that of compressed bytes."""
+    start: int = 0
+    """Where a part of a large file begins: at which byte, or in Parquet at which row group."""
+    stop: int | None = None
+    """Where it ends; None where this is the whole file."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +96,15 @@ def _shards(path: Place, name: str, wanted: str) -> list[Shard]:
     if inside is None:
         if wanted:
             raise DataError(f"{name}: member {wanted!r} was asked for, but this is not a zip")
-        return [Shard(path, None, name)]
+        size, kind = places.size(path), compression(path)
+        return [Shard(path, None, name, size, kind is not None)]
     if wanted and wanted not in inside:
         raise DataError(f"{name}: no member {wanted!r}; the zip holds {', '.join(inside)}")
-    return [Shard(path, m, f"{name}#{m}") for m in inside if not wanted or m == wanted]
+    return [
+        Shard(path, member, f"{name}#{member}", size)
+        for member, size in inside.items()
+        if not wanted or member == wanted
+    ]
 
 
 def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
@@ -105,10 +121,10 @@ def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
     """
     try:
         if isinstance(form, CsvFormat):
-            with open_stream(shard.path, shard.member) as stream:
-                yield from _read_csv(stream, form, wanted)
+            with _open(shard) as stream:
+                yield from _read_csv(stream, form, wanted, _header(shard, form))
         elif isinstance(form, JsonLinesFormat):
-            with open_stream(shard.path, shard.member) as stream:
+            with _open(shard) as stream:
                 yield from _read_json(stream, wanted)
         else:
             yield from _read_parquet(shard, wanted)
@@ -122,8 +138,31 @@ def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
     return Chunk(pl.DataFrame(), empty, text, hash_column(text), columns, rejects)
 
 
-def _read_csv(stream: Stream, form: CsvFormat, wanted: list[str]) -> Iterator[Chunk]:
-    header = list(form.header) if form.header is not None else None
+@contextmanager
+def _open(shard: Shard) -> Iterator[Stream]:
+    """Open a shard: a file, a member of a zip, or a range of a plain file's bytes."""
+    if shard.stop is None:
+        with open_stream(shard.path, shard.member) as stream:
+            yield stream
+    else:
+        with shard.path.open("rb") as raw:
+            yield Stream(ByteRange(raw, shard.start, shard.stop))
+
+
+def _header(shard: Shard, form: CsvFormat) -> list[str] | None:
+    """The column names, where the shard's own first line does not give them."""
+    if form.header is not None:
+        return list(form.header)
+    if shard.start == 0:
+        return None
+    with shard.path.open("rb") as raw:
+        line = raw.readline(_LONGEST_HEADER).removeprefix(b"\xef\xbb\xbf")
+    return parse_header(line.decode(form.encoding, "replace").rstrip("\r\n"), form)
+
+
+def _read_csv(
+    stream: Stream, form: CsvFormat, wanted: list[str], header: list[str] | None
+) -> Iterator[Chunk]:
     for block in read_lines(stream, form.encoding, form.quoted):
         lines = block
         if header is None:
@@ -177,7 +216,9 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
             names = tuple(file.schema_arrow.names)
             if file.metadata.num_rows == 0:
                 yield _nothing(pl.DataFrame(schema=REJECT), names)
-            for batch in file.iter_batches(1 << 18):
+            groups = range(file.metadata.num_row_groups)[shard.start : shard.stop]
+            line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
+            for batch in file.iter_batches(1 << 18, row_groups=list(groups)):
                 frame = pl.DataFrame(batch)
                 numbers = pl.int_range(line, line + len(frame), eager=True).alias("line")
                 hashes = hash_column(numbers * 0)

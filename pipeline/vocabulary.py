@@ -34,9 +34,14 @@ def count(logged: pl.DataFrame, contract: Contract) -> dict[str, pl.DataFrame]:
     return counts
 
 
+def add(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """Add up the counts of several parts, at least one; sorted by value."""
+    return pl.concat(parts).group_by("value").agg(pl.col("count").sum()).sort("value")
+
+
 def merge(parts: list[pl.DataFrame], feature: Any) -> pl.DataFrame:
     """Add up counts and cut the vocabulary: most frequent first, ties by value."""
-    total = pl.concat(parts).group_by("value").agg(pl.col("count").sum())
+    total = add(parts)
     total = total.filter(pl.col("count") >= feature.min_count)
     ordered = total.sort("count", "value", descending=[True, False])
     return ordered if feature.max_size is None else ordered.head(feature.max_size)

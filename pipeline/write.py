@@ -1,6 +1,8 @@
 """Writes tables as Parquet files whose bytes depend on their rows alone."""
 
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -14,6 +16,46 @@ def write_parquet(frame: pl.DataFrame, path: Path, schema: pa.Schema) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = frame.select(schema.names).to_arrow().cast(schema)
     pq.write_table(table, path, compression="zstd", row_group_size=_ROWS)
+
+
+class SplitWriter:
+    """Writes one part per split, piece by piece; a split without rows gets no file.
+
+    Args:
+        paths: of the parts, by split.
+        schema: of all.
+    """
+
+    def __init__(self, paths: dict[str, Path], schema: pa.Schema) -> None:
+        self._paths, self._schema = paths, schema
+        self._writers: dict[str, Any] = {}
+        self.rows = dict.fromkeys(paths, 0)
+        """Rows written, by split."""
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Append rows to the parts that their `split` names."""
+        for name, path in self._paths.items():
+            rows = frame.filter(pl.col("split") == name)
+            if not len(rows):
+                continue
+            if name not in self._writers:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._writers[name] = pq.ParquetWriter(path, self._schema, compression="zstd")
+            table = rows.select(self._schema.names).to_arrow().cast(self._schema)
+            self._writers[name].write_table(table, row_group_size=_ROWS)
+            self.rows[name] += len(rows)
+
+    def __enter__(self) -> "SplitWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for writer in self._writers.values():
+            writer.close()
 
 
 def part(folder: Path, number: int) -> Path:

@@ -143,6 +143,7 @@ def test_the_manifest_accounts_for_every_row(golden):
         "impressions": 6,
         "sampled_negatives": 1,
         "negatives_missing": 5,
+        "negatives_not_kept": 0,
         "splits": {"train": 5, "validation": 1, "test": 1},
     }
     assert json.loads((golden[0] / "manifest.json").read_text()) == golden[1]

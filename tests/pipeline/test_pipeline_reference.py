@@ -3,12 +3,14 @@
 import csv
 import io
 import random
+from dataclasses import replace
 
 import polars as pl
 import pytest
 
 from pipeline.buckets import gather, spill
 from pipeline.columns import wanted_columns
+from pipeline.computed import of_user, user_events
 from pipeline.examples import make_examples
 from pipeline.hashing import hash_column
 from pipeline.normalise import normalise
@@ -112,7 +114,10 @@ def bucket_of(lines, config, folder):
         events, rejects = normalise(chunk, config, shard.name)
         assert len(rejects) == 0
         spilled += spill(events, 1, folder, str(at))
-    return make_examples(gather([path for _, path in spilled]), config, {})
+    made = make_examples(gather([piece for _, piece in spilled]), config, {})
+    queries = made.impressions.select(user="user_id", time="meta/time")
+    computed = of_user(user_events(made.events, config), queries, config)
+    return replace(made, impressions=made.impressions.with_columns(**computed))
 
 
 def as_rows(examples):
@@ -129,6 +134,7 @@ def test_plain_loops_agree(seed, event_config, tmp_path):
     made = bucket_of(lines, event_config(), tmp_path / "log")
     expected, counts = slow_examples(lines)
     columns = as_rows(made.impressions)[0].keys()
+    assert {"recent", "liked"} <= columns
     ordered = [{name: row[name] for name in columns} for row in expected]
     assert as_rows(made.impressions) == sorted(ordered, key=str)
     assert counts == {name: made.counts[name] for name in counts}

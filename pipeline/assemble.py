@@ -1,0 +1,115 @@
+"""Puts examples together, some at a time: an impression's labels and features, and its negatives.
+
+Histories and the user's counters are computed here, for some impressions at a time, and never
+stand in a file before the examples': so that a user with a million events, or a hundred negatives
+for each impression, take no more memory than others.
+"""
+
+from collections.abc import Iterator
+
+import polars as pl
+
+from configs import Config
+from configs.files import IMPRESSION, LABEL, SAMPLED, TIME
+from pipeline import catalogue, computed, labels, tables
+from pipeline.columns import example_schema
+
+_IMPRESSIONS = 1 << 17  # whose histories are computed at once
+_EXAMPLES = 1 << 16  # put together at once
+
+
+def assemble(
+    impressions: pl.DataFrame,
+    rows: pl.DataFrame,
+    events: pl.DataFrame,
+    answers: pl.DataFrame | None,
+    features: pl.DataFrame | None,
+    side_tables: dict[str, pl.DataFrame],
+    config: Config,
+) -> Iterator[pl.DataFrame]:
+    """Make a bucket's examples.
+
+    Args:
+        impressions: see `examples.Bucket`.
+        rows: which examples there are, see `sampling.sample_bucket`.
+        events: of the bucket's users, see `computed.user_events`.
+        answers: the items' counters, one row per example in the order of `rows`; None where there
+            are none.
+        features: items' features of the log over time, see `catalogue.Catalogue`; None where no
+            negative takes its features from them.
+        side_tables: `users` and `items`, where there are.
+        config: the contract and the sampling.
+
+    Yields:
+        Examples with their `split`, in the order of `rows`.
+    """
+    contract, sampling = config.contract, config.pipeline.negatives
+    few = max(1, _EXAMPLES // (1 if sampling is None else 1 + sampling.per_positive))
+    for start in range(0, len(impressions), _IMPRESSIONS):
+        block = impressions[start : start + _IMPRESSIONS]
+        queries = block.select(user=pl.col(contract.user), time=pl.col(TIME))
+        block = block.with_columns(**computed.of_user(events, queries, config))
+        begin, end = _range(rows, start, start + len(block))
+        chosen = rows[begin:end].with_columns(pl.col("at") - start)
+        taken = None if features is None else _taken(features, block, chosen, config)
+        for first in range(0, len(block), few):
+            one, two = _range(chosen, first, first + few)
+            some = chosen[one:two]
+            if not len(some):
+                continue
+            made = block[some["at"].to_numpy()].with_columns(some["split"])
+            made = _with_negatives(
+                made, some, None if taken is None else taken[one:two], side_tables, config
+            )
+            if answers is not None:
+                made = made.with_columns(answers[begin + one : begin + two].get_columns())
+            yield made.select(*example_schema(config).names, "split")
+
+
+def _range(rows: pl.DataFrame, start: int, stop: int) -> tuple[int, int]:
+    """Where the rows of the impressions [start, stop) are."""
+    return int(rows["at"].search_sorted(start)), int(rows["at"].search_sorted(stop))
+
+
+def _taken(
+    features: pl.DataFrame, block: pl.DataFrame, chosen: pl.DataFrame, config: Config
+) -> pl.DataFrame:
+    """The features of the log of every row's item, as of its impression; null where not drawn."""
+    queries = chosen.select("item", time=block[TIME].gather(chosen["at"]))
+    drawn = (chosen["slot"] >= 0).arg_true()
+    found = catalogue.as_of(features, queries[drawn.to_numpy()], config)
+    every = pl.DataFrame({"at": pl.int_range(len(chosen), eager=True)})
+    placed = every.join(
+        found.with_columns(at=drawn.cast(pl.Int64)), on="at", how="left", maintain_order="left"
+    )
+    return placed.drop("at")
+
+
+def _with_negatives(
+    made: pl.DataFrame,
+    chosen: pl.DataFrame,
+    taken: pl.DataFrame | None,
+    side_tables: dict[str, pl.DataFrame],
+    config: Config,
+) -> pl.DataFrame:
+    """Turn copies of impressions into their sampled negatives, where `chosen` says so."""
+    made = made.with_row_index("__place")
+    drawn = chosen["slot"] >= 0
+    if not drawn.any():
+        return made
+    contract = config.contract
+    sampled = made.with_columns(
+        chosen["item"].alias(contract.item),
+        chosen["impression"].alias(IMPRESSION),
+        pl.lit(True).alias(SAMPLED),
+        *([] if taken is None else taken.get_columns()),
+    ).filter(drawn)
+    if contract.position is not None:
+        sampled = sampled.with_columns(pl.lit(None, pl.Int64).alias(contract.position))
+    table = side_tables.get("items")
+    if table is not None:
+        sampled = sampled.drop([name for name in table.columns if name != contract.item])
+        sampled = tables.join(sampled, config, "items", table)
+    values = labels.finish(contract, labels.sampled_values(contract, len(sampled)))
+    sampled = sampled.with_columns([value.alias(LABEL + name) for name, value in values.items()])
+    return pl.concat([made.filter(~drawn), sampled.select(made.columns)]).sort("__place")

@@ -1,0 +1,70 @@
+"""Divides large files among workers: plain lines by ranges of bytes, Parquet by row groups.
+
+A range of bytes holds the lines that begin in it. Compressed files and quoted CSV stay whole: a
+compressed stream cannot be entered in its middle, and a line break may belong to a quoted field.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
+from pipeline.sources import Shard
+
+LONGEST = 128 << 20
+
+
+def divide(shards: list[Shard], form: Format, longest: int = LONGEST) -> list[Shard]:
+    """Divide the shards that are larger than `longest` bytes and can be divided."""
+    divided = []
+    for shard in shards:
+        large = shard.size > longest and shard.member is None
+        if large and isinstance(form, ParquetFormat):
+            divided += _by_row_groups(shard, longest)
+        elif large and not shard.compressed and _plain_lines(form):
+            bounds = [*range(0, shard.size, longest), shard.size]
+            divided += [
+                replace(shard, start=start, stop=stop, size=stop - start)
+                for start, stop in itertools.pairwise(bounds)
+            ]
+        else:
+            divided.append(shard)
+    return divided
+
+
+def _plain_lines(form: Format) -> bool:
+    return isinstance(form, JsonLinesFormat) or (isinstance(form, CsvFormat) and not form.quoted)
+
+
+def _by_row_groups(shard: Shard, longest: int) -> list[Shard]:
+    try:
+        with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
+            metadata = file.metadata
+            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    except (pa.ArrowInvalid, OSError):
+        return [shard]  # who reads it says what is wrong with it
+    parts: list[Shard] = []
+    first, size = 0, 0
+    for at, group in enumerate(groups):
+        size += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+        if size >= longest or at == len(groups) - 1:
+            parts.append(replace(shard, start=first, stop=at + 1, size=size))
+            first, size = at + 1, 0
+    return parts or [shard]
+
+
+def count_lines(shard: Shard) -> int:
+    """Count the lines that begin in a range of bytes."""
+    stop = shard.size if shard.stop is None else shard.stop
+    count, at = 0, max(shard.start - 1, 0)
+    with shard.path.open("rb") as file:
+        file.seek(at)
+        while at < stop - 1:
+            piece = file.read(min(1 << 20, stop - 1 - at))
+            if not piece:
+                break
+            count += piece.count(b"\n")
+            at += len(piece)
+    return count + (shard.start == 0)
