@@ -103,3 +103,6 @@ class ExportConfig(Frozen):
     """Test rows on which both are checked."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
     """How the binary tasks' probabilities are calibrated on the validation split."""
+    snapshot: Literal["all", "items", "none"] = "all"
+    """Whose features as of the cut-off a version carries for calls that leave them out: users' and
+    items', items' only (where users are many), or nobody's."""

@@ -12,6 +12,7 @@ Layout of a version, besides TensorFlow's own files:
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import tensorflow as tf
 
 from configs.errors import DataError, ExportError
 from configs.files import LABEL, ExamplesFolder, new_folder, write_json
+from configs.model import ExportConfig
 from model import calibration as calibrations
 from model import checkpoint as checkpoints
 from model import model_card, reference, requests, scores, sparsity
@@ -38,7 +40,14 @@ log = logging.getLogger(__name__)
 EXTRA = "assets.extra"
 
 
-def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
+def export(
+    checkpoint: Path,
+    examples: Path,
+    out: Path,
+    *,
+    version: int | None = None,
+    finish: Callable[[Path, ExportConfig], None] | None = None,
+) -> Path:
     """Export a checkpoint.
 
     Args:
@@ -46,6 +55,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         examples: the examples that it was trained on; their test split is what is checked.
         out: base folder of the versions.
         version: number of the version; the highest in `out` plus one by default.
+        finish: adds to the version's folder what others have to say, before it is published.
 
     Returns:
         `out/<version>`, complete.
@@ -114,6 +124,8 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             (extra / "README.md").write_text(
                 model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"
             )
+            if finish is not None:
+                finish(folder, options)
     except (OSError, tf.errors.OpError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ExportError(

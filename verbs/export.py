@@ -23,10 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from model import export
+    from jobs.export import export
 
-    version = export.export(
-        options.checkpoint, options.examples, options.out, version=options.version
-    )
+    version = export(options.checkpoint, options.examples, options.out, version=options.version)
     print(f"exported {version}")
     return {"export": str(version)}
