@@ -5,6 +5,7 @@ with RankClient("localhost:8500") as client:
         print(item["item_id"], item["score"], item["tasks"])
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,8 +25,8 @@ from serving.packing import (
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.security import client_credentials, token_metadata
 
-# Retries only what never ran, and only while nine calls in ten succeed: retries of every failure
-# would feed an overload.
+# Retries only while nine calls in ten succeed: retries of every failure would feed an overload.
+# The budget covers the calls of one connection to a worker that dies: 50 at once.
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
@@ -39,7 +40,7 @@ _SERVICE_CONFIG = {
             },
         }
     ],
-    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }
 
 _MAX_MESSAGE = 64 << 20  # bytes
@@ -100,6 +101,7 @@ class RankClient:
         certificate: Path | None = None,
         key: Path | None = None,
         token: str = "",
+        connections: int = 1,
     ) -> None:
         """Connect on the first call.
 
@@ -111,10 +113,13 @@ class RankClient:
             certificate: PEM file that shows the server who calls.
             key: PEM file of the certificate's private key.
             token: bearer token shown with every call.
+            connections: calls go to these in turn; a server with workers deals out connections.
 
         Raises:
             ServingError: a file cannot be read.
         """
+        if connections < 1:
+            raise ServingError(f"connections: expected 1 or more, received {connections}")
         self._target = target
         self._timeout = timeout
         self._metadata = token_metadata(token)
@@ -122,13 +127,21 @@ class RankClient:
             ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.max_send_message_length", _MAX_MESSAGE),
+            # Channels of one process to one target would share a connection.
+            ("grpc.use_local_subchannel_pool", 1),
+            # A server that has vanished is noticed, and the next call connects anew.
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
         ]
         if tls or ca or certificate or key:
             credentials = client_credentials(ca, certificate, key)
-            self._channel = grpc.secure_channel(target, credentials, options)
+            self._channels = [
+                grpc.secure_channel(target, credentials, options) for _ in range(connections)
+            ]
         else:
-            self._channel = grpc.insecure_channel(target, options)
-        self._stub = ranking_pb2_grpc.RankingServiceStub(self._channel)
+            self._channels = [grpc.insecure_channel(target, options) for _ in range(connections)]
+        stubs = [ranking_pb2_grpc.RankingServiceStub(channel) for channel in self._channels]
+        self._stubs = itertools.cycle(stubs)  # whose next() is one step of the interpreter
 
     def rank(
         self,
@@ -180,7 +193,7 @@ class RankClient:
                 raise ServingError(f"limit: expected 1 or more, received {limit}")
             with naming("limit"):
                 request.limit = limit
-        return Ranking(self._call(self._stub.Rank, request, timeout))
+        return Ranking(self._call(next(self._stubs).Rank, request, timeout))
 
     def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
         """What a request may say: the GetContractResponse of the model that serves.
@@ -189,11 +202,12 @@ class RankClient:
             CallError: the server refused the call or could not be reached.
         """
         request = ranking_pb2.GetContractRequest(model=model_spec(model, version, label))
-        return self._call(self._stub.GetContract, request, None)
+        return self._call(next(self._stubs).GetContract, request, None)
 
     def close(self) -> None:
         """Close the connection."""
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> "RankClient":
         return self

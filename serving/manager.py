@@ -60,7 +60,7 @@ class Served:
                 (model, name),
                 metrics,
                 max_rows=options.max_batch_rows,
-                slots=options.num_batch_threads,
+                slots=options.batch_slots,
                 max_queued=options.max_queued_calls,
             )
             for name, signature in servable.signatures.items()

@@ -1,6 +1,7 @@
 """TensorFlow Serving's ModelService: the state of each version, and another set of models."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from tensorflow_serving.apis import (
     get_model_status_pb2,
@@ -9,7 +10,8 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
-from serving.model_config import model_configs
+from serving.manager import Record
+from serving.model_config import ModelConfig, model_configs
 from serving.models import Models
 from serving.prediction import requested
 from serving.status import LOG, InvalidRequestError, RequestError, WrongStateError
@@ -17,15 +19,29 @@ from serving.status import LOG, InvalidRequestError, RequestError, WrongStateErr
 _UNKNOWN = 2  # google.rpc.Code: the version failed; the message says why
 
 
+class Workers(Protocol):
+    """All processes of a server that has several."""
+
+    def apply(self, configs: Sequence[ModelConfig]) -> None:
+        """Serve these models in all of them, or change nothing."""
+
+    def known(self, name: str) -> Sequence[dict[int, Record]]:
+        """State of a model's versions in each."""
+
+
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):
     """GetModelStatus and HandleReloadConfigRequest."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, workers: Workers | None = None) -> None:
         self._models = models
+        self._workers = workers
 
     def GetModelStatus(self, request: Any, context: Any) -> Any:
         """State of one version, or of all that were ever tried."""
         records = self._models.records(*requested(request.model_spec))
+        if self._workers is not None:
+            known = self._workers.known(request.model_spec.name)
+            records = {number: combined([one.get(number) for one in known]) for number in records}
         response = get_model_status_pb2.GetModelStatusResponse()
         states = get_model_status_pb2.ModelVersionStatus.State
         for number, record in reversed(records.items()):
@@ -49,10 +65,27 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
         except ServingError as error:
             raise InvalidRequestError(f"config: {error}") from None
         try:
-            self._models.apply(configs)
+            (self._workers or self._models).apply(configs)
         except RequestError:
             raise
         except ServingError as error:
             raise WrongStateError(f"config: {error}; nothing was changed") from None
         LOG.info("models by request: %s", ", ".join(config.name for config in configs))
         return model_management_pb2.ReloadConfigResponse()
+
+
+def combined(records: Sequence[Record | None]) -> Record:
+    """State of a version in several workers as one: available where it is so in all.
+
+    Args:
+        records: of each worker; None where it has not seen the version yet.
+    """
+    failed = next((record for record in records if record is not None and record.error), None)
+    if failed is not None:
+        return failed
+    states = {"LOADING" if record is None else record.state for record in records}
+    if states == {"AVAILABLE", "END"}:
+        return Record("UNLOADING")
+    return next(
+        Record(state) for state in ("LOADING", "UNLOADING", "AVAILABLE", "END") if state in states
+    )

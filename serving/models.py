@@ -24,6 +24,16 @@ class Models:
     def apply(self, configs: Sequence[ModelConfig]) -> None:
         """Serve these models and no others; a failure changes nothing.
 
+        Raises:
+            ServingError: a model cannot serve, or a label names a version that does not.
+        """
+        with self.change(configs):
+            pass
+
+    @contextmanager
+    def change(self, configs: Sequence[ModelConfig]) -> Iterator[None]:
+        """Serve these models and no others once the block has ended; its failure changes nothing.
+
         What is new is loaded, warmed and checked before anything is replaced, and calls of a
         model that goes end on it.  A model whose folder and policy stay keeps its versions.
 
@@ -44,6 +54,7 @@ class Models:
                         manager.start()
                     manager.check_labels(config.labels)
                     after[config.name] = manager
+                yield
             except BaseException:
                 for manager in started:
                     manager.close()
@@ -104,6 +115,12 @@ class Models:
         if version not in records:
             raise NotServedError(f"model {name!r}: version {version} is not known")
         return {version: records[version]}
+
+    def known(self, name: str) -> dict[int, Record]:
+        """State of a model's versions that were ever tried; none of an unknown model."""
+        with self._lock:
+            manager = self._managers.get(name)
+        return manager.records() if manager is not None else {}
 
     def manager(self, name: str) -> Manager:
         """One model's manager.

@@ -8,7 +8,7 @@ import argparse
 import os
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,14 +49,17 @@ class ServerOptions:
     metrics_port: Annotated[
         int, Flag("port of the Prometheus metrics; 0: a free one; -1: no metrics", -1, 65535)
     ] = -1
+    workers: Annotated[
+        int, Flag("processes that share the port; for clients with several connections", 1, 256)
+    ] = 1
+    max_connection_age_seconds: Annotated[
+        float, Flag("age at which a connection ends, so that clients connect anew; 0: none", 0)
+    ] = 0.0
     ssl_config_file: Annotated[
         Path | None, Flag("TLS: an SSLConfig as text, with key and certificate as PEM")
     ] = None
     auth_token_file: Annotated[
         Path | None, Flag("bearer tokens, one a line, of which every call must show one")
-    ] = None
-    impression_log: Annotated[
-        Path | None, Flag("folder that gets what was ranked, as impression rows in Parquet")
     ] = None
     feature_store: Annotated[
         str,
@@ -75,6 +78,9 @@ class ServerOptions:
             "that are served as if it were then"
         ),
     ] = "now"
+    impression_log: Annotated[
+        Path | None, Flag("folder that gets what was ranked, as impression rows in Parquet")
+    ] = None
     impression_log_rate: Annotated[
         float, Flag("share of the calls that are logged, chosen by request id", 0, 1)
     ] = 1.0
@@ -105,20 +111,26 @@ class ServerOptions:
         int, Flag("calls that may wait for a run; more are refused with UNAVAILABLE", 0)
     ] = 64
     num_batch_threads: Annotated[
-        int, Flag("runs at once, per version and signature; the default is the CPU count")
-    ] = field(default_factory=lambda: os.cpu_count() or 1)
+        int, Flag("runs at once, per version and signature; 0: the CPU count, shared by workers", 0)
+    ] = 0
     tensorflow_intra_op_parallelism: Annotated[
         int, Flag("threads of one operation, beside the runs at once; 0: TensorFlow chooses", 0)
     ] = 1
     tensorflow_inter_op_parallelism: Annotated[
-        int, Flag("threads for operations that run at once; 0: TensorFlow chooses", 0)
-    ] = 0
+        int,
+        Flag("threads for operations that run at once; 0: TensorFlow chooses; -1: the call's", -1),
+    ] = -1
     drain_delay_seconds: Annotated[
         float, Flag("time from reporting NOT_SERVING to closing, for load balancers to notice", 0)
     ] = 0.0
     drain_grace_seconds: Annotated[
         float, Flag("time that calls in flight have to finish when the server stops", 0)
     ] = 30.0
+
+    @property
+    def batch_slots(self) -> int:
+        """Runs at once, per version and signature, in one worker."""
+        return self.num_batch_threads or max((os.cpu_count() or 1) // self.workers, 1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.
@@ -136,15 +148,6 @@ class ServerOptions:
                 "--model_config_file: names all models; leave --model_name and "
                 "--model_base_path out"
             )
-        for name, _, flag in _flags():
-            value = getattr(self, name)
-            numeric = isinstance(value, int | float) and not isinstance(value, bool)
-            # The comparison is false for NaN, which is thereby refused.
-            if numeric and not flag.least <= value <= flag.most:
-                raise ServingError(
-                    f"--{name}: expected {flag.least} to {flag.most}, received {value}"
-                )
-
         stores = ("version", "none", "redis://", "rediss://", "unix://")
         if not self.feature_store.startswith(stores):
             raise ServingError(
@@ -155,6 +158,15 @@ class ServerOptions:
             raise ServingError(
                 f"--feature_clock: expected now or cut_off, received {self.feature_clock!r}"
             )
+        for name, _, flag in _flags():
+            value = getattr(self, name)
+            numeric = isinstance(value, int | float) and not isinstance(value, bool)
+            # The comparison is false for NaN, which is thereby refused.
+            if numeric and not flag.least <= value <= flag.most:
+                raise ServingError(
+                    f"--{name}: expected {flag.least} to {flag.most}, received {value}"
+                )
+
 
 def _flags() -> list[tuple[str, type, Flag]]:
     """Name, type and flag of every option."""

@@ -1,13 +1,8 @@
 """The server, its life from top to bottom: load, warm, serve, drain, close."""
 
-import contextlib
-import http.server
-import signal
-import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -20,16 +15,19 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
+from serving.addresses import address, refuse_taken
+from serving.exporter import start_exporter
 from serving.impressions import ImpressionLog
 from serving.inference import PredictionService
-from serving.metrics import CONTENT_TYPE, ServerMetrics
+from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig, read_model_configs
-from serving.model_status import ModelService
+from serving.model_status import ModelService, Workers
 from serving.models import Models
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
 from serving.security import read_tokens, server_credentials
+from serving.signals import stop_signals, wait_for
 from serving.status import LOG, StatusInterceptor
 
 SERVICES = tuple(
@@ -47,8 +45,22 @@ LIVENESS = "liveness"
 class Server:
     """One server: `start` returns when it is ready, `stop` when it has drained."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        configs: Sequence[ModelConfig] | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        """Make a server that has not started.
+
+        Args:
+            options: of the server.
+            configs: its models; those that the options name where absent.
+            workers: the processes with which it shares its port.
+        """
         self.options = options
+        self._configs = configs
+        self._workers = workers
         self.metrics = ServerMetrics()
         self.port = 0
         """Bound port, once started."""
@@ -65,13 +77,14 @@ class Server:
             interceptors=[self._status],
             maximum_concurrent_rpcs=options.max_concurrent_calls,
             options=[
+                *_keepalive(options),
                 ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
                 ("grpc.max_send_message_length", -1),
-                # Two servers on one port would share its calls at random.
-                ("grpc.so_reuseport", 0),
+                # Two servers on one port share its connections at random, as workers do.
+                ("grpc.so_reuseport", int(workers is not None)),
             ],
         )
-        self._exporter: http.server.ThreadingHTTPServer | None = None
+        self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
 
     def start(self) -> None:
@@ -81,12 +94,16 @@ class Server:
             ServingError: no version can serve, or the port is taken.
         """
         try:
-            _refuse_taken(self.options.host, self.options.port)
+            if self._workers is None:
+                refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
-            self.models.apply(_configs(self.options))
+            self.models.apply(self._configs or _configs(self.options))
             self._register()
             self.port = self._bind()
-            self._start_exporter()
+            if self.options.metrics_port >= 0:
+                self.metrics_port, self._close_exporter = start_exporter(
+                    self.options.host, self.options.metrics_port, self.metrics.text
+                )
         except BaseException:
             self.stop(grace=0)
             raise
@@ -111,12 +128,17 @@ class Server:
             if force.is_set():
                 self._grpc.stop(0)
         self._pool.shutdown()
-        if self._exporter is not None:
-            self._exporter.shutdown()
-            self._exporter.server_close()
+        self._close_exporter()
         if self._impressions is not None:
             self._impressions.close()
         self.models.close()
+
+    def describe(self) -> str:
+        """Models and versions that serve, in words."""
+        return ", ".join(
+            f"{name} version {' and '.join(map(str, versions))}"
+            for name, versions in self.models.serving().items()
+        )
 
     def __enter__(self) -> "Server":
         self.start()
@@ -134,7 +156,9 @@ class Server:
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
             PredictionService(models), server
         )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(models), server)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+            ModelService(models, self._workers), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -152,36 +176,39 @@ class Server:
         )
 
     def _bind(self) -> int:
-        address = _address(self.options.host, self.options.port)
+        where = address(self.options.host, self.options.port)
         try:
             port: int = (
-                self._grpc.add_insecure_port(address)
+                self._grpc.add_insecure_port(where)
                 if self._credentials is None
-                else self._grpc.add_secure_port(address, self._credentials)
+                else self._grpc.add_secure_port(where, self._credentials)
             )
         except RuntimeError:
             port = 0
         if port == 0:
             certificates = " with the certificates of --ssl_config_file; do they fit its key"
             raise ServingError(
-                f"{address}: cannot listen there{certificates if self._credentials else ''}; see "
+                f"{where}: cannot listen there{certificates if self._credentials else ''}; see "
                 "--host and --port"
             )
         return port
 
-    def _start_exporter(self) -> None:
-        if self.options.metrics_port < 0:
-            return
-        address = (self.options.host, self.options.metrics_port)
-        try:
-            self._exporter = http.server.ThreadingHTTPServer(address, _exporter(self.metrics))
-        except OSError as error:
-            raise ServingError(
-                f"{address[0]}:{address[1]}: cannot serve metrics there: {error.strerror}; "
-                "see --metrics_port"
-            ) from None
-        self.metrics_port = self._exporter.server_address[1]
-        threading.Thread(target=self._exporter.serve_forever, name="metrics", daemon=True).start()
+
+def _keepalive(options: ServerOptions) -> list[tuple[str, int]]:
+    """Connections whose peer has vanished are found and closed; old ones end where asked."""
+    settings = [
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Clients may look after connections of their own as often.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    if options.max_connection_age_seconds:
+        settings += [
+            ("grpc.max_connection_age_ms", int(1e3 * options.max_connection_age_seconds)),
+            ("grpc.max_connection_age_grace_ms", int(1e3 * options.drain_grace_seconds)),
+        ]
+    return settings
 
 
 def _configs(options: ServerOptions) -> list[ModelConfig]:
@@ -190,30 +217,6 @@ def _configs(options: ServerOptions) -> list[ModelConfig]:
         return read_model_configs(options.model_config_file)
     assert options.model_base_path is not None
     return [ModelConfig(options.model_name, options.model_base_path)]
-
-
-def _address(host: str, port: int) -> str:
-    """As gRPC writes it: IPv6 addresses in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _refuse_taken(host: str, port: int) -> None:
-    """Fail before the models are loaded where the address cannot be had.
-
-    Raises:
-        ServingError: names the address and the reason.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ServingError(
-            f"{_address(host, port)}: cannot listen there: {error.strerror}; see --host and --port"
-        ) from None
 
 
 def serve(options: ServerOptions) -> None:
@@ -225,52 +228,10 @@ def serve(options: ServerOptions) -> None:
         ServingError: the server cannot start.
     """
     server = Server(options)
-    with _signals() as (first, second):
+    with stop_signals() as (first, second):
         server.start()
-        served = ", ".join(
-            f"{name} version {' and '.join(map(str, versions))}"
-            for name, versions in server.models.serving().items()
-        )
-        print(f"serving {served} on {_address(options.host, server.port)}", flush=True)
-        # The kernel may hand the signal to one of TensorFlow's threads, which does not wake this
-        # one; Python runs the handler when this one next wakes by itself.
-        while not first.wait(0.5):
-            pass
+        where = address(options.host, server.port)
+        print(f"serving {server.describe()} on {where}", flush=True)
+        wait_for(first)
         LOG.info("draining")
         server.stop(force=second)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Events that the first and the second SIGTERM or SIGINT set."""
-    first, second = threading.Event(), threading.Event()
-
-    def received(number: int, frame: Any) -> None:
-        (second if first.is_set() else first).set()
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(number, received) for number in numbers]
-    try:
-        yield first, second
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _exporter(metrics: ServerMetrics) -> type[http.server.BaseHTTPRequestHandler]:
-    """A handler that serves the metrics to Prometheus."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path == "/monitoring/prometheus/metrics"
-            body = metrics.text().encode() if found else b"see /monitoring/prometheus/metrics\n"
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            LOG.debug(format, *args)
-
-    return Handler

@@ -16,8 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the verb."""
-    import_tensorflow()
-    from serving import server
     from serving.options import from_arguments
 
-    server.serve(from_arguments(options))
+    server_options = from_arguments(options)
+    if server_options.workers > 1:
+        from serving.workers import supervise  # imports no TensorFlow: the workers do
+
+        supervise(server_options, import_tensorflow)
+        return
+    import_tensorflow()
+    from serving import server
+
+    server.serve(server_options)

@@ -74,11 +74,28 @@ def test_unavailable_is_retried_and_other_failures_are_not(serve):
 def test_retries_stop_when_their_budget_is_spent(serve):
     down = Flaky(1000, grpc.StatusCode.UNAVAILABLE)
     with RankClient(serve(down), timeout=30) as client:
-        for _ in range(10):
+        for _ in range(40):
             with pytest.raises(CallError, match="UNAVAILABLE: not now"):
                 rank(client)
-    # Ten calls would be thirty tries; five failures spend half of ten tokens, and retries end.
-    assert 10 < down.calls < 18
+    # 40 calls would be 120 tries; 50 failures spend half of the 100 tokens, and retries end.
+    assert 60 < down.calls < 80
+
+
+def test_connections_take_turns(serve):
+    peers = set()
+
+    class Telling(Flaky):
+        def Rank(self, request, context):
+            peers.add(context.peer())
+            return super().Rank(request, context)
+
+    target = serve(Telling(0, grpc.StatusCode.OK))
+    with RankClient(target, timeout=30, connections=3) as client:
+        for _ in range(6):
+            rank(client)
+    assert len(peers) == 3
+    with pytest.raises(ServingError, match="connections: expected 1 or more, received 0"):
+        RankClient(target, connections=0)
 
 
 def test_a_server_that_is_not_there():

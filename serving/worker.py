@@ -1,0 +1,162 @@
+"""One server process among several: takes the supervisor's orders, and asks it about the others."""
+
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from configs.errors import ServingError
+from serving.options import ServerOptions
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker serves."""
+
+    serving: str
+    """Models and versions, in words."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker cannot serve."""
+
+    reason: str
+
+
+def run_worker(
+    options: ServerOptions,
+    orders: Connection,
+    questions: Connection,
+    configs: bytes | None,
+    before: Callable[[], Any],
+) -> None:
+    """The life of a worker: start, take orders, drain.
+
+    Args:
+        options: with the port that all share.
+        orders: from the supervisor; its end, or the supervisor's death, drains.
+        questions: to the supervisor.
+        configs: pickled models of the last reload; None: those of the options.
+        before: what to do first.
+    """
+    stop, force = threading.Event(), threading.Event()
+    # Ctrl-C reaches the whole process group; the supervisor alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    before()
+    from serving.server import Server
+
+    fleet = Fleet(questions)
+    try:
+        _refuse_gpu()
+        server = Server(options, pickle.loads(configs) if configs is not None else None, fleet)
+        server.start()
+    except ServingError as error:
+        orders.send(Failed(str(error)))
+        return
+    orders.send(Ready(server.describe()))
+    taker = Orders(server, orders, stop, force)
+    threading.Thread(target=taker.take, name="orders", daemon=True).start()
+    while not stop.wait(0.5):  # a signal may go to a thread of TensorFlow's, see serving.signals
+        pass
+    server.stop(force=force)
+
+
+def _refuse_gpu() -> None:
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        raise ServingError(
+            "--workers: expected 1 with a GPU, whose memory one process takes as it grows; for "
+            "CPUs only set CUDA_VISIBLE_DEVICES=-1"
+        )
+
+
+class _AbortError(Exception):
+    """Another worker cannot serve the models of a reload."""
+
+
+class Orders:
+    """What the supervisor wants of this worker."""
+
+    def __init__(
+        self, server: Any, pipe: Connection, stop: threading.Event, force: threading.Event
+    ) -> None:
+        self._server = server
+        self._pipe = pipe
+        self._stop = stop
+        self._force = force
+
+    def take(self) -> None:
+        """Follow orders until the supervisor is gone."""
+        try:
+            while True:
+                self._follow(*self._pipe.recv())
+        except (EOFError, OSError):
+            self._stop.set()  # nobody else would end this process
+
+    def _follow(self, number: int, order: tuple[Any, ...]) -> None:
+        name, *parts = order
+        answer: Any = None
+        if name == "metrics":
+            answer = self._server.metrics.text()
+        elif name == "records":
+            answer = pickle.dumps(self._server.models.known(*parts))
+        elif name == "prepare":
+            number, answer = self._change(number, *parts)
+        elif name in {"drain", "force"}:
+            if name == "force":
+                self._force.set()
+            self._stop.set()
+        self._pipe.send((number, answer))
+
+    def _change(self, number: int, configs: bytes) -> tuple[int, str | None]:
+        """Load other models, and serve them if the supervisor says that all workers can.
+
+        Returns:
+            Number and answer of the order that ended it.
+        """
+        try:
+            with self._server.models.change(pickle.loads(configs)):
+                self._pipe.send((number, ""))
+                number, order = self._pipe.recv()
+                while order[0] not in {"commit", "abort"}:
+                    self._follow(number, order)
+                    number, order = self._pipe.recv()
+                if order[0] == "abort":
+                    raise _AbortError
+        except _AbortError:
+            pass
+        except ServingError as error:
+            return number, str(error)
+        return number, None
+
+
+class Fleet:
+    """All workers of the server, as one of them sees them."""
+
+    def __init__(self, questions: Connection) -> None:
+        self._questions = questions
+        self._lock = threading.Lock()
+
+    def apply(self, configs: Sequence[Any]) -> None:
+        """Serve these models in all workers, or change nothing.
+
+        Raises:
+            ServingError: a worker cannot serve them.
+        """
+        if problem := self._ask("reload", pickle.dumps(list(configs))):
+            raise ServingError(problem)
+
+    def known(self, name: str) -> list[dict[int, Any]]:
+        """State of a model's versions in each worker."""
+        return [pickle.loads(one) for one in self._ask("records", name)]
+
+    def _ask(self, *question: Any) -> Any:
+        with self._lock:
+            self._questions.send(question)
+            return self._questions.recv()
