@@ -46,6 +46,7 @@ class Rows:
             if self._of(values) in {self._of(row) for row in self.read()}:
                 continue
             row = dict(values) | measure(dict(values))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
