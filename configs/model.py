@@ -75,6 +75,15 @@ class TrainConfig(Frozen):
     epochs: int = Field(5, ge=1)
     batch_size: int = Field(512, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """How the learning rate falls from the first step to the last of `epochs`."""
+    decay_to: float = Field(0.0, ge=0, le=1)
+    """Share of the learning rate that is left at the end of its decay."""
+    warm_learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of a training that starts from a checkpoint, where it differs."""
+    restart_schedules: bool = False
+    """Let the gates' schedules start over when training starts from a checkpoint; they go on
+    otherwise, so that a converged gate stays as it is."""
     patience: int = Field(2, ge=1)
     """Epochs without a better validation loss after which training stops; the best epoch's
     weights are kept."""

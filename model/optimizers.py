@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from configs.model import TrainConfig
 from model import backend
 
 Tensor = Any
@@ -110,3 +111,25 @@ class Adam(keras.optimizers.Adam):
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same optimiser."""
         return super().get_config() | {"lazy": self.lazy}
+
+
+def make_optimizer(
+    options: TrainConfig, steps: int, warm: bool = False
+) -> keras.optimizers.Optimizer:
+    """The optimiser of a training, with its learning rate.
+
+    Args:
+        options: of the training.
+        steps: of one epoch; a decay ends with the last of `epochs` epochs.
+        warm: whether training starts from a checkpoint.
+    """
+    rate: Any = options.learning_rate
+    if warm and options.warm_learning_rate is not None:
+        rate = options.warm_learning_rate
+    schedules = keras.optimizers.schedules
+    total = steps * options.epochs
+    if options.decay == "cosine":
+        rate = schedules.CosineDecay(rate, total, alpha=options.decay_to)
+    elif options.decay == "linear":
+        rate = schedules.PolynomialDecay(rate, total, rate * options.decay_to)
+    return Adam(rate, lazy=options.lazy_embeddings)

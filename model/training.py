@@ -20,12 +20,12 @@ from configs.config import Config
 from configs.errors import ModelError
 from configs.files import write_json
 from configs.statistics import Statistics
-from model import backend, checkpoint, guards, history, snapshots, weights
+from model import backend, checkpoint, guards, history, snapshots, warm_start, weights
 from model.data import Examples, Split
 from model.encoding import Encoder
 from model.feeds import Feed, make_feed
 from model.guards import Guard
-from model.optimizers import Adam
+from model.optimizers import make_optimizer
 from model.progress import Display
 from model.ranker import Ranker
 from model.snapshots import Snapshot
@@ -38,7 +38,13 @@ _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 
 
 def train(
-    config: Config, examples: Path, out: Path, *, progress: bool = True, resume: bool = False
+    config: Config,
+    examples: Path,
+    out: Path,
+    *,
+    progress: bool = True,
+    resume: bool = False,
+    start_from: Path | None = None,
 ) -> dict[str, Any]:
     """Train a ranker and write its checkpoint, whole or not at all.
 
@@ -49,10 +55,12 @@ def train(
         progress: whether to show a bar, or lines, on stderr.
         resume: whether to continue a training of `out` that was killed or interrupted, where
             there is one.  Without it, one that is there is refused.
+        start_from: checkpoint whose weights are the first ones, see `model.warm_start`.
 
     Returns:
         checkpoint, rows, epochs (trained), best_epoch, val_loss (of the best epoch), seconds (of
-        this call), resumed (the place from which it continued, None from the start).
+        this call), resumed (the place from which it continued, None from the start), started_from
+        (what `warm_start.start` returns; None without it).
 
     Raises:
         DataError: the examples cannot be read, `out` exists or is being trained.
@@ -63,13 +71,22 @@ def train(
     with Workspace(out, resume) as work:
         frozen = checkpoint.start(work.checkpoint, config, examples)
         work.identify(
-            {"configuration": config.model_dump(mode="json"), "data": frozen.data_fingerprint}
+            {
+                "configuration": config.model_dump(mode="json"),
+                "data": frozen.data_fingerprint,
+                "checkpoint to start from": _identity(start_from),
+            }
         )
         encoder = Encoder.read(work.checkpoint)
         train_split = Split(examples, "train", encoder)
         validation = Split(examples, "validation", encoder)
         ranker = checkpoint.make_ranker(config.contract, config.model, encoder, config.train.seed)
         options, statistics = config.train, encoder.statistics
+        started_from = None
+        if start_from is not None:
+            started_from = warm_start.start(
+                ranker, encoder, start_from, restart_schedules=options.restart_schedules
+            )
         run = _Run(
             ranker,
             config,
@@ -78,6 +95,7 @@ def train(
             make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options),
             work,
             progress,
+            warm=start_from is not None,
         )
         epochs = run.fit()
     best = min(epochs, key=lambda epoch: epoch["val_loss"])
@@ -89,7 +107,21 @@ def train(
         "val_loss": best["val_loss"],
         "seconds": time.perf_counter() - started,
         "resumed": run.resumed,
+        "started_from": started_from,
     }
+
+
+def _identity(start_from: Path | None) -> str | None:
+    """Checksum of a checkpoint's weights."""
+    if start_from is None:
+        return None
+    try:
+        return snapshots.checksum(start_from / checkpoint.WEIGHTS)
+    except snapshots.DamagedError:
+        raise ModelError(
+            f"{start_from}: holds no {checkpoint.WEIGHTS}; expected a folder that `multigate "
+            "train` wrote"
+        ) from None
 
 
 @dataclass
@@ -127,6 +159,7 @@ class _Run:
         held_out: rows to stop by.
         work: where snapshots, weights, history and logs go.
         progress: whether to show it.
+        warm: whether the ranker has the weights of a checkpoint.
     """
 
     def __init__(
@@ -138,12 +171,13 @@ class _Run:
         held_out: Feed,
         work: Workspace,
         progress: bool,
+        warm: bool,
     ) -> None:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work = feed, held_out, work
         several = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
         ranker.compile(
-            optimizer=Adam(config.train.learning_rate, lazy=config.train.lazy_embeddings),
+            optimizer=make_optimizer(config.train, feed.steps, warm),
             steps_per_execution=min(several, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)

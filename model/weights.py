@@ -53,10 +53,18 @@ def load(ranker: Ranker, path: Path) -> None:
         ModelError: the file is missing or damaged, or a variable is missing, left over or of
             another shape.
     """
-    expected = variables(ranker)
+    assign(ranker, read(path), path)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The weights' values by name, as a file has them.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+    """
+    found: dict[str, np.ndarray] = {}
     try:
         with h5py.File(path, "r") as file:
-            found: dict[str, np.ndarray] = {}
             file.visititems(
                 lambda name, item: (
                     found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
@@ -66,6 +74,16 @@ def load(ranker: Ranker, path: Path) -> None:
         raise ModelError(f"{path}: no such file; train anew") from None
     except (OSError, KeyError) as error:
         raise ModelError(f"{path}: damaged: {error}; train anew") from None
+    return found
+
+
+def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
+    """Set the ranker's weights to these; `path` is the file that errors name.
+
+    Raises:
+        ModelError: a variable is missing, left over or of another shape.
+    """
+    expected = variables(ranker)
     for name in sorted(expected.keys() ^ found.keys()):
         where = "missing in the file" if name in expected else "unknown to this configuration"
         raise ModelError(f"{path}: variable {name}: {where}; train anew")

@@ -21,6 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue a training of --out that was killed or interrupted, if there is one",
     )
     parser.add_argument(
+        "--from",
+        dest="start_from",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="start from the weights of this checkpoint; new ids get new rows",
+    )
+    parser.add_argument(
         "--baseline",
         metavar="NAME",
         help="train a baseline instead: shared_bottom, or single_task:TASK",
@@ -37,4 +44,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
-    return training.train(config, options.examples, options.out, resume=options.resume)
+    return training.train(
+        config,
+        options.examples,
+        options.out,
+        resume=options.resume,
+        start_from=options.start_from,
+    )
