@@ -5,7 +5,6 @@ Every gate's options are fixed beforehand and the same in every table; nothing i
 
 import argparse
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def main(
         values = make_values()
         rows.run(
             wanted,
-            lambda run: measure(configuration(run, values, examples), examples, options.work),
+            lambda run: measure(run, configuration(run, values, examples), examples, options.work),
         )
     write_tables(name, rows.read(), published)
     print(json.dumps({"rows": len(rows.read()), "best": best(rows.read())}))
@@ -123,28 +122,32 @@ def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:
     return baseline(config, run["model"])
 
 
-def measure(config: Config, examples: Path, work: Path) -> Row:
-    """Train, and measure on the test split."""
+def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
+    """Train, and measure on the test split; the loss is the papers', of raw labels."""
     from model import training
+    from model.checkpoint import read_history
     from model.evaluation import evaluate
 
-    checkpoint = work / "checkpoint"
-    if checkpoint.exists():
-        shutil.rmtree(checkpoint)
-    trained = training.train(config, examples, checkpoint, progress=False)
+    # A run that was cut off goes on where it was.
+    name = f"{run['model']}-{run['weight']:g}-{run['seed']}".replace(":", "-")
+    checkpoint = work / name
+    if not checkpoint.exists():
+        training.train(config, examples, checkpoint, progress=False, resume=True)
+    history = read_history(checkpoint)
+    best = min(history, key=lambda epoch: epoch["val_loss"])
     found = evaluate(checkpoint, examples)
     first, second = found["tasks"].values()
     return {
-        "loss": found["loss"],
+        "loss": run["weight"] * first["log_loss"] + (1 - run["weight"]) * second["mse"],
         "auc": first["value"],
         "mse": second["mse"],
         "log_loss": first["log_loss"],
         "experts_per_row": found["experts_per_row"],
         "experts": {task: gate["experts_per_row"] for task, gate in found["gates"].items()},
-        "best_epoch": trained["best_epoch"],
-        "epochs": trained["epochs"],
-        "seconds": round(trained["seconds"]),
-        "val_loss": trained["val_loss"],
+        "best_epoch": best["epoch"],
+        "epochs": len(history),
+        "seconds": round(sum(epoch["seconds"] for epoch in history)),
+        "val_loss": best["val_loss"],
     }
 
 
