@@ -58,6 +58,7 @@ def run(
             try:
                 if force is not None:
                     night.folder.forget(force)
+                    night.folder.abandon()
                 if night.folder.record(STAGES[-1]) is None:
                     for stage in STAGES:
                         _do(night, stage)
@@ -102,8 +103,10 @@ def _do(night: Night, stage: str) -> None:
         return
     folder.forget(stage)
     folder.clear(stage)
-    plan = night.plan
-    folder.set_state("running", stage=stage)
+    plan, identity = night.plan, night.identity()
+    if folder.state().get("identity", identity) != identity:
+        folder.abandon()  # what was interrupted is not what is to be done now
+    folder.set_state("running", stage=stage, identity=identity)
     say(f"{night.day} {stage}")
     began, started = now(), time.monotonic()
     result, output = ACTIONS[stage](night)
@@ -162,7 +165,8 @@ def _discard_old(night: Night) -> None:
 def _record_failure(night: Night, stage: str, error: BaseException) -> None:
     state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     try:
-        night.folder.set_state(state, stage=stage, message=_reason(error))
+        identity = night.folder.state().get("identity", "")
+        night.folder.set_state(state, stage=stage, message=_reason(error), identity=identity)
     except OSError as second:  # the disk is the reason, perhaps
         _log.error("%s: not recorded: %s", night.folder.root, second)
 

@@ -3,7 +3,7 @@
     RUNS/.lock                      held while a run is under way
     RUNS/models/NAME/               the base folder that servers follow (unless --base says another)
     RUNS/2026-01-31/run.json        what was fixed when the run began: the version it starts from
-                    state.json      how far it is, or how it ended
+                    state.json      how far it is, or how it ended, and of what configuration
                     stages/*.json   one record per finished stage, written last and whole
                     examples/ checkpoint/ export/1/ evaluation.json report.html
 
@@ -68,6 +68,11 @@ class RunFolder:
             for left in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
                 _remove(left)
 
+    def abandon(self) -> None:
+        """Remove an unfinished training, which would be continued."""
+        for left in self.root.glob(".*.training"):
+            _remove(left)
+
     def state(self) -> dict[str, Any]:
         """How far the run is or how it ended: state, stage, message, started, finished."""
         return _read(self._state) or {"state": "absent"}
@@ -90,6 +95,7 @@ class RunFolder:
         """Remove the large outputs of a run that is long over; the records stay."""
         for path in (self.examples, self.checkpoint, self.exports):
             _remove(path)
+        self.abandon()
 
     def _record(self, stage: str) -> Path:
         return self.root / "stages" / f"{stage}.json"

@@ -21,6 +21,7 @@ from configs.config import Config
 from configs.contract import FrozenContract, fingerprint
 from configs.errors import RunError
 from configs.files import ExamplesFolder, write_json
+from configs.run import RunConfig
 from jobs import run_guards
 from jobs.publication import Base
 from jobs.run_folder import RunFolder, all_runs, content
@@ -80,14 +81,18 @@ class Night:
         """Fingerprint of the parts of the configuration that make a stage's output."""
         parts: dict[str, Any] = {
             "pipeline": {"contract": True, "pipeline": True},
-            "training": {"contract": True, "model": True, "train": True},
-            "export": {"export": True},
+            # The export reads its options from the checkpoint.
+            "training": {"contract": True, "model": True, "train": True, "export": True},
         }
         if stage not in parts:
             return ""
         return fingerprint(
             self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
         )
+
+    def identity(self) -> str:
+        """Fingerprint of all that an unfinished training may depend on."""
+        return fingerprint(self.config.model_dump(mode="json", exclude={"run"}))
 
     def start(self) -> tuple[Path | None, str]:
         """Whose weights training starts from, and why.
@@ -142,13 +147,22 @@ def guards(night: Night) -> tuple[Values, str]:
 
 
 def training(night: Night) -> tuple[Values, str]:
-    """Train, from scratch or from the parent's weights."""
+    """Train, from scratch or from the parent's weights; a training that was killed goes on."""
     from model import training as trainer
 
     checkpoint, why = night.start()
-    result = trainer.train(night.config, night.folder.examples, night.folder.checkpoint)
+    # What the run keeps and whom it tells may change while a training is interrupted.
+    config = night.config.model_copy(update={"run": RunConfig()})
+    result = trainer.train(
+        config,
+        night.folder.examples,
+        night.folder.checkpoint,
+        resume=True,
+        start_from=checkpoint,
+    )
     since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
-    kept = {key: result[key] for key in ("rows", "epochs", "best_epoch", "val_loss")}
+    keys = ("rows", "epochs", "best_epoch", "val_loss", "resumed", "started_from")
+    kept = {key: result[key] for key in keys}
     started = {"start": "warm" if checkpoint else "full", "why": why, "full_since": since}
     files = ExamplesFolder(night.folder.checkpoint)
     weights = night.folder.checkpoint / "weights.h5"
