@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 
 from configs.base import Duration, Frozen, contradiction
 
+STAGES = ("pipeline", "guards", "training", "export", "evaluation", "decision", "publication")
+"""Of a run, in their order."""
+
 
 class Guards(Frozen):
     """What the night's examples must be like for a model to be trained on them.

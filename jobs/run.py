@@ -12,10 +12,11 @@ from typing import Any
 
 from configs.config import Config
 from configs.errors import MultigateError, RunError
+from configs.run import STAGES
 from jobs.lock import locked
 from jobs.notify import notify
 from jobs.publication import Base
-from jobs.run_folder import LOCK, STAGES, RunFolder, all_runs, now
+from jobs.run_folder import LOCK, RunFolder, all_runs, now
 from jobs.run_stages import ACTIONS, Night
 from jobs.show import say
 

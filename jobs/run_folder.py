@@ -19,8 +19,7 @@ from typing import Any
 
 from configs.errors import RunError
 from configs.files import write_json
-
-STAGES = ("pipeline", "guards", "training", "export", "evaluation", "decision", "publication")
+from configs.run import STAGES
 
 _OUTPUTS = {
     "pipeline": ("examples",),

@@ -6,9 +6,10 @@ from typing import Any
 from rich.table import Table
 
 from configs.errors import RunError
+from configs.run import STAGES
 from jobs.lock import is_held
 from jobs.publication import Base
-from jobs.run_folder import LOCK, STAGES, RunFolder, all_runs
+from jobs.run_folder import LOCK, RunFolder, all_runs
 from jobs.show import show_table
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from configs.run import STAGES
 from verbs.common import add_config, import_tensorflow
 
 HELP = "run a night: examples, training, export, evaluation, decision, publication"
@@ -17,8 +18,6 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
-    from jobs.run_folder import STAGES
-
     add_config(parser)
     parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")

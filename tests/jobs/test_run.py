@@ -12,12 +12,12 @@ import pytest
 import multigate
 from configs.contract import FrozenContract
 from configs.errors import MultigateError, RunError
-from configs.run import Guards
+from configs.run import STAGES, Guards
 from jobs import runs as listing
 from jobs.lock import locked
 from jobs.publication import Base
 from jobs.run import run
-from jobs.run_folder import LOCK, STAGES, RunFolder
+from jobs.run_folder import LOCK, RunFolder
 from serving.servable import Servable
 from serving.versions import missing_files
 

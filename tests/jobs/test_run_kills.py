@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.run import STAGES
 from jobs.publication import Base
-from jobs.run_folder import STAGES, RunFolder
+from jobs.run_folder import RunFolder
 from serving.versions import missing_files
 
 ROOT = Path(__file__).parents[2]
