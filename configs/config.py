@@ -10,7 +10,7 @@ from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
 from configs.evaluation import EvaluationConfig, HourSlices
 from configs.labels import EventLabel
-from configs.log import EventLog, PipelineConfig
+from configs.log import EventLog, Log, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
 from configs.run import RunConfig
 
@@ -47,12 +47,13 @@ class Config(Frozen):
                     f"contract.tasks.{name}.label: rule {rule!r} reads logs of shape "
                     f"{shape_of[rule]!r}, pipeline.log.shape is {log.shape!r}"
                 )
-            if rule == "dwell" and isinstance(log, EventLog) and log.columns.session is None:
+            if rule == "dwell" and not _has_session(log):
                 raise contradiction(
                     f"contract.tasks.{name}.label: rule 'dwell' needs pipeline.log.columns.session"
                 )
             valued = isinstance(task.label, EventLabel) and task.label.aggregate in ("sum", "max")
-            if valued and isinstance(log, EventLog) and log.columns.value is None:
+            given = log.feedback or log if isinstance(log, EventLog) else None
+            if valued and given is not None and given.columns.value is None:
                 raise contradiction(
                     f"contract.tasks.{name}.label: sum and max need pipeline.log.columns.value"
                 )
@@ -114,6 +115,13 @@ class Config(Frozen):
         if without or isinstance(feature, PositionFeature):
             kind = "number without buckets" if without else "position"
             raise contradiction(f"model.embedding_dims: {name!r} is a {kind}: it has no embedding")
+
+
+def _has_session(log: Log) -> bool:
+    columns = [log.columns]
+    if isinstance(log, EventLog) and log.feedback is not None:
+        columns.append(log.feedback.columns)
+    return all(getattr(part, "session", None) is not None for part in columns)
 
 
 def load(source: str | Path) -> Config:

@@ -3,8 +3,9 @@
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.base import Duration, Frozen, Instant, contradiction
 
@@ -52,11 +53,16 @@ class EventColumns(Frozen):
     time: str
     user: str
     item: str
-    event: str
+    event: str | None = None
+    """The type of the event; absent where `feedback` has files of its own: then every row of
+    `files` is an impression."""
     value: str | None = None
     """A number that belongs to the event; read by labels that sum or take a maximum."""
     session: str | None = None
     """Events of one session; read by dwell labels."""
+    request: str | None = None
+    """Impressions shown together; the ranking metrics group by it, and feedback that carries it
+    finds its impression by it (`attribute_by: request`)."""
     event_id: str | None = None
     """Events of the same id are duplicates; the full row decides where absent."""
 
@@ -92,9 +98,33 @@ class _Log(Frozen):
     `archive.zip#member` one."""
     format: Format = CsvFormat()
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
-    """Unit since 1970 in UTC, or `iso` for ISO 8601 text (UTC where it names no zone)."""
+    """Unit since 1970 in UTC, or `iso` for ISO 8601 text."""
+    time_zone: str = "UTC"
+    """Of times that name none, of partitions' days, and of the days that `--from` and `--to` name:
+    a name of the IANA database, such as Europe/Berlin."""
+    partition: str = Field("date", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Files under a folder `date=2026-11-20` hold events of that day; a run of some days reads only
+    the folders that it needs. Files under no such folder are read whole."""
     unknown_time: int | None = None
     """A value of the time column that means that the time is not known."""
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_zone(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (ValueError, OSError):
+            raise ValueError("expected a time zone such as UTC or Europe/Berlin") from None
+        return zone
+
+
+class Feedback(Frozen):
+    """Feedback in files of its own, beside files of impressions such as the server's log."""
+
+    files: tuple[Pattern, ...] = Field(min_length=1)
+    format: Format = CsvFormat()
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    columns: EventColumns
 
 
 class EventLog(_Log):
@@ -104,6 +134,16 @@ class EventLog(_Log):
     columns: EventColumns
     impression: str
     """The event type that is an impression; all others are feedback."""
+    feedback: Feedback | None = None
+    """Where feedback stands in files of its own."""
+
+    @model_validator(mode="after")
+    def _check_event(self) -> "EventLog":
+        if self.feedback is None and self.columns.event is None:
+            raise contradiction("columns.event: required where feedback has no files of its own")
+        if self.feedback is not None and self.feedback.columns.event is None:
+            raise contradiction("feedback.columns.event: required: it tells feedback apart")
+        return self
 
 
 class ImpressionLog(_Log):
@@ -123,6 +163,11 @@ class SideTable(Frozen):
     format: Format = CsvFormat()
     key: str
     """The column that holds the id."""
+    time: str | None = None
+    """The column that says since when a row holds; an id may then have several rows, and an
+    impression sees the latest one that is not later than itself."""
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    """Of `time`; as for the log."""
 
 
 class Negatives(Frozen):
@@ -142,6 +187,9 @@ class Negatives(Frozen):
     exclude: Literal["past", "ever"] = "past"
     """Leave out what the user had touched up to the impression, or would ever touch; `ever`
     uses the future and is allowed with random splits only."""
+    exclude_within: Duration | None = None
+    """Leave out only what the user had touched so lately; anything longer ago may be drawn again.
+    Absent: all of the past, which a run of some days must then read from its beginning."""
 
 
 class Downsample(Frozen):
@@ -217,6 +265,9 @@ class PipelineConfig(Frozen):
     seed: int = Field(0, ge=0, lt=2**63)
     attribution: Duration | None = None
     """Feedback later than this after the impression is late; no limit where absent."""
+    attribute_by: Literal["latest", "request"] = "latest"
+    """To which impression of its user and item feedback belongs: the latest one, or the one of the
+    request that it names (feedback that names none goes to the latest)."""
     cut_off: Instant | None = None
     """Up to when (not including) the log is whole; snapshots are as of this instant. Just after the
     log's last event where absent; name it where a wrong clock may write times in the future."""
@@ -233,6 +284,12 @@ class PipelineConfig(Frozen):
     down to one user. To work on a bucket takes some ten times as much, for each worker."""
     max_reject_rate: float = Field(0.01, ge=0, le=1)
     """Share of rejected rows above which nothing is published."""
+    forget: Pattern | None = None
+    """A file of user ids, one a line: their events and rows are left out as if they had never
+    been, from counters and the popularity of items as well."""
+    redact_rejects: bool = False
+    """Whether rejects keep the rows' text to themselves; they always do where there is somebody to
+    forget."""
 
     @model_validator(mode="after")
     def _check(self) -> "PipelineConfig":
@@ -247,6 +304,27 @@ class PipelineConfig(Frozen):
                 f"negatives.exclude: 'ever' looks into the user's future and needs split.by: "
                 f"random, received {split!r}"
             )
+        dated = [n for n in ("users", "items") if getattr(getattr(self, n), "time", None)]
+        if self.log.unknown_time is not None and dated:
+            raise contradiction(
+                f"log.unknown_time: rows without a time have no row in a dated table; received "
+                f"{dated[0]}.time"
+            )
+        log = self.log
+        if self.attribute_by == "request":
+            columns = log.columns if isinstance(log, EventLog) else None
+            if columns is None or columns.request is None:
+                raise contradiction(
+                    "attribute_by: 'request' needs a log of shape events whose columns name request"
+                )
+            feedback = log.feedback if isinstance(log, EventLog) else None
+            if feedback is not None and feedback.columns.request is None:
+                raise contradiction("attribute_by: 'request' needs log.feedback.columns.request")
+        if self.negatives is not None and self.negatives.exclude_within is not None:
+            if self.negatives.exclude == "ever":
+                raise contradiction("negatives.exclude_within: 'ever' has no limit; remove one")
+            if log.unknown_time is not None:
+                raise contradiction("negatives.exclude_within: needs the time of every event")
         if self.log.unknown_time is not None and split == "time":
             raise contradiction(
                 "log.unknown_time: rows without a time cannot be split by time; use split.by: "

@@ -12,7 +12,7 @@ import polars as pl
 from configs import Config
 from configs.files import IMPRESSION, LABEL, SAMPLED, TIME
 from pipeline import catalogue, computed, labels, tables
-from pipeline.columns import example_schema
+from pipeline.columns import example_schema, table_features
 
 _IMPRESSIONS = 1 << 17  # whose histories are computed at once
 _EXAMPLES = 1 << 16  # put together at once
@@ -108,7 +108,7 @@ def _with_negatives(
         sampled = sampled.with_columns(pl.lit(None, pl.Int64).alias(contract.position))
     table = side_tables.get("items")
     if table is not None:
-        sampled = sampled.drop([name for name in table.columns if name != contract.item])
+        sampled = sampled.drop(list(table_features(config, "items")))
         sampled = tables.join(sampled, config, "items", table)
     values = labels.finish(contract, labels.sampled_values(contract, len(sampled)))
     sampled = sampled.with_columns([value.alias(LABEL + name) for name, value in values.items()])

@@ -1,8 +1,8 @@
 """The audit: proves on any output that examples tell only what had happened by then.
 
-For a sample of examples, histories and counters are computed again from the raw log, one event at
-a time. Reading and typing the log is shared with the job; what follows it is not, so that a defect
-there is found here.
+For a sample of examples, histories, counters and what side tables give are computed again from the
+raw log, one event at a time. Reading and typing the log is shared with the job; what follows it is
+not, so that a defect there is found here.
 """
 
 from collections import defaultdict
@@ -18,19 +18,31 @@ from configs import Config, DataError, FrozenContract
 from configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
 from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
 from configs.log import EventLog
-from pipeline.columns import COLUMN, counters, history_features, wanted_columns
+from pipeline.columns import COLUMN, counters, history_features, table_features
+from pipeline.erasure import read_list, without
+from pipeline.inputs import form, shards, wanted_columns
 from pipeline.normalise import normalise
-from pipeline.sources import expand, read
+from pipeline.sources import read
+from pipeline.tables import SINCE, read_table
+
+_SOURCES = ("users", "items")
 
 Row = dict[str, Any]
 
 
 def audit(
-    config: Config, data: Path | str, examples: Path, sample: int = 500, seed: int = 0
+    config: Config,
+    data: Path | str,
+    examples: Path,
+    sample: int = 500,
+    seed: int = 0,
+    *,
+    forget: Path | None = None,
 ) -> dict[str, Any]:
     """Check a sample of examples against the log that they were made from.
 
-    Every sampled example's histories and counters must be those of the events strictly before it. A
+    Every sampled example's histories and counters must be those of the events strictly before it,
+    its features of side tables those of the latest row that is not later than it. A
     logged impression must be in the log; a sampled negative must have been shown by then (lately,
     under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`).
 
@@ -40,6 +52,7 @@ def audit(
         examples: the folder of examples.
         sample: how many examples to check, at most.
         seed: of the sample.
+        forget: the list of users that the job was given, whose events count nowhere.
 
     Returns:
         `examples` and `negatives`: how many were checked; `features`: the features that were
@@ -58,8 +71,11 @@ def audit(
             "configuration that made the examples"
         )
     features = history_features(config) | counters(config, "user") | counters(config, "item")
-    rows = _sample(config, folder, list(features), sample, seed)
-    events = _events(config, data, rows)
+    tabled = {name: source for source in _SOURCES for name in table_features(config, source)}
+    tables = {source: read_table(config, data, source) for source in _SOURCES}
+    forgotten = read_list(config, data, forget)
+    rows = _sample(config, folder, [*features, *tabled], sample, seed)
+    events = _events(config, data, rows, forgotten)
     by_user, by_item = _groups(events, "user"), _groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
@@ -82,12 +98,40 @@ def audit(
                     f"{where}: feature {name!r}: expected {expected!r} from the events before "
                     f"{row[TIME]}, received {found!r}{why}"
                 )
+    for source, table in tables.items():
+        if table is not None:
+            _check_table(config, source, table, rows, str(examples))
     return {
         "examples": len(rows),
         "negatives": sum(row[SAMPLED] for row in rows),
-        "features": list(features),
-        "values": len(rows) * len(features),
+        "features": [*features, *tabled],
+        "values": len(rows) * (len(features) + len(tabled)),
     }
+
+
+def _check_table(
+    config: Config, source: str, table: pl.DataFrame, rows: list[Row], examples: str
+) -> None:
+    """Look up each example's row of a side table again, one row of the table at a time.
+
+    Raises:
+        DataError: an example holds something else.
+    """
+    key = config.contract.user if source == "users" else config.contract.item
+    by_id = _groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
+    for row in rows:
+        known: Row = {}
+        for candidate in by_id[row[key]]:  # in the order of time
+            since = candidate.get(SINCE)
+            if since is None or since.replace(tzinfo=None) <= row[TIME]:
+                known = candidate
+        for name in table_features(config, source):
+            if row[name] != known.get(name):
+                where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
+                raise DataError(
+                    f"{where}: feature {name!r}: expected {known.get(name)!r} from the {source} "
+                    f"table as of {row[TIME]}, received {row[name]!r}"
+                )
 
 
 def _of(feature: NumberFeature) -> str:
@@ -117,12 +161,14 @@ def _plain(time: str) -> pl.Expr:
     return pl.col(time).dt.replace_time_zone(None)
 
 
-def _events(config: Config, data: Path | str, rows: list[Row]) -> list[Row]:
+def _events(
+    config: Config, data: Path | str, rows: list[Row], forgotten: pl.Series | None
+) -> list[Row]:
     """The events of the sampled users and items, without duplicates."""
     users = pl.Series(sorted({row[config.contract.user] for row in rows}))
     items = pl.Series(sorted({row[config.contract.item] for row in rows}))
     concerned = pl.col("user").is_in(users.implode()) | pl.col("item").is_in(items.implode())
-    found = [part.filter(concerned) for part in _log(config, data)]
+    found = [without(part.filter(concerned), "user", forgotten) for part in _log(config, data)]
     events = pl.concat(found)
     if "event_id" in events.columns:
         # The first event of an id may name another item than the sample's.
@@ -143,10 +189,10 @@ def _events(config: Config, data: Path | str, rows: list[Row]) -> list[Row]:
 
 def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
     """The log's good rows, some at a time, with the columns that are read here."""
-    log = config.pipeline.log
-    for shard in expand(data, log.files):
-        for chunk in read(shard, log.format, wanted_columns(config)):
-            events, _ = normalise(chunk, config, shard.name)
+    for shard in shards(config, data):
+        wanted = wanted_columns(config, shard.feedback)
+        for chunk in read(shard, form(config, shard.feedback), wanted):
+            events, _ = normalise(chunk, config, shard.name, shard.feedback)
             names = ["user", "item", "row", "event", "event_id"]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
             yield events.select(*kept, _plain("time"))
@@ -173,6 +219,9 @@ def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> 
     ever = negatives.exclude == "ever"
     for event in own:
         known = ever or event["time"] is None or (time is not None and event["time"] <= time)
+        within = negatives.exclude_within
+        if known and within is not None and event["time"] < time - within:
+            continue
         if known and event["item"] == row[config.contract.item]:
             return f"a sampled negative that its user had touched at {event['time']}"
     if ever and negatives.recent is None:

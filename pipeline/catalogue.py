@@ -38,15 +38,22 @@ def item_features(config: Config) -> list[str]:
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
 
 
-def part(impressions: pl.DataFrame, config: Config) -> tuple[pl.DataFrame, pl.DataFrame]:
+def part(
+    known: pl.DataFrame, impressions: pl.DataFrame, config: Config
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """A bucket's contribution.
+
+    Args:
+        known: all of its impressions, which items were shown by.
+        impressions: those that become examples, whose times are counted.
+        config: the sampling and the split.
 
     Returns:
         Impressions of items (empty without negatives): `item`, `time`, `impression` and the item
         features; and counted times: `time`, `count` (empty unless splits are shares of time).
     """
     item, names = config.contract.item, item_features(config)
-    shown = impressions.select(
+    shown = known.select(
         pl.col(item).alias("item"),
         pl.col(TIME).alias("time"),
         pl.col(IMPRESSION).alias("impression"),

@@ -104,13 +104,6 @@ def event_types(config: Config) -> dict[str, str]:
     return found
 
 
-def wanted_columns(config: Config) -> list[str]:
-    """All columns that the job reads from the log."""
-    roles = [name for name in config.pipeline.log.columns.model_dump().values() if name is not None]
-    features = [feature.column or name for name, feature in log_features(config).items()]
-    return sorted({*roles, *features, *number_columns(config)})
-
-
 def example_schema(config: Config) -> pa.Schema:
     """The columns of the examples, in the contract's order."""
     fields = [(name, arrow_type(f)) for name, f in config.contract.features.items()]

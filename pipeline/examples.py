@@ -36,6 +36,7 @@ def make_examples(
     config: Config,
     side_tables: dict[str, pl.DataFrame],
     cut_off: datetime | None = None,
+    first: datetime | None = None,
 ) -> Bucket:
     """Label a bucket's impressions and give them their features.
 
@@ -44,17 +45,23 @@ def make_examples(
         config: the contract and the log's shape.
         side_tables: `users` and `items`, where there are.
         cut_off: impressions whose labels were open then are held back; none where None.
+        first: what came before is look-back: it is counted as `outside`, and its impressions are
+            there only for what later ones draw from them.
     """
     log, contract = config.pipeline.log, config.contract
     rows = len(events)
     events = deduplicate(events)
     counts = {"rows": rows, "duplicates": rows - len(events)}
+    now = pl.lit(True) if first is None else pl.col("time") >= first
+    counts["outside"] = len(events) - len(events.filter(now))
     if isinstance(log, EventLog):
         impressions = events.filter(pl.col("event") == log.impression)
         given = attribute(
             impressions,
-            events.filter(pl.col("event") != log.impression),
+            # What came before the first impression to label cannot belong to it.
+            events.filter((pl.col("event") != log.impression) & now),
             config.pipeline.attribution,
+            config.pipeline.attribute_by,
         )
         feedback = given.feedback
         counts |= {"feedback": len(feedback), "late": given.late, "orphans": given.orphans}
@@ -89,11 +96,17 @@ def make_examples(
         for feature in tables.required(config, source):
             kept &= pl.col(feature).is_not_null()
     complete = frame.filter(kept)
-    counts |= {"dropped": len(frame) - len(complete), "impressions": len(complete)}
+    now = pl.lit(True) if first is None else pl.col(TIME) >= first
+    counts["impressions"] = len(complete.filter(now))
+    counts["dropped"] = len(frame.filter(now)) - counts["impressions"]
     ordered = complete.sort(TIME, IMPRESSION, nulls_last=False)
-    touched = events.group_by("user", "item").agg(
-        pl.col("time").min(), unknown=pl.col("time").is_null().any()
-    )
+    negatives = config.pipeline.negatives
+    if negatives is not None and negatives.exclude_within is not None:
+        touched = events.select("user", "item", "time").unique()
+    else:
+        touched = events.group_by("user", "item").agg(
+            pl.col("time").min(), unknown=pl.col("time").is_null().any()
+        )
     later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
     made = ordered.select([name for name in example_schema(config).names if name not in later])
     return Bucket(made, events, touched, counts)

@@ -11,23 +11,40 @@ Beam moves names of files and counts; the stages move rows, as Arrow tables in f
 import json
 import logging
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from configs import Config, DataError
 from configs.files import new_folder, write_json
-from pipeline import finishing, labelling, manifest, ranges, reading, sampling, tables
+from pipeline import (
+    erasure,
+    finishing,
+    inputs,
+    labelling,
+    manifest,
+    reading,
+    sampling,
+    tables,
+)
 from pipeline.buckets import Piece
 from pipeline.columns import check
 from pipeline.plan import Plan, count_buckets
 from pipeline.runner import import_beam, local_options, plain_failures
-from pipeline.sources import Shard, expand
+from pipeline.sources import Shard
+from pipeline.window import needed, plan_window
 
 _log = logging.getLogger(__name__)
 
 
 def run(
-    config: Config, data: Path | str, out: Path, options: list[str] | None = None
+    config: Config,
+    data: Path | str,
+    out: Path,
+    options: list[str] | None = None,
+    *,
+    span: tuple[datetime, datetime] | None = None,
+    forget: Path | None = None,
 ) -> dict[str, Any]:
     """Make examples from a log.
 
@@ -37,6 +54,9 @@ def run(
             `gs://bucket/logs`.
         out: the folder to make; see `configs.files.ExamplesFolder`.
         options: Beam's own options, such as `--runner=FlinkRunner`.
+        span: make only the examples whose labels close between these two instants, and read only
+            what they need; see `window`.
+        forget: ids of users to forget, one a line, beside those of `pipeline.forget`.
 
     Returns:
         The manifest, as in `manifest.json`.
@@ -48,15 +68,29 @@ def run(
     """
     check(config)
     log = config.pipeline.log
-    shards = ranges.divide(expand(data, log.files), log.format)
+    window = None if span is None else plan_window(config, *span)
+    shards = inputs.shards(config, data)
+    skipped = len(shards)
+    if window is not None:
+        shards = needed(shards, window, config)
+    skipped -= len(shards)
+    if not shards:
+        raise DataError(f"{data}: no folder {log.partition}=... holds a day of this span")
+    shards = inputs.divide(config, shards)
+    forgotten = erasure.read_list(config, data, forget)
     with new_folder(out) as folder:
         # Workers need not share this process's working directory.
         work = folder.absolute() / ".work"
         work.mkdir()
-        plan = Plan(config, folder.absolute(), work, out, count_buckets(config, shards))
+        buckets = count_buckets(config, shards)
+        plan = Plan(config, folder.absolute(), work, out, buckets, window)
+        if forgotten is not None:
+            forgotten.to_frame("user").write_ipc(plan.file("forgotten", 0))
         for source in ("users", "items"):
             table = tables.read_table(config, data, source)
             if table is not None:
+                if source == "users":
+                    table = erasure.without(table, config.contract.user, forgotten)
                 table.write_ipc(plan.table(source))
         _run_beam(shards, plan, options or local_options())
         read = json.loads((work / "read.json").read_text(encoding="utf-8"))
@@ -69,7 +103,14 @@ def run(
             for name in ("labelled.json", "finished.json")
         )
         account = manifest.build(config, read["shards"], read["cut_off"], labelled, finished)
-        _check_splits(account, config)
+        if window is not None:
+            account["window"] = {
+                "begin": None if window.begin is None else window.begin.isoformat(),
+                "first": window.first.isoformat(),
+                "end": window.end.isoformat(),
+                "files_skipped": skipped,
+            }
+        _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
         shutil.rmtree(work)
@@ -129,11 +170,13 @@ def _leave_rejects(plan: Plan) -> None:
             shutil.move(path, beside / path.name)
 
 
-def _check_splits(account: dict[str, Any], config: Config) -> None:
+def _check_splits(account: dict[str, Any], config: Config, some_days: bool = False) -> None:
     splits = account["examples"]["splits"]
-    if not splits.get("train"):
+    # A day of a split by instants may well be a day of the test split.
+    if not (sum(splits.values()) if some_days else splits.get("train")):
+        what = "there is no example" if some_days else "the training split is empty"
         raise DataError(
-            f"the training split is empty: {account['examples']['impressions']} impressions were "
+            f"{what}: {account['examples']['impressions']} impressions were "
             f"split by {config.pipeline.split.by}, {account['rows']['held_back']} were held back "
             f"because their labels were open at {account['cut_off']}; change pipeline.split or "
             "pipeline.hold_back, or bring more data"

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from configs.files import write_json
+from configs.files import TIME, write_json
 from pipeline import catalogue, computed, snapshot
 from pipeline.buckets import Piece, divide, gather, spill
 from pipeline.examples import make_examples
@@ -36,8 +36,12 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) ->
     config, side_tables = plan.config, plan.side_tables()
     cut_off = instant(verdict["cut_off"])
     open_at = cut_off if config.pipeline.hold_back else None
-    made = make_examples(gather(pieces), config, side_tables, open_at)
-    made.impressions.write_ipc(plan.file("impressions", number), compression="lz4")
+    first = None if plan.window is None else plan.window.first
+    made = make_examples(gather(pieces), config, side_tables, open_at, first)
+    impressions = made.impressions
+    if first is not None:
+        impressions = impressions.filter(pl.col(TIME) >= first)
+    impressions.write_ipc(plan.file("impressions", number), compression="lz4")
     computed.user_events(made.events, config).write_ipc(
         plan.file("events", number), compression="lz4"
     )
@@ -51,7 +55,7 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) ->
         ("seen", snapshot.part_of_items(made.events, config, cut_off)),
     ):
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
-    shown, times = catalogue.part(made.impressions, plan.config)
+    shown, times = catalogue.part(made.impressions, impressions, plan.config)
     shown.write_ipc(plan.file("shown", number), compression="lz4")
     times.write_ipc(plan.file("times", number), compression="lz4")
     return [{"bucket": number, **made.counts}]

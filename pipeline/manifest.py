@@ -1,7 +1,7 @@
 """The account of a run: every row that went in and every example that came out.
 
     rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
-               + held back + dropped
+               + held back + dropped + outside (look-back and other days) + forgotten
     examples = impressions kept + sampled negatives - negatives left out by `downsample`
 
 The job does not publish unless both sums hold.
@@ -13,18 +13,20 @@ from typing import Any
 
 from configs import Config, DataError
 from configs.log import JsonLinesFormat
-from pipeline.columns import event_types, wanted_columns
+from pipeline.columns import event_types
+from pipeline.inputs import form, roles, wanted_columns
 
 Facts = dict[str, Any]
 
 
-def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
+def problem(config: Config, shards: list[Facts], out: Path, some_days: bool = False) -> str | None:
     """Say what makes the log unusable, once all of it has been read.
 
     Args:
         config: what the log should hold.
         shards: what `reading.read_shard` said of each file.
         out: the output folder, beside which rejects are left.
+        some_days: whether only some days were read: what is rare may be absent from them.
 
     Returns:
         One line for the user, or None.
@@ -32,7 +34,7 @@ def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
     names = sorted({shard["file"] for shard in shards})
     files = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     rows = sum(shard["rows"] for shard in shards)
-    missing = missing_column(config, shards)
+    missing = missing_column(config, shards, some_days)
     if missing is not None:
         return missing
     if rows == 0:
@@ -52,6 +54,8 @@ def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
     occurring: Counter[str] = Counter()
     for shard in shards:
         occurring.update(shard["events"])
+    if some_days:
+        return None
     for event, where in event_types(config).items():
         if event not in occurring:
             found = ", ".join(f"{name} ({n})" for name, n in occurring.most_common(20))
@@ -59,21 +63,27 @@ def problem(config: Config, shards: list[Facts], out: Path) -> str | None:
     return None
 
 
-def missing_column(config: Config, shards: list[Facts]) -> str | None:
+def missing_column(config: Config, shards: list[Facts], some_days: bool = False) -> str | None:
     """Name the first column that the log lacks.
 
     A CSV or Parquet file must have every column; in JSON, a name may be absent from many rows,
-    even from whole files, but not from all.
+    even from whole files, but not from all; of some days' files only time, user and item must
+    occur.
     """
-    wanted, asked = wanted_columns(config), [s for s in shards if s["columns"]]
-    if isinstance(config.pipeline.log.format, JsonLinesFormat) and asked:
-        together = list(dict.fromkeys(name for shard in asked for name in shard["columns"]))
-        asked = [{"file": asked[0]["file"], "columns": together}]
-    for shard in asked:
-        for name in wanted:
-            if name not in shard["columns"]:
-                found = ", ".join(shard["columns"][:40])
-                return f"{shard['file']}: no column {name!r}; the file has {found}"
+    for feedback in (False, True):
+        asked = [s for s in shards if s["columns"] and s["feedback"] == feedback]
+        wanted = wanted_columns(config, feedback)
+        if isinstance(form(config, feedback), JsonLinesFormat) and asked:
+            together = list(dict.fromkeys(name for shard in asked for name in shard["columns"]))
+            asked = [{"file": asked[0]["file"], "columns": together}]
+            if some_days:
+                columns, _ = roles(config, feedback)
+                wanted = [columns.time, columns.user, columns.item]
+        for shard in asked:
+            for name in wanted:
+                if name not in shard["columns"]:
+                    found = ", ".join(shard["columns"][:40])
+                    return f"{shard['file']}: no column {name!r}; the file has {found}"
     return None
 
 
@@ -113,6 +123,9 @@ def build(
         return sum(fact[name] for fact in facts)
 
     reasons = _reasons(shards)
+    unused: Counter[str] = Counter()
+    for shard in shards:
+        unused.update(shard["unused"])
     counts = {
         "rows_in": total(shards, "rows"),
         "impressions": total(labelled, "impressions"),
@@ -123,6 +136,8 @@ def build(
         "rejects": sum(reasons.values()),
         "held_back": total(labelled, "held_back"),
         "dropped": total(labelled, "dropped"),
+        "outside": total(labelled, "outside") + unused["outside"],
+        "forgotten": unused["forgotten"],
     }
     splits: Counter[str] = Counter()
     files: Counter[str] = Counter()

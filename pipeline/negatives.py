@@ -12,6 +12,7 @@ from configs import Config
 from configs.files import IMPRESSION, LABEL
 from configs.log import Negatives
 from pipeline.hashing import combine
+from pipeline.lately import Lately
 from pipeline.split import uniform
 from pipeline.urn import ALWAYS, NEVER, Urn
 
@@ -31,7 +32,8 @@ def draw(
     Args:
         positives: columns `user`, `time`, `impression`; (B, 3).
         touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
-            event of the pair is unknown: such a pair is excluded at all times).
+            event of the pair is unknown: such a pair is excluded at all times); under
+            `exclude_within` one row per event.
         pool: columns `time`, `item`, sorted by both, see `urn.thin`.
         negatives: how many, drawn how, excluding what.
         seed: of all draws.
@@ -46,7 +48,9 @@ def draw(
     if len(items) == 0 or len(positives) == 0:
         return _table(np.zeros((0, 3), np.int64), items)
     codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
-    excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
+    excluded: _Excluded | Lately = _Excluded(positives, touched, items, negatives.exclude == "ever")
+    if negatives.exclude_within is not None:
+        excluded = Lately(positives, touched, items, negatives.exclude_within)
     times = positives["time"].to_physical().fill_null(ALWAYS).to_numpy()
     urn = Urn(pool, codes, times, negatives)
     base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
@@ -110,7 +114,7 @@ def _draw_slot(
     slot: int,
     base: NDArray[np.uint64],
     urn: Urn,
-    excluded: _Excluded,
+    excluded: _Excluded | Lately,
 ) -> None:
     """Fill one column of `chosen`: draw until allowed, then choose among what is left."""
     left = np.flatnonzero(urn.sizes > 0)

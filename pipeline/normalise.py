@@ -12,6 +12,7 @@ from configs import Config
 from configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
 from configs.log import EventLog
 from pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
+from pipeline.inputs import role_exists, roles
 from pipeline.json_lines import as_text
 from pipeline.sources import Chunk
 
@@ -30,45 +31,51 @@ class Parsed:
     reasons: pl.Series
 
 
-def normalise(chunk: Chunk, config: Config, file: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+def normalise(
+    chunk: Chunk, config: Config, file: str, feedback: bool = False
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Type a chunk of the log.
 
     Args:
         chunk: raw rows; a wanted column that it lacks is null everywhere.
         config: names, types and missing rules.
         file: the name that rejects carry.
+        feedback: whether the rows are of the feedback's own files.
 
     Returns:
         Events (see `columns`) and rejects (file, line, reason, text); together, all rows.
     """
     log, contract = config.pipeline.log, config.contract
+    columns, unit = roles(config, feedback)
     rows = len(chunk.line)
 
-    def raw(name: str) -> pl.Series:
+    def raw(name: str | None) -> pl.Series:
         if name in chunk.frame.columns:
             return chunk.frame[name]
-        return pl.Series(name, [None] * rows, dtype=pl.String)
+        return pl.Series("", [None] * rows, dtype=pl.String)
 
-    time = parse_time(raw(log.columns.time), log.time_unit, log.unknown_time)
+    def role(name: str) -> pl.Series:
+        return raw(getattr(columns, name))
+
+    time = parse_time(role("time"), unit, log.unknown_time, log.time_zone)
     parsed = {
         "time": time if log.unknown_time is not None else _required(time),
-        "user": _required(parse_id(raw(log.columns.user), id_type(config, contract.user))),
-        "item": _required(parse_id(raw(log.columns.item), id_type(config, contract.item))),
+        "user": _required(parse_id(role("user"), id_type(config, contract.user))),
+        "item": _required(parse_id(role("item"), id_type(config, contract.item))),
     }
-    if log.columns.event_id is not None:
-        parsed["event_id"] = parse_id(raw(log.columns.event_id), "string")
+    for name in ("event_id", "session", "request"):
+        if role_exists(config, name):
+            parsed[name] = parse_id(role(name), "string")
     impression = pl.Series([True] * rows, dtype=pl.Boolean)
     if isinstance(log, EventLog):
-        parsed["event"] = _required(parse_id(raw(log.columns.event), "string"))
+        shown = pl.Series([log.impression] * rows, dtype=pl.String)
+        kind = shown if getattr(columns, "event", None) is None else role("event")
+        parsed["event"] = _required(parse_id(kind, "string"))
         impression = (parsed["event"].values == log.impression).fill_null(False)
-        if log.columns.value is not None:
-            parsed["value"] = parse_number(raw(log.columns.value))
-        if log.columns.session is not None:
-            parsed["session"] = parse_id(raw(log.columns.session), "string")
-    elif log.columns.request is not None:
-        parsed["request"] = parse_id(raw(log.columns.request), "string")
+        if role_exists(config, "value"):
+            parsed["value"] = parse_number(role("value"))
     for name, feature in log_features(config).items():
-        column = parse_feature(raw(feature.column or name), feature)
+        column = parse_feature(raw(None if feedback else feature.column or name), feature)
         if feature.missing == "error":
             column = _required(column, "missing, and the contract says missing: error")
         # Only impressions carry features into examples.
@@ -121,37 +128,35 @@ def _required(column: Parsed, reason: str = "missing") -> Parsed:
     return Parsed(column.values, _first(column.reasons, _reasons(column.values.is_null(), reason)))
 
 
-def parse_time(raw: pl.Series, unit: str, unknown: int | None) -> Parsed:
+def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC") -> Parsed:
     """Parse times to microseconds UTC.
 
     Args:
-        raw: numbers in `unit` since 1970, or ISO 8601 text (UTC where it names no zone).
-            Timestamps of a Parquet file are taken as they are.
+        raw: numbers in `unit` since 1970, or ISO 8601 text. Timestamps of a Parquet file are taken
+            as they are.
         unit: `s`, `ms`, `us` or `iso`.
         unknown: the number that stands for an unknown time, which becomes null.
+        zone: of texts and timestamps that name none. An hour that the clock shows twice in autumn
+            is taken for the first one; one that it skips in spring is no time.
     """
     kind = pl.Datetime("us", "UTC")
     if isinstance(raw.dtype, pl.Datetime):
-        zone = raw.dt.replace_time_zone("UTC") if raw.dtype.time_zone is None else raw
-        times = zone.dt.convert_time_zone("UTC").dt.cast_time_unit("us").to_physical()
+        local = _local(raw, zone) if raw.dtype.time_zone is None else raw
+        times = local.dt.convert_time_zone("UTC").dt.cast_time_unit("us").to_physical()
         given, expected = raw, "a timestamp"
     elif unit == "iso":
         given = _blank_to_null(as_text(raw))
         text = given.str.replace(" ", "T", literal=True)
-        text = (
-            text.to_frame("t")
-            .select(
-                pl.when(pl.col("t").str.len_chars() == 10)
-                .then(pl.col("t") + "T00:00:00Z")
-                .when(pl.col("t").str.contains(r"(Z|z|[+-]\d\d:?\d\d)$"))
-                .then(pl.col("t"))
-                .otherwise(pl.col("t") + "Z")
-            )
-            .to_series()
+        day = text.str.len_chars() == 10
+        text = _first(_where(text + "T00:00:00", day), text)
+        zoned = (text.str.contains(r"T.*(Z|z|[+-]\d\d:?\d\d)$")).fill_null(False)
+        form = "%Y-%m-%dT%H:%M:%S%.f"
+        named = _where(text, zoned).str.to_datetime(
+            form + "%#z", time_unit="us", time_zone="UTC", strict=False
         )
-        form = "%Y-%m-%dT%H:%M:%S%.f%#z"
-        parsed = text.str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
-        times, expected = parsed.to_physical(), "ISO 8601 text"
+        plain = _where(text, ~zoned).str.to_datetime(form, time_unit="us", strict=False)
+        times = _first(named, _local(plain, zone).dt.convert_time_zone("UTC")).to_physical()
+        expected = "ISO 8601 text"
     else:
         given = raw if raw.dtype.is_numeric() else _blank_to_null(as_text(raw))
         whole = given.cast(pl.Int64, strict=False)
@@ -170,6 +175,15 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None) -> Parsed:
     outside = (times < _EARLIEST) | (times >= _LATEST)
     reasons = _first(bad, _reasons(outside, "outside the years 1970 to 2100"))
     return Parsed(_without(times, outside).cast(kind), reasons)
+
+
+def _local(times: pl.Series, zone: str) -> pl.Series:
+    return times.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
+
+
+def _where(values: pl.Series, where: pl.Series) -> pl.Series:
+    """The values, null elsewhere."""
+    return _without(values, ~where.fill_null(False))
 
 
 def _scale(whole: pl.Series, unit: str) -> pl.Series:
@@ -240,18 +254,23 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
 
 
 def _parse_list(raw: pl.Series, feature: IdListFeature) -> Parsed:
-    """Lists of ids: empty values dropped, the last `max_length` kept, null where nothing."""
+    """Lists of ids: empty values dropped, the last `max_length` kept, null where nothing.
+
+    Texts are taken as they are, blanks and all, as single ids are and as the server takes a
+    request's: `a| b` holds ` b`.
+    """
     if isinstance(raw.dtype, pl.List | pl.Array):
         texts = raw.cast(pl.List(pl.String))
     else:
         texts = as_text(raw).str.split(feature.separator)
     kind = pl.Int64 if feature.dtype == "int" else pl.String
-    trimmed = texts.list.eval(pl.element().str.strip_chars().replace({"": None})).list.drop_nulls()
-    values = trimmed.list.eval(pl.element().cast(kind, strict=False))
+    element = pl.element() if kind == pl.String else pl.element().str.strip_chars()
+    given = texts.list.eval(element.replace({"": None})).list.drop_nulls()
+    values = given.list.eval(pl.element().cast(kind, strict=False))
     wrong = values.list.eval(pl.element().is_null()).list.any()
     reasons = _reasons(wrong, "expected a list of integers")
     if kind == pl.String:
-        longest = trimmed.list.eval(pl.element().str.len_bytes()).list.max()
+        longest = given.list.eval(pl.element().str.len_bytes()).list.max()
         reasons = _reasons(longest > _LONGEST_ID, f"a value longer than {_LONGEST_ID} bytes")
     values = values.list.tail(feature.max_length)
     return Parsed(_without(values, values.list.len() == 0), reasons)

@@ -8,6 +8,7 @@ import polars as pl
 from configs import Config
 from configs.files import ExamplesFolder
 from pipeline.sources import Shard
+from pipeline.window import Window
 
 _COMPRESSED = 5  # how much longer text or Parquet is as tables in memory, as a rule
 _FEWEST = 8  # so that several workers have something to do
@@ -27,6 +28,8 @@ class Plan:
     work: Path
     out: Path
     buckets: int
+    window: Window | None = None
+    """What a run of some days reads and makes; None where the whole log is."""
 
     @property
     def examples(self) -> ExamplesFolder:
@@ -40,6 +43,11 @@ class Plan:
     def file(self, kind: str, number: int) -> Path:
         """What a stage leaves of one bucket."""
         return self.work / f"{kind}-{number:05d}.arrow"
+
+    def forgotten(self) -> pl.Series | None:
+        """The users to forget, if there are any."""
+        path = self.file("forgotten", 0)
+        return pl.read_ipc(path)["user"] if path.exists() else None
 
     def side_tables(self) -> dict[str, pl.DataFrame]:
         """The side tables that there are."""

@@ -9,17 +9,17 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs import Config
 from configs.files import write_json
 from configs.log import Format, JsonLinesFormat, ParquetFormat
-from pipeline import manifest
+from pipeline import erasure, inputs, manifest
 from pipeline.buckets import Held, Piece
-from pipeline.columns import wanted_columns
+from pipeline.inputs import wanted_columns
 from pipeline.manifest import Facts
 from pipeline.normalise import REJECTS, normalise
 from pipeline.plan import Plan
 from pipeline.ranges import count_lines
 from pipeline.sources import Shard, read
+from pipeline.window import Window
 from pipeline.write import part, write_parquet
 
 _REJECTS = pa.schema(
@@ -32,26 +32,34 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
 
     Returns:
         `spilled` pairs (bucket, piece), and facts for `manifest`: `file`, `rows`, `reasons`,
-        `columns`, `events`, `latest` (ISO 8601; None where no row has a time), `number` (of the
-        shard) and `lines` (of a range of bytes; else None).
+        `columns`, `events`, `latest` (ISO 8601; None where no row has a time), `unused` (good rows
+        of users to forget, or of other days), `feedback`, `number` (of the shard) and `lines` (of
+        a range of bytes; else None).
     """
     number, source = shard
     config = plan.config
-    wanted, form = wanted_columns(config), config.pipeline.log.format
+    wanted, form = wanted_columns(config, source.feedback), inputs.form(config, source.feedback)
+    forgotten, window = plan.forgotten(), plan.window
+    redacted = config.pipeline.redact_rejects or forgotten is not None
     reasons: Counter[str] = Counter()
     events: Counter[str] = Counter()
     columns: list[str] = []
     spilled: list[tuple[int, Piece]] = []
     rejected = []
+    unused: Counter[str] = Counter()
     rows, latest, held = 0, None, Held(plan.buckets, plan.work, f"{number:05d}")
     for chunk in read(source, form, wanted):
         columns = list(dict.fromkeys([*columns, *chunk.columns]))
         if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
             break  # `manifest.problem` names the column
-        good, rejects = normalise(chunk, config, source.name)
+        good, rejects = normalise(chunk, config, source.name, source.feedback)
         rows += len(good) + len(rejects)
         reasons.update(rejects["reason"].to_list())
-        rejected.append(rejects)
+        rejected.append(rejects.with_columns(text=pl.lit("")) if redacted else rejects)
+        others = erasure.without(good, "user", forgotten)
+        unused["forgotten"] += len(good) - len(others)
+        good = others if window is None else others.filter(_inside(window))
+        unused["outside"] += len(others) - len(good)
         times = [t for t in (latest, good["time"].max()) if t is not None]
         latest = max(times, default=None)
         if "event" in good.columns:
@@ -68,9 +76,16 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         "events": dict(events),
         "latest": latest.isoformat() if latest is not None else None,
         "spilled": spilled,
+        "unused": dict(unused),
+        "feedback": source.feedback,
         "number": number,
         "lines": _lines(source, form),
     }
+
+
+def _inside(window: Window) -> pl.Expr:
+    inside = pl.col("time") < window.end
+    return inside if window.begin is None else inside & (pl.col("time") >= window.begin)
 
 
 def _lines(source: Shard, form: Format) -> int | None:
@@ -88,9 +103,10 @@ def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
     ordered = sorted(shards, key=lambda shard: shard["number"])
     _number_lines(ordered, plan)
     facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
+    some_days = plan.window is not None
     verdict = {
-        "problem": manifest.problem(plan.config, facts, plan.out),
-        "cut_off": _cut_off(plan.config, [fact["latest"] for fact in facts]),
+        "problem": manifest.problem(plan.config, facts, plan.out, some_days),
+        "cut_off": _cut_off(plan, [fact["latest"] for fact in facts]),
     }
     write_json(plan.work / "read.json", {**verdict, "shards": facts})
     return verdict
@@ -108,7 +124,10 @@ def _number_lines(shards: list[Facts], plan: Plan) -> None:
             before += shard["lines"] or 0
 
 
-def _cut_off(config: Config, latest: list[str | None]) -> str | None:
+def _cut_off(plan: Plan, latest: list[str | None]) -> str | None:
+    config = plan.config
+    if plan.window is not None:
+        return plan.window.end.isoformat()
     if config.pipeline.cut_off is not None:
         return config.pipeline.cut_off.astimezone(UTC).isoformat()
     times = [datetime.fromisoformat(time) for time in latest if time is not None]

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from configs import Config
 from configs.contract import Side
+from configs.files import TIME
 from configs.log import EventLog
 from pipeline import computed, tables
 from pipeline.columns import FEATURE, arrow_type, log_features
@@ -41,7 +42,8 @@ def users(
     latest = _latest([_current(past, config, "user")], "user")
     columns = computed.of_user(past, _at(latest, "user", cut_off), config)
     latest = latest.with_columns(**columns).rename({"user": config.contract.user})
-    latest = tables.join(latest, config, "users", table) if table is not None else latest
+    if table is not None:
+        latest = tables.join(_as_of(latest, cut_off), config, "users", table)
     return latest.select(schema(config, "user").names)
 
 
@@ -76,7 +78,8 @@ def items(
     latest = _latest(parts, "item")
     columns = computed.of_item(counted, _at(latest, "item", cut_off), config)
     latest = latest.with_columns(**columns).rename({"item": config.contract.item})
-    latest = tables.join(latest, config, "items", table) if table is not None else latest
+    if table is not None:
+        latest = tables.join(_as_of(latest, cut_off), config, "items", table)
     return latest.select(schema(config, "item").names)
 
 
@@ -103,6 +106,10 @@ def _current(events: pl.DataFrame, config: Config, of: Side) -> pl.DataFrame:
 def _latest(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
     ordered = pl.concat(parts).sort(key, "time", "number", nulls_last=False)
     return ordered.unique(key, keep="last", maintain_order=True)
+
+
+def _as_of(rows: pl.DataFrame, cut_off: datetime | None) -> pl.DataFrame:
+    return rows.with_columns(pl.lit(cut_off, pl.Datetime("us", "UTC")).alias(TIME))
 
 
 def _at(ids: pl.DataFrame, key: str, cut_off: datetime | None) -> pl.DataFrame:

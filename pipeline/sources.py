@@ -43,6 +43,8 @@ class Shard:
     """Where a part of a large file begins: at which byte, or in Parquet at which row group."""
     stop: int | None = None
     """Where it ends; None where this is the whole file."""
+    feedback: bool = False
+    """Whether it is of the feedback's own files."""
 
 
 @dataclass(frozen=True)

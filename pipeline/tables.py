@@ -1,74 +1,128 @@
-"""Side tables of users and items: read whole, checked, joined by id."""
+"""Side tables of users and items: read whole, checked, joined by id as of a time."""
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from configs import Config, DataError
+from configs.files import TIME
+from features import Timeline
 from pipeline.columns import id_type, table_features
-from pipeline.normalise import parse_feature, parse_id
-from pipeline.sources import expand, read
+from pipeline.normalise import parse_feature, parse_id, parse_time
+from pipeline.sources import Chunk, expand, read
 
 _KEY = {"users": "user", "items": "item"}
+_WHERE = "__where"
+
+SINCE = "table/since"
+"""The column of a dated table that says since when its rows hold."""
 
 
 def read_table(config: Config, data: Path | str, source: str) -> pl.DataFrame | None:
     """Read the side table `source` (`users` or `items`).
 
     Returns:
-        The key under the name of the user or item feature, and the table's features; None where
-        the configuration has no such table. Sorted by key.
+        The key under the name of the user or item feature, `SINCE` where the table is dated, and
+        the table's features; None where the configuration has no such table. Sorted by key and
+        time.
 
     Raises:
         DataError: the table's files, columns or values cannot be used; a table is small and
-            written on purpose, so that its first bad row stops the job.
+            written on purpose, so that its first bad row stops the job. Messages name lines, not
+            ids.
     """
     table = getattr(config.pipeline, source)
     if table is None:
         return None
-    key = getattr(config.contract, _KEY[source])
-    features = table_features(config, source)
-    wanted = {table.key, *(feature.column or name for name, feature in features.items())}
-    frames = []
-    for shard in expand(data, table.files):
-        where = f"pipeline.{source}: {shard.name}"
-        for chunk in read(shard, table.format, sorted(wanted)):
-            missing = sorted(wanted - set(chunk.columns))
-            if len(chunk.rejects):
-                line, reason, _ = chunk.rejects.row(0)
-                raise DataError(f"{where}: line {line}: {reason}")
-            if missing:
-                raise DataError(
-                    f"{where}: no column {missing[0]!r}; the file has {', '.join(chunk.columns)}"
-                )
-            parsed = {key: parse_id(chunk.frame[table.key], id_type(config, key))}
-            for name, feature in features.items():
-                parsed[name] = parse_feature(chunk.frame[feature.column or name], feature)
-            for name, column in parsed.items():
-                reasons = column.reasons.to_frame("reason").with_row_index("at").drop_nulls()
-                if len(reasons):
-                    line = chunk.line[reasons["at"][0]]
-                    raise DataError(f"{where}: line {line}: {name}: {reasons['reason'][0]}")
-            frames.append(pl.DataFrame([c.values.alias(n) for n, c in parsed.items()]))
-    if not frames or not sum(len(frame) for frame in frames):
+    frames = [
+        _typed(chunk, config, source, shard.name)
+        for shard in expand(data, table.files)
+        for chunk in read(shard, table.format, _wanted(config, source))
+    ]
+    if not sum(len(frame) for frame in frames):
         raise DataError(f"pipeline.{source}: {', '.join(table.files)}: the table has no rows")
-    rows = pl.concat(frames).unique(maintain_order=True)
-    empty, twice = rows[key].is_null(), rows[key].is_duplicated()
-    if empty.any():
-        raise DataError(f"pipeline.{source}: a row has no {table.key}; every row needs its id")
-    if twice.any():
+    rows = pl.concat(frames)
+    names = [name for name in rows.columns if name != _WHERE]
+    rows = rows.unique(names, keep="first", maintain_order=True)
+    keys = [name for name in names if name in (getattr(config.contract, _KEY[source]), SINCE)]
+    twice = rows.filter(pl.struct(keys).is_duplicated()).sort(*keys, maintain_order=True)
+    if len(twice):
+        one, other = twice[_WHERE][:2]
+        per = "id" if table.time is None else "id and time"
         raise DataError(
-            f"pipeline.{source}: {table.key} {rows.filter(twice)[key][0]!r} has several different "
-            "rows; expected one row per id"
+            f"pipeline.{source}: {one} and {other} differ, and have the same "
+            f"{' and '.join(n for n in (table.key, table.time) if n)}; expected one row per {per}"
         )
-    return rows.sort(key)
+    return rows.select(names).sort(*keys)
 
 
-def join(frame: pl.DataFrame, config: Config, source: str, table: pl.DataFrame) -> pl.DataFrame:
-    """Add the features of a side table, null where the table lacks the id."""
+def _wanted(config: Config, source: str) -> list[str]:
+    table, features = getattr(config.pipeline, source), table_features(config, source)
+    names = {table.key, *(feature.column or name for name, feature in features.items())}
+    return sorted(names if table.time is None else {*names, table.time})
+
+
+def _typed(chunk: Chunk, config: Config, source: str, file: str) -> pl.DataFrame:
+    """A piece of a table, with a column `_WHERE` that names each row's file and line."""
+    table, where = getattr(config.pipeline, source), f"pipeline.{source}: {file}"
+    key = getattr(config.contract, _KEY[source])
+    if len(chunk.rejects):
+        line, reason, _ = chunk.rejects.row(0)
+        raise DataError(f"{where}: line {line}: {reason}")
+    for name in _wanted(config, source):
+        if name not in chunk.columns:
+            raise DataError(f"{where}: no column {name!r}; the file has {', '.join(chunk.columns)}")
+    frame = chunk.frame
+    parsed = {key: parse_id(frame[table.key], id_type(config, key))}
+    needed = {key: table.key}
+    if table.time is not None:
+        zone = config.pipeline.log.time_zone
+        parsed[SINCE] = parse_time(frame[table.time], table.time_unit, None, zone)
+        # An item whose later rows lack what its earlier ones had could be drawn as a negative
+        # that lacks it; an undated table has one answer for all times.
+        needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
+    for name, feature in table_features(config, source).items():
+        parsed[name] = parse_feature(frame[feature.column or name], feature)
+    for name, column in parsed.items():
+        wrong = column.reasons.is_not_null()
+        if name in needed:
+            wrong |= column.values.is_null()
+        at = wrong.arg_true()
+        if len(at):
+            reason = column.reasons[at[0]] or "missing; every row needs it"
+            shown = needed.get(name, name)
+            raise DataError(f"{where}: line {chunk.line[at[0]]}: {shown}: {reason}")
+    lines = chunk.line.cast(pl.String)
+    return pl.DataFrame(
+        [*(column.values.alias(name) for name, column in parsed.items())]
+    ).with_columns((f"{file}: line " + lines).alias(_WHERE))
+
+
+def join(
+    frame: pl.DataFrame, config: Config, source: str, table: pl.DataFrame, time: str = TIME
+) -> pl.DataFrame:
+    """Add the features of a side table, null where the table lacks the id.
+
+    Args:
+        frame: has the id, and column `time`.
+        config: names the features.
+        source: `users` or `items`.
+        table: what `read_table` returned. Of a dated one, a row of the frame gets the id's latest
+            row that is not later than its own time.
+        time: the frame's column.
+    """
     key = getattr(config.contract, _KEY[source])
     names = list(table_features(config, source))
-    return frame.join(table.select(key, *names), on=key, how="left", maintain_order="left")
+    if SINCE not in table.columns:
+        return frame.join(table.select(key, *names), on=key, how="left", maintain_order="left")
+    timeline = Timeline(table, [key], SINCE)
+    start, stop, _ = timeline.earlier(frame, time, inclusive=True)
+    found = np.flatnonzero(stop > start)
+    rows = timeline.rows[stop[found] - 1]
+    known = table[rows.tolist()].select(names).with_columns(__at=found)
+    at = frame.with_row_index("__at").with_columns(pl.col("__at").cast(pl.Int64))
+    return at.join(known, on="__at", how="left", maintain_order="left").drop("__at")
 
 
 def required(config: Config, source: str) -> list[str]:

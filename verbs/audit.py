@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from verbs.common import add_config, add_examples
+from verbs.common import add_config, add_examples, add_forget
 
 HELP = "prove on a sample of examples that no feature uses the future"
 EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     add_examples(parser)
+    add_forget(parser)
     parser.add_argument("--sample", type=int, default=500, help="examples (default: 500)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
 
@@ -24,7 +25,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from pipeline.audit import audit
 
     result = audit(
-        load(options.config), options.data, options.examples, options.sample, options.seed
+        load(options.config),
+        options.data,
+        options.examples,
+        options.sample,
+        options.seed,
+        forget=options.forget,
     )
     print(
         f"{result['examples']} examples, {result['negatives']} of them sampled negatives: "

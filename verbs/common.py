@@ -20,6 +20,13 @@ def add_examples(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--examples", type=Path, required=True, help="folder of examples")
 
 
+def add_forget(parser: argparse.ArgumentParser) -> None:
+    """Add `--forget`."""
+    parser.add_argument(
+        "--forget", type=Path, metavar="FILE", help="ids of users to leave out, one a line"
+    )
+
+
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add `--checkpoint`."""
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder that train wrote")

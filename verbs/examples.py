@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_config
+from verbs.common import add_config, add_forget
 
 HELP = "make training examples from raw logs"
 EXAMPLE = "multigate examples --config deskdrop --data ~/deskdrop --out examples"
@@ -15,14 +15,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the examples")
+    parser.add_argument(
+        "--from",
+        dest="since",
+        metavar="DAY",
+        help="make only the examples whose labels close from this day on (or instant, as in "
+        "2026-11-20T06:00:00Z), and read only the partitions that they need",
+    )
+    parser.add_argument(
+        "--to", dest="until", metavar="DAY", help="up to this day, not including it"
+    )
+    add_forget(parser)
+    parser.add_argument(
+        "--max_reject_rate",
+        type=float,
+        metavar="SHARE",
+        help="share of rejected rows above which nothing is published (default: the "
+        "configuration's, 0.01)",
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from configs import load
+    from configs import ConfigError, load
     from jobs.show import show_manifest
     from pipeline import job
+    from pipeline.window import parse_instant
 
-    manifest = job.run(load(options.config), options.data, options.out)
+    config, span = load(options.config), None
+    zone = config.pipeline.log.time_zone
+    if (options.since is None) != (options.until is None):
+        raise ConfigError("--from and --to go together: expected both or neither")
+    if options.since is not None:
+        span = parse_instant(options.since, zone), parse_instant(options.until, zone)
+    if options.max_reject_rate is not None:
+        if not 0 <= options.max_reject_rate <= 1:
+            raise ConfigError(
+                f"--max_reject_rate: expected a share from 0 to 1, received "
+                f"{options.max_reject_rate:g}"
+            )
+        changed = config.pipeline.model_copy(update={"max_reject_rate": options.max_reject_rate})
+        config = config.model_copy(update={"pipeline": changed})
+    manifest = job.run(config, options.data, options.out, span=span, forget=options.forget)
     show_manifest(manifest, options.out)
     return manifest

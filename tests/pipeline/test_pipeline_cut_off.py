@@ -78,6 +78,8 @@ def test_impressions_whose_labels_are_open_are_held_back(event_config, read_exam
         "rejects": 0,
         "held_back": 3,
         "dropped": 0,
+        "outside": 0,
+        "forgotten": 0,
     }
     everything = run(
         event_config(**HOLD | {"pipeline.hold_back": False}), folder, tmp_path / "everything"

@@ -136,6 +136,8 @@ def test_the_manifest_accounts_for_every_row(golden):
         "rejects": 3,
         "held_back": 0,
         "dropped": 0,
+        "outside": 0,
+        "forgotten": 0,
     }
     assert golden[1]["cut_off"] == "2023-11-16T00:43:21.000001+00:00"  # after the like at 95401
     assert golden[1]["examples"] == {

@@ -108,11 +108,11 @@ def test_lists():
     tags = IdListFeature(kind="id_list", side="item", max_length=2)
     check(
         parse_feature(text("a| b ||c", "a", "", "|", None), tags),
-        [["b", "c"], ["a"], None, None, None],
+        [[" b ", "c"], ["a"], None, None, None],
     )
     check(parse_feature(pl.Series([["a", "", "b", "c"], None, []]), tags), [["b", "c"], None, None])
     whole = IdListFeature(kind="id_list", side="item", dtype="int", separator=",")
-    parsed = parse_feature(text("1,2", "1,x"), whole)
+    parsed = parse_feature(text("1, 2", "1,x"), whole)
     assert parsed.values.to_list()[0] == [1, 2]
     assert parsed.reasons.to_list() == [None, "expected a list of integers"]
     parsed = parse_feature(text("a|" + "x" * 1025), tags)

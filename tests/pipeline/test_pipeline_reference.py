@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from pipeline.buckets import gather, spill
-from pipeline.columns import wanted_columns
 from pipeline.computed import of_user, user_events
 from pipeline.examples import make_examples
 from pipeline.hashing import hash_column
+from pipeline.inputs import wanted_columns
 from pipeline.normalise import normalise
 from pipeline.sources import expand, read
 

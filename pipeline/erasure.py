@@ -1,0 +1,65 @@
+"""Users to forget: nothing of them comes out of the job.
+
+Their rows are left out before anything is computed, as if they had never been: examples,
+vocabularies, snapshots, but also other users' counters of items and the popularity by which
+negatives are drawn no longer count them.
+"""
+
+from pathlib import Path
+
+import polars as pl
+
+from configs import Config, DataError
+from pipeline.columns import id_type
+from pipeline.normalise import parse_id
+from pipeline.places import Place, find
+
+
+def read_list(config: Config, data: Path | str, forget: Path | None) -> pl.Series | None:
+    """Read the ids of the users to forget.
+
+    Args:
+        config: names the list (`pipeline.forget`, relative to the data folder).
+        data: the data folder.
+        forget: another list, which comes on top.
+
+    Returns:
+        The ids, sorted, each once; None where nobody asked. Messages name lines, never ids.
+
+    Raises:
+        DataError: a list is missing, is no UTF-8 text, or holds what cannot be an id.
+    """
+    places: list[tuple[Place, str]] = []
+    if config.pipeline.forget is not None:
+        places = find(str(data), config.pipeline.forget)
+        if not places:
+            raise DataError(f"{data}: no file {config.pipeline.forget!r} of users to forget")
+    if forget is not None:
+        if not forget.is_file():
+            raise DataError(f"{forget}: no such file; expected ids of users to forget, one a line")
+        places.append((forget, str(forget)))
+    if not places:
+        return None
+    return pl.concat([_read(place, name, config) for place, name in places]).unique().sort()
+
+
+def _read(place: Place, name: str, config: Config) -> pl.Series:
+    with place.open("rb") as raw:
+        data = raw.read()
+    try:
+        lines = data.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: expected UTF-8 text, one user id a line") from None
+    raw_ids = pl.Series("user", lines, dtype=pl.String)
+    ids = parse_id(raw_ids, id_type(config, config.contract.user))
+    wrong = ids.reasons.is_not_null().arg_true()
+    if len(wrong):
+        raise DataError(f"{name}: line {wrong[0] + 1}: {ids.reasons[wrong[0]]}")
+    return ids.values.drop_nulls()
+
+
+def without(rows: pl.DataFrame, key: str, forgotten: pl.Series | None) -> pl.DataFrame:
+    """The rows of everybody else."""
+    if forgotten is None:
+        return rows
+    return rows.filter(~pl.col(key).is_in(forgotten.implode()))

@@ -1,0 +1,70 @@
+"""Which files the job reads, and which of a file's columns hold what.
+
+A log is one set of files, or two: impressions, such as the server's log, and feedback.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from configs import Config
+from configs.log import EventColumns, EventLog, Format, ImpressionColumns
+from pipeline import ranges
+from pipeline.columns import log_features, number_columns
+from pipeline.sources import Shard, expand
+
+
+def shards(config: Config, data: Path | str) -> list[Shard]:
+    """All files of the log.
+
+    Raises:
+        DataError: no such folder, or no file for a pattern.
+    """
+    log = config.pipeline.log
+    found = expand(data, log.files)
+    if isinstance(log, EventLog) and log.feedback is not None:
+        more = expand(data, log.feedback.files)
+        found += [replace(shard, feedback=True) for shard in more]
+    return found
+
+
+def divide(config: Config, found: list[Shard]) -> list[Shard]:
+    """Divide large files among workers."""
+    parts: list[Shard] = []
+    for feedback in (False, True):
+        of_side = [shard for shard in found if shard.feedback == feedback]
+        parts += ranges.divide(of_side, form(config, feedback))
+    return parts
+
+
+def form(config: Config, feedback: bool) -> Format:
+    """The format of the log's files, or of those of its feedback."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.format
+    return log.format
+
+
+def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
+    """Which columns hold what, and the unit of the time, in the log's files or its feedback's."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.columns, log.feedback.time_unit
+    return log.columns, log.time_unit
+
+
+def role_exists(config: Config, role: str) -> bool:
+    """Whether any of the log's files have a column for a role."""
+    return any(getattr(roles(config, side)[0], role, None) is not None for side in (False, True))
+
+
+def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
+    """All columns that the job reads from the log's files, or from those of its feedback."""
+    columns, _ = roles(config, feedback)
+    names = {name for name in columns.model_dump().values() if name is not None}
+    log = config.pipeline.log
+    apart = isinstance(log, EventLog) and log.feedback is not None
+    if not feedback:
+        names |= {feature.column or name for name, feature in log_features(config).items()}
+    if feedback or not apart:
+        names |= set(number_columns(config))
+    return sorted(names)

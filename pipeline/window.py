@@ -1,0 +1,129 @@
+"""Runs of some days: which impressions such a run makes examples of, and what it must read.
+
+A run from D to D' knows the log up to D', not including it. It makes examples of the impressions
+whose labels close in [D, D'): those that the run before held back are labelled, and those of the
+last hours wait for the next. So that the runs of consecutive days together make each example once,
+the one that a run over the whole log makes.
+
+    read ......................... [begin, end)      partitions, then rows
+    impressions ........ [first, end - waits)        first = D - waits, end = D'
+    look-back .. [begin, first)                      the longest window of any feature
+
+An impression's features see no further back than their windows. A history, counter or draw of
+negatives without a window sees all of the past, and then so does the run: `begin` is None.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from configs import Config, ConfigError
+from configs.contract import Contract, IdListFeature, NumberFeature
+from configs.labels import EventLabel
+from pipeline.labels import window as waiting
+from pipeline.sources import Shard
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a run of some days reads and makes; instants in UTC."""
+
+    begin: datetime | None
+    """Rows from here on are read; None: from the log's beginning."""
+    first: datetime
+    """Impressions from here on become examples."""
+    end: datetime
+    """Up to here, not including it, rows are read: the cut-off of labels and snapshots."""
+
+
+def parse_instant(text: str, zone: str) -> datetime:
+    """An instant: a day such as 2026-11-20 (its midnight in `zone`), or ISO 8601.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"expected a day such as 2026-11-20 or an instant such as 2026-11-20T06:00:00Z, "
+            f"received {text!r}"
+        ) from None
+    if instant.tzinfo is None:
+        instant = instant.replace(tzinfo=ZoneInfo(zone))
+    return instant.astimezone(UTC)
+
+
+def plan_window(config: Config, since: datetime, until: datetime) -> Window:
+    """Work out what a run from `since` to `until` reads and makes.
+
+    Raises:
+        ConfigError: the span is empty, or the configuration has no examples that stay as they are.
+    """
+    pipeline = config.pipeline
+    if since >= until:
+        raise ConfigError(
+            f"--from must be before --to: received {since.isoformat()} and {until.isoformat()}"
+        )
+    if pipeline.log.unknown_time is not None:
+        raise ConfigError("--from: pipeline.log.unknown_time: rows without a time are of no day")
+    if pipeline.negatives is not None and pipeline.negatives.exclude == "ever":
+        raise ConfigError("--from: pipeline.negatives.exclude: 'ever' looks beyond every day")
+    for name, task in config.contract.tasks.items():
+        open_ended = isinstance(task.label, EventLabel) and task.label.within is None
+        if open_ended and pipeline.attribution is None:
+            raise ConfigError(
+                f"--from: contract.tasks.{name}.label waits without limit, so that no day's labels "
+                "are ever complete; give it within, or set pipeline.attribution"
+            )
+    waits = waiting(config.contract, pipeline.attribution) if pipeline.hold_back else timedelta(0)
+    first, back = since - waits, look_back(config)
+    return Window(None if back is None else first - back, first, until)
+
+
+def look_back(config: Config) -> timedelta | None:
+    """How long before an impression the log matters to it; None where all of the past does."""
+    spans = _windows(config.contract)
+    negatives = config.pipeline.negatives
+    if negatives is not None:
+        spans += [negatives.recent, negatives.exclude_within]
+    longest = timedelta(0)
+    for span in spans:
+        if span is None:
+            return None
+        longest = max(longest, span)
+    return longest
+
+
+def _windows(contract: Contract) -> list[timedelta | None]:
+    spans: list[timedelta | None] = []
+    for feature in contract.features.values():
+        if isinstance(feature, IdListFeature) and feature.history is not None:
+            spans.append(feature.history.within)
+        if isinstance(feature, NumberFeature) and feature.counter is not None:
+            spans.append(feature.counter.within)
+    return spans
+
+
+def needed(shards: list[Shard], window: Window, config: Config) -> list[Shard]:
+    """The files that may hold rows of the window: all but those of other days' folders."""
+    log = config.pipeline.log
+    folder = re.compile(rf"(?:^|/){re.escape(log.partition)}=(\d{{4}})-?(\d\d)-?(\d\d)(?=/)")
+    zone, kept = ZoneInfo(log.time_zone), []
+    for shard in shards:
+        found = folder.search(shard.name)
+        if found is not None:
+            try:
+                day = date(*(int(part) for part in found.groups()))
+            except ValueError:
+                found = None  # no day of any calendar: who reads it sees the rows' own times
+        if found is not None:
+            start = datetime(day.year, day.month, day.day, tzinfo=zone)
+            stop = datetime.combine(day + _DAY, datetime.min.time(), tzinfo=zone)
+            if start >= window.end or (window.begin is not None and stop <= window.begin):
+                continue
+        kept.append(shard)
+    return kept
