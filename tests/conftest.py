@@ -60,7 +60,7 @@ class SmallRun:
     result: dict[str, Any]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_config() -> Any:
     """Load a preset with a model that trains in seconds."""
     from configs import load
