@@ -1,6 +1,6 @@
 """The ranker's first layer: encoded features to one vector per row."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -65,12 +65,19 @@ class Embedder(keras.layers.Layer):
         """Columns of each feature's part of the output."""
         self.built = True
 
-    def call(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
+    def call(
+        self,
+        encoded: Mapping[str, Tensor],
+        names: Iterable[str] | None = None,
+        tables: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> Tensor:
         """Concatenate the parts of some features.
 
         Args:
             encoded: arrays by feature, see `model.encoding`.
             names: the features to use, all by default; their order is always the contract's.
+            tables: what looks codes up, by owner, in the place of the layer's own tables; an
+                exported graph stores them in its own way.
 
         Returns:
             (B, d), d the sum of the features' `widths`.
@@ -79,17 +86,22 @@ class Embedder(keras.layers.Layer):
         parts: list[Tensor] = []
         for name in self.features:
             if name in wanted:
-                parts.extend(self._parts(name, encoded))
+                parts.extend(self._parts(name, encoded, self.tables if tables is None else tables))
         return keras.ops.concatenate(parts, axis=-1)
 
-    def _parts(self, name: str, encoded: Mapping[str, Tensor]) -> list[Tensor]:
+    def _parts(
+        self,
+        name: str,
+        encoded: Mapping[str, Tensor],
+        tables: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> list[Tensor]:
         """What one feature contributes: tensors (B, .)."""
         ops = keras.ops
         feature, value = self.features[name], encoded[name]
         if isinstance(feature, IdListFeature):
-            part = self._pool(self.tables[self.owners[name]](value), value, feature.pooling)
+            part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
         elif name in self.owners:
-            part = self.tables[self.owners[name]](value)  # (B, d)
+            part = tables[self.owners[name]](value)  # (B, d)
         else:
             part = ops.cast(value, self.compute_dtype)[:, None]  # (B, 1)
         if not _has_indicator(feature):

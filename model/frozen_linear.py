@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from model.frozen_weights import Kind, Stored
 from model.gates.base import Gate
 
 Tensor = Any
@@ -34,23 +35,24 @@ class SplitKernel:
     Args:
         kernel: (D, U).
         user_width: Du.
+        kind: how the file stores it.
     """
 
-    def __init__(self, kernel: np.ndarray, user_width: int) -> None:
-        self._kernel = tf.Variable(kernel, trainable=False)
+    def __init__(self, kernel: np.ndarray, user_width: int, kind: Kind = "float32") -> None:
+        self._kernel = Stored(kernel, kind, axis=0)
         self._user_width = user_width
 
     def both(self, x: Tensor) -> Tensor:
         """Products (n, U) of whole rows (n, D)."""
-        return tf.matmul(x, self._kernel)
+        return tf.matmul(x, self._kernel.read())
 
     def user(self, x: Tensor) -> Tensor:
         """Products (m, U) of users (m, Du)."""
-        return tf.matmul(x, self._kernel[: self._user_width])
+        return tf.matmul(x, self._kernel.slice(None, self._user_width))
 
     def item(self, x: Tensor) -> Tensor:
         """Products (n, U) of items (n, Di)."""
-        return tf.matmul(x, self._kernel[self._user_width :])
+        return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
 
 class GateKernels:

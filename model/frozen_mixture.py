@@ -14,7 +14,7 @@ same goes for the gates that read their input through linear maps.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -23,6 +23,7 @@ import tensorflow as tf
 from configs.errors import ExportError
 from model.experts import Expert
 from model.frozen_linear import GateKernels, Halves, SplitKernel
+from model.frozen_weights import Kind, Stored
 from model.gates.base import Gate
 from model.mixture import Mixture
 
@@ -44,13 +45,19 @@ class FrozenMixture:
         columns: (D,) which column of the mixture's input each column of `Halves` is, the user's
             first.
         user_width: Du.
+        kind: how the file stores the experts' kernels.
 
     Raises:
         ExportError: a task's gate selects no expert at all.
     """
 
     def __init__(
-        self, mixture: Mixture, tasks: Sequence[str], columns: np.ndarray, user_width: int
+        self,
+        mixture: Mixture,
+        tasks: Sequence[str],
+        columns: np.ndarray,
+        user_width: int,
+        kind: Kind = "float32",
     ) -> None:
         self.user_width = user_width
         self._gates = mixture.gates
@@ -74,7 +81,7 @@ class FrozenMixture:
         elif not all(g.static or g.properties.sparse_at_inference for g in mixture.gates):
             self.mode = "dense"
         self._experts = _FrozenExperts(
-            [mixture.experts[e] for e in self.kept], self.kept, columns, user_width
+            [mixture.experts[e] for e in self.kept], self.kept, columns, user_width, kind
         )
 
     def __call__(
@@ -126,30 +133,49 @@ class FrozenMixture:
         return tf.unstack(tf.reshape(mixed, [len(weights), N, U]))
 
     def _dispatch(self, halves: Halves, weights: Tensor) -> list[Tensor]:
-        """Each expert on the rows that some task weights; P (expert, row) pairs in all."""
+        """Each expert on the rows that some task weights; P (row, expert) pairs in all."""
         T, N, E = len(self._gates), tf.shape(weights)[1], len(self.kept)
-        nonzero = weights != 0  # (T, N, E)
-        used = tf.transpose(tf.reduce_max(weights, axis=0)) != 0  # (E, N); weights are >= 0
-        pairs = tf.where(used)  # (P, 2): expert, row; sorted by expert
-        counts = tf.reduce_sum(tf.cast(used, tf.int32), axis=1)  # (E,)
-        rows = tf.split(tf.cast(pairs[:, 1], tf.int32), counts, num=E)
-        results = tf.concat(self._experts(halves, rows), axis=0)  # (P, U)
+        used = tf.reduce_max(weights, axis=0) > 0  # (N, E); weights are >= 0
+        pairs = tf.where(used)  # (P, 2): row, expert; sorted by row
+        row, expert = tf.unstack(tf.cast(pairs, tf.int32), axis=1)
+        groups = tf.dynamic_partition(tf.range(tf.size(row)), expert, E)  # each expert's pairs
+        found = self._experts(halves, Groups(row, expert))
+        # A row and, below, an output more than needed: the sparse product's kernel divides by
+        # their number.
+        results = tf.concat([*found, tf.zeros([1, found[0].shape[-1]])], axis=0)  # (P + 1, U)
+        place = tf.math.invert_permutation(tf.concat(groups, axis=0))  # (P,) each pair's result
 
-        # One sparse product mixes for all tasks: row t * N + b takes its experts' results.
-        P = tf.shape(pairs, out_type=tf.int64)[0]
-        shape = tf.shape(used, out_type=tf.int64)
-        number = tf.scatter_nd(pairs, tf.range(P), shape)  # (E, N): each pair's place
-        entries = tf.where(nonzero)  # (Z, 3): task, row, expert
+        # One sparse product mixes for all tasks: row t * N + b takes its experts' results.  A
+        # matrix of compressed rows multiplies several times as fast as one of coordinates.
+        flat = tf.reshape(weights, [T, -1])
+        of_pairs = tf.gather(flat, pairs[:, 0] * E + pairs[:, 1], axis=1)  # (T, P)
+        entries = tf.where(of_pairs > 0)  # (Z, 2): task, pair; sorted by task and row
         wide = tf.cast(N, tf.int64)
-        target = entries[:, 0] * wide + entries[:, 1]
-        source = tf.gather_nd(number, tf.gather(entries, [2, 1], axis=1))
-        mix = tf.SparseTensor(
-            tf.stack([target, source], axis=1),
-            tf.gather_nd(weights, entries),
-            tf.stack([T * wide, P]),
+        target = entries[:, 0] * wide + tf.gather(pairs[:, 0], entries[:, 1])
+        source = tf.cast(tf.gather(place, entries[:, 1]), tf.int64)
+        mix = tf.raw_ops.SparseTensorToCSRSparseMatrix(
+            indices=tf.stack([target, source], axis=1),
+            values=tf.gather_nd(of_pairs, entries),
+            dense_shape=tf.stack([T * wide + 1, tf.shape(results, tf.int64)[0]]),
         )
-        mixed = tf.sparse.sparse_dense_matmul(mix, results)  # (T * N, U)
-        return tf.unstack(tf.reshape(mixed, [T, N, results.shape[-1]]))
+        mixed = tf.raw_ops.SparseMatrixMatMul(a=mix, b=results)  # (T * N + 1, U)
+        return tf.unstack(tf.reshape(mixed[: T * N], [T, N, results.shape[-1]]))
+
+
+class Groups(NamedTuple):
+    """P (row, expert) pairs, to be grouped by expert; within one, their order is kept.
+
+    Attributes:
+        row: (P,) int32.
+        expert: (P,) int32.
+    """
+
+    row: Tensor
+    expert: Tensor
+
+    def take(self, x: Tensor, experts: int) -> list[Tensor]:
+        """Each expert's rows (n, ...) of x (N, ...)."""
+        return tf.dynamic_partition(tf.gather(x, self.row), self.expert, experts)
 
 
 class _FrozenExperts:
@@ -161,38 +187,43 @@ class _FrozenExperts:
         numbers: Sequence[int],
         columns: np.ndarray,
         user_width: int,
+        kind: Kind,
     ) -> None:
         self._numbers = list(numbers)
         self._first: list[SplitKernel] = []  # (D, U1)
         self._biases: list[tf.Variable] = []  # (U1,)
-        self._later: list[list[tuple[tf.Variable, tf.Variable, Any]]] = []
+        self._later: list[list[tuple[Stored, tf.Variable, Any]]] = []
         for expert in experts:
             first, *later = [d for d in expert.stack if isinstance(d, keras.layers.Dense)]
-            self._first.append(SplitKernel(_value(first.kernel)[columns], user_width))
+            self._first.append(SplitKernel(_value(first.kernel)[columns], user_width, kind))
             self._biases.append(_constant(_value(first.bias)))
             self._later.append(
                 [
-                    (_constant(_value(d.kernel)), _constant(_value(d.bias)), d.activation)
+                    (Stored(_value(d.kernel), kind, 0), _constant(_value(d.bias)), d.activation)
                     for d in later
                 ]
             )
             self._activation = first.activation
 
-    def __call__(self, halves: Halves, rows: list[Tensor] | None) -> list[Tensor]:
+    def __call__(self, halves: Halves, groups: Groups | None) -> list[Tensor]:
         """Run every expert.
 
         Args:
             halves: the experts' input, N rows.
-            rows: for each expert, the rows (n,) that it runs on; None: all.
+            groups: which rows each expert runs on; None: all on all.
 
         Returns:
             S tensors (n, U).
         """
         S = len(self._numbers)
+
+        def each(x: Tensor) -> list[Tensor]:
+            return [x] * S if groups is None else groups.take(x, S)
+
         if halves.user_index is None:
-            whole = tf.concat([halves.user, halves.item], axis=1)  # (N, D)
-            return [self._run_rows(s, _take(whole, rows, s)) for s in range(S)]
-        items = [_take(halves.item, rows, s) for s in range(S)]
+            whole = each(tf.concat([halves.user, halves.item], axis=1))  # (N, D)
+            return [self._run_rows(s, whole[s]) for s in range(S)]
+        items, user_index = each(halves.item), halves.user_index
         once = [self._user_half(s, halves.user) for s in range(S)]  # (M, U1) each
 
         def one_user() -> list[Tensor]:
@@ -200,8 +231,8 @@ class _FrozenExperts:
             return [self._run_items(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
 
         def many_users() -> list[Tensor]:
-            places = [_take(halves.user_index, rows, s) for s in range(S)]
-            return [self._run_items(s, items[s], tf.gather(once[s], places[s])) for s in range(S)]
+            users = each(user_index)
+            return [self._run_items(s, items[s], tf.gather(once[s], users[s])) for s in range(S)]
 
         return tf.cond(tf.shape(halves.user)[0] == 1, one_user, many_users)
 
@@ -228,13 +259,8 @@ class _FrozenExperts:
         """From the first layer's sums (n, U1) to expert s's output (n, U)."""
         x = self._activation(x)
         for kernel, bias, activation in self._later[s]:
-            x = activation(tf.nn.bias_add(tf.matmul(x, kernel), bias))
+            x = activation(tf.nn.bias_add(tf.matmul(x, kernel.read()), bias))
         return x
-
-
-def _take(x: Tensor, rows: list[Tensor] | None, s: int) -> Tensor:
-    """The rows of expert s; all where every expert runs on all."""
-    return x if rows is None else tf.gather(x, rows[s])
 
 
 def _constant(value: np.ndarray) -> tf.Variable:

@@ -15,6 +15,7 @@ from model.encoding_tensorflow import GraphEncoder, raw_inputs
 from model.example_signatures import example_signatures, set_methods
 from model.frozen_linear import Halves
 from model.frozen_mixture import FrozenMixture
+from model.frozen_weights import Kind, Stored
 from model.ranker import Ranker
 
 Tensor = Any
@@ -47,10 +48,16 @@ class Servable:
         ranker: trained, under the TensorFlow backend, its gates as they are to be exported.
         encoder: of the same contract.
         calibration: of binary tasks' probabilities.
+        kind: how the file stores experts' kernels and embedding tables; the ranker's are rounded
+            to it.
     """
 
     def __init__(
-        self, ranker: Ranker, encoder: Encoder, calibration: Calibration | None = None
+        self,
+        ranker: Ranker,
+        encoder: Encoder,
+        calibration: Calibration | None = None,
+        kind: Kind = "float32",
     ) -> None:
         self.contract = encoder.contract
         self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
@@ -59,6 +66,10 @@ class Servable:
         self._statistics = encoder.statistics
         self._calibration = calibration or {}
         self._encode = GraphEncoder(encoder)
+        self._tables = {
+            owner: Stored(table.embeddings.value.numpy(), kind, axis=1).take
+            for owner, table in ranker.embedder.tables.items()
+        }
         widths = ranker.embedder.widths
         of_user = {name: name in self.user_names for name in widths}  # in the contract's order
         self._runs = _runs([(of_user[name], width) for name, width in widths.items()])
@@ -69,6 +80,7 @@ class Servable:
             list(self.contract.tasks),
             columns,
             int(side.sum()),
+            kind,
         )
 
     def signatures(self) -> dict[str, Any]:
@@ -136,8 +148,8 @@ class Servable:
         """Score per task, (N,)."""
         users = self._encode(raw, self.user_names)
         halves = Halves(
-            self._ranker.embedder(users, names=self.user_names),
-            self._ranker.embedder(self._encode(raw, self.item_names), names=self.item_names),
+            self._embed(users, self.user_names),
+            self._embed(self._encode(raw, self.item_names), self.item_names),
             user_index,
         )
         ids = users[self.contract.user]
@@ -150,6 +162,10 @@ class Servable:
         }
         logits = calibrations.apply(self._calibration, logits)
         return scores.scores(self.contract, self._statistics, logits)
+
+    def _embed(self, encoded: dict[str, Tensor], names: list[str]) -> Tensor:
+        """Columns (N, d) of some features."""
+        return self._ranker.embedder(encoded, names=names, tables=self._tables)
 
     def _in_order(self, halves: Halves) -> Tensor:
         """Columns of users and items in the contract's order, (N, D)."""

@@ -163,6 +163,7 @@ def test_classify_and_regress_score_examples_like_rows(exported) -> None:
     assert methods == {
         "serving_default": "tensorflow/serving/predict",
         "rank": "tensorflow/serving/predict",
+        "watch": "tensorflow/serving/predict",
         "classify": "tensorflow/serving/classify",
         "regress/dwell": "tensorflow/serving/regress",
     }
@@ -281,6 +282,9 @@ def test_no_rows(exported) -> None:
     model = exported("topk")
     nothing = take(model.raw("user", "item", "context"), slice(0))
     assert model.call("serving_default", nothing)["score"].shape == (0,)
+    for users in (1, 2):
+        raw, _ = model.request(np.arange(users), np.arange(0), np.zeros(0, int))
+        assert model.call("rank", raw)["score"].shape == (0,)
 
 
 def test_a_user_index_out_of_range_is_refused(exported) -> None:
