@@ -41,6 +41,9 @@ class Guards(Frozen):
 class RunConfig(Frozen):
     """`multigate run`."""
 
+    days: int | None = Field(None, ge=1)
+    """Days of the log to learn from, up to and with the date; all there are where absent. Labels
+    and features need limits then (see `pipeline.window`)."""
     guards: Guards = Guards()
     full_retrain_days: int = Field(1, ge=1)
     """Days between trainings from scratch; in between, training starts from the weights of the

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def run(
     config: Config,
     day: date,
-    data: Path,
+    data: Path | str,
     runs: Path,
     *,
     base: Path | None = None,
@@ -36,8 +36,8 @@ def run(
 
     Args:
         config: the data set's configuration.
-        day: whose log is the last to be learnt from, whole days in UTC.
-        data: folder of the log's files.
+        day: whose log is the last to be learnt from; a whole day in the log's time zone.
+        data: folder of the log's files, or its address.
         runs: folder of all runs; see `jobs.run_folder`.
         base: the base folder that servers follow; `runs/models/<name>` by default.
         force: the stage to repeat, with all after it.

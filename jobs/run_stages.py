@@ -12,7 +12,7 @@ publication  export                              the version in the base folder
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Night:
 
     config: Config
     day: date
-    data: Path
+    data: Path | str
     runs: Path
     base: Base
 
@@ -86,9 +86,10 @@ class Night:
         }
         if stage not in parts:
             return ""
-        return fingerprint(
-            self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
-        )
+        values = self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
+        if stage == "pipeline":
+            values["days"] = self.config.run.days
+        return fingerprint(values)
 
     def identity(self) -> str:
         """Fingerprint of all that an unfinished training may depend on."""
@@ -120,13 +121,15 @@ class Night:
 def pipeline(night: Night) -> tuple[Values, str]:
     """Make the examples from the log up to the end of the date."""
     from pipeline import job
+    from pipeline.window import parse_instant
 
-    end = datetime(night.day.year, night.day.month, night.day.day, tzinfo=UTC) + timedelta(days=1)
-    options = night.config.pipeline
-    if options.cut_off is None:
-        options = options.model_copy(update={"cut_off": end})
-    config = night.config.model_copy(update={"pipeline": options})
-    manifest = job.run(config, night.data, night.folder.examples)
+    config, days = night.config, night.config.run.days
+    end = parse_instant(str(night.day + timedelta(days=1)), config.pipeline.log.time_zone)
+    span = None if days is None else (end - timedelta(days=days), end)
+    if span is None and config.pipeline.cut_off is None:
+        options = config.pipeline.model_copy(update={"cut_off": end})
+        config = config.model_copy(update={"pipeline": options})
+    manifest = job.run(config, night.data, night.folder.examples, span=span)
     files = ExamplesFolder(night.folder.examples)
     result = {key: manifest[key] for key in ("cut_off", "rows", "examples")}
     return result, content(files.manifest, files.contract, files.statistics)
@@ -142,6 +145,7 @@ def guards(night: Night) -> tuple[Values, str]:
             last, of = record["result"]["facts"], earlier.day.isoformat()
     found = run_guards.judge(facts, last, night.config.run.guards)
     if found:
+        night.folder.forget("pipeline")  # the log may be another one at the next start
         raise RunError("\n".join(f"guard {line}" for line in found))
     return {"compared_with": of, "facts": facts}, ""
 

@@ -19,14 +19,14 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the log's files")
+    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
     parser.add_argument(
         "--date",
         type=date.fromisoformat,
         default=datetime.now(UTC).date() - timedelta(days=1),
         metavar="YYYY-MM-DD",
-        help="last day of the log to learn from, in UTC (default: yesterday)",
+        help="last day of the log to learn from (default: yesterday, in UTC)",
     )
     parser.add_argument(
         "--base", type=Path, help="base folder that servers follow (default: OUT/models/NAME)"

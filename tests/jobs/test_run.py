@@ -198,6 +198,7 @@ def test_a_late_day_stops_before_training(finished, nights, tmp_path):
     with pytest.raises(RunError, match=r"guard max_delay: .* the date's log is not there"):
         run(nights.config(), DAY, logs, runs)
     assert base_of(runs).production() == 1
+    assert RunFolder(runs, DAY).record("pipeline") is None  # the next start reads the log anew
 
 
 def test_rejects_stop_the_pipeline(finished, nights, tmp_path):
