@@ -1,6 +1,9 @@
 """Folders that are complete or absent, and the names inside an examples folder."""
 
+import fcntl
 import json
+import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -21,10 +24,18 @@ REQUEST = (
 SAMPLED = "meta/sampled"  # bool; a sampled negative
 IMPRESSION = "meta/impression"  # int64; unique within the folder
 
+_PARTIAL = ".partial"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+"""Names of temporary folders."""
+
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Write a folder under a temporary name and rename it when the block ends well.
+
+    Its writer holds a lock on the temporary folder, which the system gives back however the
+    process ends. Temporary folders beside it that nobody holds are what killed writers left
+    behind; they are removed first. (Where the file system has no locks, none is removed.)
 
     Args:
         path: the folder's final name; must not exist.
@@ -40,9 +51,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise exists
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not the process's id: in containers every run has the same one, and a killed one leaves it.
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-    temporary.mkdir()
+    _remove_abandoned(path.parent)
+    temporary, lock = _locked_folder(path)
     try:
         yield temporary
         if path.exists():
@@ -54,6 +64,47 @@ def new_folder(path: Path) -> Iterator[Path]:
             for parent in made:
                 parent.rmdir()
         raise
+    finally:
+        os.close(lock)
+
+
+def _locked_folder(path: Path) -> tuple[Path, int]:
+    """A new temporary folder for `path`, and the descriptor that holds its lock."""
+    while True:
+        # Not the process's id: in containers every run has the same one, and a killed one leaves
+        # it.
+        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}"
+        temporary.mkdir()
+        with suppress(FileNotFoundError):
+            lock = os.open(temporary, os.O_RDONLY)
+            if _try_lock(lock) is not False and temporary.exists():
+                return temporary, lock
+            os.close(lock)  # another writer took it for abandoned before it was locked
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the temporary folders in `parent` whose writers are dead."""
+    for left in parent.glob(f".*{_PARTIAL}"):
+        if not _TEMPORARY.fullmatch(left.name):
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if _try_lock(lock):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether the lock could be had; None where the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def write_json(path: Path, values: Any) -> None:

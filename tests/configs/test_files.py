@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,9 +54,43 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
         (left,) = tmp_path.iterdir()
     shutil.rmtree(tmp_path / "out")
     left.mkdir()
+    (left / "half").touch()
     with new_folder(tmp_path / "out"):
-        pass
-    assert (tmp_path / "out").is_dir()
+        assert not left.exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from configs.files import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_only_what_dead_writers_left_is_removed(tmp_path):
+    (tmp_path / ".hidden.partial").mkdir()  # not a name of ours
+    root = Path(__file__).parents[2]
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, tmp_path / "1"], stdout=subprocess.PIPE, cwd=root
+    )
+    try:
+        assert writer.stdout.readline() == b"writing\n"
+        (left,) = tmp_path.glob(".1.*")
+        with new_folder(tmp_path / "2"):
+            pass
+        assert (left / "half").exists()  # its writer lives
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+    assert left.exists()
+    with new_folder(tmp_path / "3"):
+        assert not left.exists()
+    assert {p.name for p in tmp_path.iterdir()} == {".hidden.partial", "2", "3"}
 
 
 def test_a_folder_that_another_wrote_meanwhile_stays(tmp_path):

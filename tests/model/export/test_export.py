@@ -227,6 +227,7 @@ def test_a_kill_in_the_middle_of_writing(case, tmp_path) -> None:
     assert not left.name.isdecimal()  # servers load folders whose name is a number
     assert export(checkpoint, case.examples, base) == base / "1"
     assert (base / "1" / "saved_model.pb").exists()
+    assert not left.exists()
 
 
 def test_a_disk_that_is_full(case, tmp_path, monkeypatch) -> None:
