@@ -24,8 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line after the program's name; `sys.argv` where absent.
 
     Returns:
-        Exit status: 0 done, 2 the input, the configuration or the disk cannot be used, 130
-        interrupted.
+        Exit status: 0 done (of a verdict: blessed), 1 a verdict is to refuse, 2 the input, the
+        configuration or the disk cannot be used, 130 interrupted.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     if result is not None and getattr(options, "json", False):
         print(json.dumps(result, ensure_ascii=False))
-    return 0
+    return int(options.status(result))
 
 
 @contextmanager
@@ -67,6 +67,11 @@ def _reason(error: OSError) -> str:
     return f"{where}{reason}; make room, or choose a place that can be read and written"
 
 
+def _done(result: Any) -> int:
+    """Exit status of a verb whose result is no verdict."""
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="multigate",
@@ -87,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
                 "--json", action="store_true", help="print the result as one JSON object, last line"
             )
         verb.add_arguments(options)
-        options.set_defaults(run=verb.run)
+        options.set_defaults(run=verb.run, status=getattr(verb, "status", _done))
     return parser
 
 

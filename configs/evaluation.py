@@ -29,7 +29,7 @@ class Rules(Frozen):
     largest_ranking_loss: float | None = Field(0.01, ge=0)
     """Largest loss of the combined score's NDCG@10; null does not look at it."""
     least_auc: float = Field(0.5, ge=0, le=1)
-    """AUC below which a task is broken, whatever production does."""
+    """AUC that a task's interval has to reach, whatever production does: below, it is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)
     """Limits of predicted over observed; refused when the whole interval is outside."""
     tasks: dict[str, TaskRules] = Field({})

@@ -12,7 +12,7 @@ import polars as pl
 
 from configs import Config, DataError
 from configs.contract import Contract
-from configs.files import LABEL, REQUEST, ExamplesFolder, write_json
+from configs.files import LABEL, REQUEST, ExamplesFolder
 from jobs.requests import RankRequest, requests_from_examples
 from jobs.show import say, show_evaluation, show_manifest, show_ranked
 from serving.client import RankClient, Ranking
@@ -34,8 +34,8 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
         DataError: `out` holds files already, or there is no log.
     """
     from jobs.export import export
-    from model import checkpoint as checkpoints
-    from model import evaluation, report, training
+    from model import report, training
+    from model.assessment.assess import assess
     from pipeline import job
 
     started = time.monotonic()
@@ -64,14 +64,12 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     training.train(config, examples.root, checkpoint)
 
     say("4/6 evaluate on the test split")
-    result = evaluation.evaluate(checkpoint, examples.root)
+    result = assess(checkpoint, examples.root)
     if truth is not None:
         best = best_possible(config.contract, examples, truth)
     show_evaluation(result, best)
-    write_json(out / "evaluation.json", result)
     page = out / "report.html"
-    history = checkpoints.read_history(checkpoint)
-    report.write_report(page, result, history, config, {"best": best or {}})
+    report.write_report(page, result, best=best)
 
     say("5/6 export a SavedModel that evaluates the selected experts only")
     base = out / "models" / config.name

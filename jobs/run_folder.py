@@ -5,7 +5,7 @@
     RUNS/2026-01-31/run.json        what was fixed when the run began: the version it starts from
                     state.json      how far it is, or how it ended, and of what configuration
                     stages/*.json   one record per finished stage, written last and whole
-                    examples/ checkpoint/ export/1/ evaluation.json report.html
+                    examples/ checkpoint/ export/1/ report.html report.json
 
 A stage is finished when its record is there. What it wrote without one is written again.
 """
@@ -25,7 +25,7 @@ _OUTPUTS = {
     "pipeline": ("examples",),
     "training": ("checkpoint",),
     "export": ("export",),
-    "evaluation": ("evaluation.json", "report.html"),
+    "evaluation": ("report.html", "report.json"),
 }
 
 LOCK = ".lock"
@@ -41,7 +41,6 @@ class RunFolder:
         self.checkpoint = self.root / "checkpoint"
         self.exports = self.root / "export"
         self.export = self.exports / "1"
-        self.evaluation = self.root / "evaluation.json"
         self.report = self.root / "report.html"
         self._state = self.root / "state.json"
         self._plan = self.root / "run.json"

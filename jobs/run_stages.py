@@ -5,7 +5,7 @@ pipeline     the log up to the date              examples/
 guards       examples, facts of the last run     facts, or the run stops
 training     examples, the parent's weights      checkpoint/
 export       checkpoint, examples                export/1/
-evaluation   checkpoint, examples                evaluation.json, report.html
+evaluation   checkpoint, examples                report.html, report.json
 decision     checkpoint, the one in production   bless or refuse, with reasons
 publication  export                              the version in the base folder
 """
@@ -20,7 +20,7 @@ from typing import Any
 from configs.config import Config
 from configs.contract import FrozenContract, fingerprint
 from configs.errors import RunError
-from configs.files import ExamplesFolder, write_json
+from configs.files import ExamplesFolder
 from configs.run import RunConfig
 from jobs import run_guards
 from jobs.publication import Base
@@ -184,12 +184,11 @@ def export(night: Night) -> tuple[Values, str]:
 
 def evaluation(night: Night) -> tuple[Values, str]:
     """Evaluate on the test split; a page for people."""
-    from model import checkpoint, evaluation, report
+    from model import report
+    from model.assessment.assess import assess
 
-    result = evaluation.evaluate(night.folder.checkpoint, night.folder.examples)
-    history = checkpoint.read_history(night.folder.checkpoint)
-    report.write_report(night.folder.report, result, history, night.config)
-    write_json(night.folder.evaluation, result)
+    result = assess(night.folder.checkpoint, night.folder.examples, night.config.evaluation)
+    report.write_report(night.folder.report, result)
     values = {task: found["value"] for task, found in result["tasks"].items()}
     return {"rows": result["rows"], "tasks": values, "groups": result["groups"]}, ""
 

@@ -47,6 +47,34 @@ def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None
     _CONSOLE.print(table(result, known))
 
 
+def show_comparison(result: dict[str, Any]) -> None:
+    """Print a verdict with its reasons, and each task's difference."""
+    from model.comparison import table
+
+    _CONSOLE.print(table(result))
+    _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)
+    for reason in result["reasons"]:
+        _CONSOLE.print(f"  {reason}", highlight=False, markup=False)
+
+
+def show_recall(result: dict[str, Any]) -> None:
+    """Print how many of the right answers each method finds, by k."""
+    for kind, found in result["questions"].items():
+        table = Table(
+            title=f"{kind.replace('_', ' ')}: {found['questions']:,} questions of the "
+            f"{result['split']} split, {found['cold']:,} of users without a past; "
+            f"{result['items']:,} items; {100 * found['unknown_answers']:.1f} % of the answers are "
+            "not among them",
+            title_justify="left",
+        )
+        table.add_column("method")
+        for k in next(iter(found["recall"].values())):
+            table.add_column(f"recall@{k}", justify="right")
+        for name, values in found["recall"].items():
+            table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in values.values()))
+        _CONSOLE.print(table)
+
+
 def show_ranked(title: str, ranked: Sequence[RankedItem]) -> None:
     """Print one ranked list: place, item, combined score and each task's score."""
     table = Table(title=title, title_justify="left")

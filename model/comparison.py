@@ -4,11 +4,13 @@ Both are measured on the same resamples of the users, so that the interval is th
 difference: most of what makes a sample of users easy or hard is so for both.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from rich.table import Table
 
 from configs.evaluation import Rules, TaskRules
 from configs.files import TIME
@@ -170,7 +172,8 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
             continue
         measured += 1
         least = rules.least_auc if own.least_auc is None else own.least_auc
-        if task["metric"] == "auc" and value < least:
+        reached = value if task["candidate"]["high"] is None else task["candidate"]["high"]
+        if task["metric"] == "auc" and reached < least:
             reasons.append(f"{name}: AUC {value:.4f} is below the least allowed, {least:g}.")
         if rules.calibration is not None and task["calibration"] is not None:
             reasons.extend(_calibration(name, task["calibration"], rules.calibration))
@@ -189,6 +192,27 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
     if not measured:
         reasons.append("No task has labels of both classes here: nothing could be measured.")
     return reasons
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """The differences for a terminal."""
+    title = f"{result['split']} split, {result['rows']:,} rows of {result['users']:,} users"
+    view = Table(title=title, title_justify="left")
+    view.add_column("task")
+    for heading in ("measure", "candidate", "production", "difference", "95 % interval", "rows"):
+        view.add_column(heading, justify="right")
+    ranked = {"combined score": result["ranking"]} if result["ranking"] else {}
+    for name, task in (result["tasks"] | ranked).items():
+        if task.get("missing"):
+            view.add_row(name, "", "absent")
+            continue
+        cells = [name, task["metric"].upper()]
+        for key in ("candidate", "production"):
+            found = task[key]
+            cells.append("" if found is None or found["value"] is None else f"{found['value']:.4f}")
+        change, interval = _signed(task)
+        view.add_row(*cells, change, interval, f"{task['rows']:,}")
+    return view
 
 
 def _loss(name: str, task: dict[str, Any], largest: float, judge: str) -> list[str]:
@@ -225,13 +249,22 @@ def _calibration(name: str, rate: dict[str, Any], limits: tuple[float, float]) -
 
 def _change(task: dict[str, Any]) -> str:
     """A difference in words, with its interval."""
-    d, relative = task["difference"], task["metric"] == "rmse"
+    change, interval = _signed(task)
+    within = f" (95 % interval {interval})" if interval else ""
+    return f"{task['metric'].upper()} {change}{within}"
+
+
+def _signed(task: Mapping[str, Any]) -> tuple[str, str]:
+    """A difference and its interval as text, in percent where relative; empty without."""
 
     def show(value: float) -> str:
-        return f"{100 * value:+.2f} %" if relative else f"{value:+.4f}"
+        return f"{100 * value:+.2f} %" if task["metric"] == "rmse" else f"{value:+.4f}"
 
-    within = "" if d["low"] is None else f" (95 % interval {show(d['low'])} to {show(d['high'])})"
-    return f"{task['metric'].upper()} {show(d['value'])}{within}"
+    found = task["difference"]
+    if found is None or found["value"] is None:
+        return "", ""
+    limits = "" if found["low"] is None else f"{show(found['low'])} to {show(found['high'])}"
+    return show(found["value"]), limits
 
 
 def _praise(found: dict[str, Any], compared: bool) -> str:

@@ -226,14 +226,16 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
     """The tasks' metrics for a terminal.
 
     Args:
-        result: what `evaluate` returned.
+        result: what `evaluate` or `assessment.assess` returned.
         best: best possible value by task, where it is known.
     """
     title = f"{result['split']} split, {result['rows']:,} rows"
     view = Table(title=title, title_justify="left")
     for heading in ("task", "group", "metric"):
         view.add_column(heading)
-    for heading in ("value", *(["best possible"] if best else []), "rows", "positives"):
+    intervals = any("measures" in task for task in result["tasks"].values())
+    optional = [*(["95 % interval"] if intervals else []), *(["best possible"] if best else [])]
+    for heading in ("value", *optional, "rows", "positives"):
         view.add_column(heading, justify="right")
     previous = None
     for name, task in sorted(result["tasks"].items(), key=lambda item: item[1]["group"]):
@@ -242,6 +244,10 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
         previous = task["group"]
         value = f"{task['value']:.4f}" if task["value"] is not None else task["reason"]
         cells = [name, task["group"], task["metric"].upper(), value]
+        if intervals:
+            main = task["measures"][task["metric"]]
+            known = main["low"] is not None
+            cells.append(f"{main['low']:.4f} to {main['high']:.4f}" if known else "")
         if best:
             possible = best.get(name)
             cells.append("" if possible is None else f"{possible:.4f}")

@@ -1,83 +1,213 @@
-"""Pieces of the report that are drawn: loss curves as SVG, gate weights as a grid."""
+"""The report's charts: pure functions from numbers to SVG, and a grid of weights."""
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
-WIDTH, HEIGHT = 320, 150
-LEFT, RIGHT, TOP, BOTTOM = 40, 8, 8, 22
+WIDTH = 320
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
 
 
-def curves(title: str, train: Sequence[float], validation: Sequence[float], best: int) -> str:
-    """Loss over the epochs, training dotted and validation solid.
+class Frame:
+    """Axes with round ticks around a drawing.
 
     Args:
-        title: what the reader of the picture's text alternative is told.
-        train: one value per epoch.
-        validation: one value per epoch.
-        best: index of the epoch whose weights are kept; marked by a dot.
+        x: values that the horizontal axis has to cover.
+        y: the same of the vertical one.
+        height: in units of the picture, of which it is 320 wide.
+        share: both axes are shares, from 0 to at most 1, on the same scale.
     """
-    low, high, ticks = _axis([*train, *validation])
 
-    def x(epoch: float) -> float:
-        span = max(len(validation) - 1, 1)
-        offset = 0.5 if len(validation) == 1 else epoch / span
-        return LEFT + offset * (WIDTH - LEFT - RIGHT)
+    def __init__(
+        self, x: Sequence[float], y: Sequence[float], height: int = 200, share: bool = False
+    ) -> None:
+        if share:
+            x = y = [0.0, *x, *y]
+        self.height = height
+        self.x_low, self.x_high, self.x_ticks = axis(x)
+        self.y_low, self.y_high, self.y_ticks = axis(y)
 
-    def y(value: float) -> float:
-        return TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM)
+    def x(self, value: float) -> float:
+        """Place of a value on the horizontal axis."""
+        share = (value - self.x_low) / (self.x_high - self.x_low)
+        return LEFT + share * (WIDTH - LEFT - RIGHT)
 
+    def y(self, value: float) -> float:
+        """Place of a value on the vertical axis."""
+        share = (self.y_high - value) / (self.y_high - self.y_low)
+        return TOP + share * (self.height - TOP - BOTTOM)
+
+    def line(self, kind: str, a: tuple[float, float], b: tuple[float, float]) -> str:
+        """A straight line between two points."""
+        return (
+            f'<line class="{kind}" x1="{self.x(a[0]):.1f}" y1="{self.y(a[1]):.1f}" '
+            f'x2="{self.x(b[0]):.1f}" y2="{self.y(b[1]):.1f}"/>'
+        )
+
+    def path(self, kind: str, points: Sequence[tuple[float, float]], style: str = "") -> str:
+        """A line through points."""
+        places = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        given = f' style="{style}"' if style else ""
+        return f'<polyline class="{kind}"{given} points="{places}"/>'
+
+    def dot(self, kind: str, x: float, y: float, radius: float = 3, title: str = "") -> str:
+        """A point, with a text that shows when the pointer is on it."""
+        named = f"<title>{escape(title)}</title>" if title else ""
+        return (
+            f'<circle class="{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius:g}">'
+            f"{named}</circle>"
+        )
+
+    def draw(self, title: str, *parts: str, whole_x: bool = False, stride: int = 1) -> str:
+        """The picture, its title read by screen readers.
+
+        Args:
+            title: text.
+            parts: SVG.
+            whole_x: label the horizontal axis at whole numbers only.
+            stride: label every so manieth tick.
+        """
+        grid = [
+            f'<line class="grid-line" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(tick):.1f}" '
+            f'y2="{self.y(tick):.1f}"/><text x="{LEFT - 6}" y="{self.y(tick) + 4:.1f}" '
+            f'text-anchor="end">{tick:.4g}</text>'
+            for tick in self.y_ticks
+        ]
+        grid += [
+            f'<text x="{self.x(tick):.1f}" y="{self.height - 6}" text-anchor="middle">'
+            f"{tick:.4g}</text>"
+            for tick in self.x_ticks[::stride]
+            if not whole_x or float(tick).is_integer()
+        ]
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(title)}">'
+            f"{''.join(grid)}{''.join(parts)}</svg>"
+        )
+
+
+def curves(
+    title: str,
+    series: Mapping[str, Sequence[float]],
+    best: int | None = None,
+    height: int = 150,
+) -> str:
+    """Values by epoch, one line per name, counted from 1.
+
+    Args:
+        title: what the picture's text alternative says.
+        series: values by the class of the line: "train", "validation", or "of-0" to "of-7".
+        best: index of the epoch that was kept, marked on the last line.
+        height: of the picture.
+    """
+    epochs = max(len(values) for values in series.values())
+    frame = Frame([1, max(epochs, 2)], [v for values in series.values() for v in values], height)
+    frame.x_low, frame.x_high = (1.0, float(epochs)) if epochs > 1 else (0.5, 1.5)
+    step = math.ceil(epochs / 8)
+    frame.x_ticks = [float(epoch) for epoch in range(1, epochs + 1, step)]
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
+        frame.path(f"line {kind}", [(i + 1, value) for i, value in enumerate(values)])
+        for kind, values in series.items()
     ]
-    parts.extend(
-        f'<line class="grid-line" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" '
-        f'y2="{y(tick):.1f}"/><text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">'
-        f"{tick:.4g}</text>"
-        for tick in ticks
-    )
-    step = math.ceil(len(validation) / 8)
-    parts.extend(
-        f'<text x="{x(epoch):.1f}" y="{HEIGHT - 5}" text-anchor="middle">{epoch + 1}</text>'
-        for epoch in range(0, len(validation), step)
-    )
-    for name, values in (("train", train), ("validation", validation)):
-        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values))
-        parts.append(f'<polyline class="line {name}" points="{points}"/>')
-    parts.append(f'<circle class="dot" cx="{x(best):.1f}" cy="{y(validation[best]):.1f}" r="4"/>')
-    return "".join(parts) + "</svg>"
+    if best is not None:
+        parts.append(frame.dot("dot", best + 1, list(series.values())[-1][best], 4))
+    return frame.draw(title, *parts)
 
 
-def heatmap(weights: Mapping[str, Sequence[float]], used: Mapping[str, float]) -> str:
-    """Mean weight of each expert, a row per task, a column per expert.
+def reliability(title: str, bins: Sequence[Mapping[str, Any]], share: bool = True) -> str:
+    """Mean label against mean score of each bin, with intervals, and the diagonal of the ideal."""
+    scores = [entry["score"] for entry in bins]
+    labels = [
+        value
+        for entry in bins
+        for value in (entry["label"]["value"], entry["label"]["low"], entry["label"]["high"])
+        if value is not None
+    ]
+    frame = Frame(scores, [*labels, *scores], share=share)
+    low = max(frame.x_low, frame.y_low)
+    high = min(frame.x_high, frame.y_high)
+    parts = [frame.line("ideal", (low, low), (high, high))]
+    for entry in bins:
+        label = entry["label"]
+        if label["low"] is not None:
+            ends = (entry["score"], label["low"]), (entry["score"], label["high"])
+            parts.append(frame.line("whisker", *ends))
+        text = f"score {entry['score']:.4g}, label {label['value']:.4g}, {label['rows']:,} rows"
+        parts.append(frame.dot("dot", entry["score"], label["value"], title=text))
+    return frame.draw(title, *parts)
+
+
+def residuals(title: str, bins: Sequence[Mapping[str, Any]]) -> str:
+    """Median of label - score by score, with the range of eight in ten rows."""
+    frame = Frame(
+        [entry["score"] for entry in bins],
+        [0.0, *(entry[key] for entry in bins for key in ("low", "high"))],
+    )
+    parts = [frame.line("ideal", (frame.x_low, 0), (frame.x_high, 0))]
+    for entry in bins:
+        x = entry["score"]
+        parts.append(frame.line("whisker", (x, entry["low"]), (x, entry["high"])))
+        text = f"score {x:.4g}, median of label - score {entry['median']:.4g}"
+        parts.append(frame.dot("dot", x, entry["median"], title=text))
+    return frame.draw(title, *parts)
+
+
+def pareto(title: str, points: Sequence[Mapping[str, Any]]) -> str:
+    """Satisfaction against engagement; the front is joined, the weights in use stand out."""
+    places = [(p["engagement"]["value"], p["satisfaction"]["value"]) for p in points]
+    frame = Frame([x for x, _ in places], [y for _, y in places], height=220)
+    parts = [frame.path("line soft-line", places)]
+    front = sorted(place for place, p in zip(places, points, strict=True) if p["front"])
+    parts.append(frame.path("line", front))
+    for place, point in zip(places, points, strict=True):
+        ratio = "satisfaction alone" if point["ratio"] is None else f"ratio {point['ratio']:g}"
+        kind = "dot chosen" if point["chosen"] else "dot" if point["front"] else "dot faint"
+        text = f"{ratio}: engagement {place[0]:.4f}, satisfaction {place[1]:.4f}"
+        parts.append(frame.dot(kind, *place, 6 if point["chosen"] else 3.5, text))
+    return frame.draw(title, *parts, stride=2)
+
+
+def heatmap(
+    title: str,
+    rows: Mapping[str, Sequence[float]],
+    heads: Sequence[str],
+    side: Mapping[str, float] | None = None,
+    top: float | None = None,
+) -> str:
+    """Shares as shades, a row per name.
 
     Args:
-        weights: by task, (E,).
-        used: by task, mean number of experts with a weight per row.
+        title: of the table, read by screen readers.
+        rows: by name, one share per column.
+        heads: of the columns.
+        side: a number to show at the end of each row, and its heading under "".
+        top: share of the darkest shade; the largest there is where None.
     """
-    experts = len(next(iter(weights.values())))
-    columns = f"fit-content(9rem) repeat({experts}, minmax(1.5rem, 1fr)) 3.25rem"
-    parts = [f'<div class="heat" role="table" style="grid-template-columns: {columns}">']
-    parts.append("<span></span>")
-    parts.extend(f'<span class="head">{e + 1}</span>' for e in range(experts))
-    parts.append('<span class="head">per row</span>')
-    largest = max(max(row) for row in weights.values()) or 1.0
-    for task, row in weights.items():
-        parts.append(f"<span>{escape(task)}</span>")
-        for expert, weight in enumerate(row):
-            share = weight / largest
-            kind = "unused" if weight == 0 else "strong" if share > 0.55 else ""
-            # Numbers fit only where cells are wide enough.
-            text = f"{100 * weight:.0f}" if experts <= 16 and weight >= 0.005 else ""
+    largest = top or max((max(row) for row in rows.values()), default=0.0) or 1.0
+    narrow = len(heads) > 16  # numbers fit only where cells are wide enough
+    parts = [
+        f'<table class="heat" style="min-width: {8 + 1.55 * len(heads):.0f}rem">',
+        f'<caption class="hidden">{escape(title)}</caption><thead><tr><td class="first"></td>',
+        *(f'<th scope="col">{escape(head)}</th>' for head in heads),
+        '<th scope="col" class="side">per row</th>' if side else "",
+        "</tr></thead><tbody>",
+    ]
+    for name, row in rows.items():
+        parts.append(f'<tr><th scope="row">{escape(name)}</th>')
+        for head, share in zip(heads, row, strict=True):
+            shade = share / largest
+            kind = "unused" if share == 0 else "strong" if shade > 0.55 else ""
+            text = f"{100 * share:.0f}" if share >= 0.005 and not narrow else ""
+            label = f"{name}, {head}: {share:.4f}"
             parts.append(
-                f'<span class="cell {kind}" style="--w: {100 * share:.0f}%" '
-                f'title="{escape(task)}, expert {expert + 1}: {weight:.4f}">{text}</span>'
+                f'<td class="cell {kind}" style="--w: {100 * shade:.0f}%" '
+                f'title="{escape(label)}">{text}</td>'
             )
-        parts.append(f'<span class="side">{used[task]:.2f}</span>')
-    return "".join(parts) + "</div>"
+        parts.append(f'<td class="side">{side[name]:.2f}</td></tr>' if side else "</tr>")
+    return "".join(parts) + "</tbody></table>"
 
 
-def _axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
+def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
     """Limits and round tick values that cover `values`."""
     low, high = min(values), max(values)
     span = (high - low) or abs(high) or 1.0

@@ -57,6 +57,10 @@ p { margin: 0; }
 .task .none { grid-column: 3 / 5; color: var(--warn); font-size: .9rem; }
 .bar { position: relative; height: .6rem; border-radius: .3rem; background: var(--track); }
 .bar i { position: absolute; inset: 0 auto 0 0; border-radius: .3rem; background: var(--hue); }
+.bar u {
+  position: absolute; top: .15rem; bottom: .15rem; border-radius: 2px; background: var(--text);
+  opacity: .45;
+}
 .bar b {
   position: absolute; top: -.3rem; bottom: -.3rem; width: 2px; margin-left: -1px;
   background: var(--best);
@@ -66,7 +70,8 @@ p { margin: 0; }
 .chart svg { display: block; width: 100%; height: auto; margin-top: .5rem; }
 svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
 .grid-line { stroke: var(--line); }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.line { fill: none; stroke: var(--hue, var(--text)); stroke-width: 2;
+  stroke-linejoin: round; stroke-linecap: round; }
 .line.train { stroke: var(--soft); stroke-dasharray: 1 4; }
 .line.validation { stroke: var(--hue, var(--text)); }
 .dot { fill: var(--hue, var(--text)); }
@@ -75,23 +80,67 @@ svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
   gap: .45rem; }
 .legend i { width: 1.3rem; border-top: 2px solid var(--text); }
 .legend i.train { border-top: 2px dotted var(--soft); }
+.legend i.span { height: .5rem; border: 0; background: var(--text); opacity: .45; }
+.legend i.dot-mark { width: .8rem; height: .8rem; border: 0; border-radius: 50%;
+  background: var(--text); }
 .legend i.tick { width: 2px; height: .95rem; border: 0; background: var(--best); }
 .scroll { overflow-x: auto; padding: 1.1rem 1.25rem; }
-.heat { display: grid; gap: 3px; align-items: center; font-size: .85rem; }
-.heat .head { color: var(--soft); text-align: center; font-size: .75rem; }
-.heat .cell {
-  height: 2.1rem; border-radius: 5px; display: grid; place-items: center; font-size: .75rem;
+table.heat { width: 100%; table-layout: fixed; border-collapse: separate; border-spacing: 3px;
+  font-size: .85rem; }
+table.heat th, table.heat td { border: 0; padding: 0 .15rem; text-align: center; }
+table.heat thead th { font-size: .75rem; overflow-wrap: anywhere; vertical-align: bottom; }
+table.heat .first { width: 6.5rem; }
+table.heat .side { width: 3.6rem; }
+table.heat tbody th { text-align: left; color: var(--text); padding-right: .6rem; }
+table.heat .cell {
+  height: 2.1rem; border-radius: 5px; font-size: .75rem;
   background: color-mix(in oklab, var(--heat) var(--w), var(--track));
 }
-.heat .cell.strong { color: var(--card); }
-.heat .unused { color: var(--soft); background: transparent; border: 1px dashed var(--line); }
-.heat .side { color: var(--soft); text-align: right; white-space: nowrap; }
+table.heat .cell.strong { color: var(--card); }
+table.heat .unused { background: transparent; border: 1px dashed var(--soft); }
+table.heat .side { color: var(--soft); text-align: right; padding-left: .5rem; }
 table { width: 100%; border-collapse: collapse; font-size: .9rem; }
 th { color: var(--soft); font-weight: 500; text-align: right; padding: .3rem .6rem; }
 td { text-align: right; padding: .5rem .6rem; border-top: 1px solid var(--line);
   white-space: nowrap; }
+tbody th { color: var(--text); border-top: 1px solid var(--line); font-weight: 560;
+  padding: .5rem .6rem; overflow-wrap: break-word; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
+.card.scroll + .card.scroll, .group + .card.scroll { margin-top: 1rem; }
+.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.range { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
+.soft { color: var(--soft); }
+td b { font-weight: 560; }
+.better { color: var(--satisfaction); }
+.worse { color: var(--warn); }
+.said { margin: 0 0 1rem; padding-left: 1.1rem; }
+.said li { margin: .2rem 0; }
+.sub { margin: 1.6rem 0 .6rem; }
+.noticed { margin-top: 1rem; padding: 1.1rem 1.25rem .4rem; border-left: 4px solid var(--warn); }
+.noticed h2 { margin: 0 0 .4rem; font-size: 1rem; }
+.verdict { padding: 1rem 1.25rem .2rem; margin-bottom: 1rem; border-left: 4px solid var(--warn); }
+.verdict.bless { border-left-color: var(--satisfaction); }
+.verdict strong { display: block; margin-bottom: .4rem; font-size: 1.3rem; }
+nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin-top: 1.5rem; font-size: .9rem; }
+a { color: var(--engagement); text-decoration: none; }
+a:hover, a:focus-visible { text-decoration: underline; }
+.anchor { color: var(--soft); font-weight: 400; opacity: .5; }
+section { scroll-margin-top: 1rem; }
+.pair { display: grid; grid-template-columns: minmax(0, 1fr) minmax(0, 1.2fr); gap: 1rem;
+  align-items: start; }
+.ideal { stroke: var(--soft); stroke-dasharray: 4 4; }
+.whisker { stroke: var(--hue, var(--text)); stroke-width: 1.5; opacity: .55; }
+.dot.faint { opacity: .35; }
+.soft-line { stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 4; }
+.dot.chosen { fill: var(--warn); }
+.legend i.chosen { background: var(--warn); }
+.of-0 { --c: #4269d0; } .of-1 { --c: #b8860b; } .of-2 { --c: #d6453d; } .of-3 { --c: #2f9c95; }
+.of-4 { --c: #3a9a3e; } .of-5 { --c: #d9689c; } .of-6 { --c: #8a5fd0; } .of-7 { --c: #8b6b4a; }
+.line[class*="of-"] { stroke: var(--c); stroke-width: 1.6; }
+.line.dashed { stroke-dasharray: 5 4; }
+.legend i[class*="of-"] { border-color: var(--c); }
+.legend i.dashed { border-top-style: dashed; }
 footer { margin-top: 3rem; color: var(--soft); font-size: .85rem; overflow-wrap: anywhere; }
 footer dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1.25rem; margin: 0; }
 footer dd { margin: 0; color: var(--text); }
@@ -108,7 +157,8 @@ footer dd { margin: 0; color: var(--text); }
   .task .facts { grid-column: 1 / -1; text-align: left; }
   .task .facts span { margin: 0 .75rem 0 0; }
   .scroll { padding: .9rem 1rem; }
-  .heat { gap: 2px; font-size: .8rem; }
+  .pair { grid-template-columns: minmax(0, 1fr); }
+  table.heat { border-spacing: 2px; font-size: .8rem; }
   table { font-size: .8rem; }
   th, td { padding-left: .25rem; padding-right: .25rem; }
 }

@@ -11,6 +11,7 @@ VERBS = (
     "train",
     "evaluate",
     "export",
+    "compare",
     "serve",
     "rank",
     "run",

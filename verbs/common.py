@@ -32,6 +32,22 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder that train wrote")
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add `--checkpoint` and `--version`, of which one has to be given."""
+    either = parser.add_mutually_exclusive_group(required=True)
+    either.add_argument("--checkpoint", type=Path, help="folder that train wrote")
+    either.add_argument("--version", type=Path, help="folder that export wrote, with its number")
+
+
+def evaluation_options(source: str | None) -> Any:
+    """The section `evaluation` of a configuration; None without one."""
+    if source is None:
+        return None
+    from configs import load
+
+    return load(source).evaluation
+
+
 def json_object(text: str) -> dict[str, Any]:
     """An argument that is a JSON object."""
     try:

@@ -1,35 +1,69 @@
-"""Report how good a checkpoint is."""
+"""Report how good a checkpoint or an exported version is."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_checkpoint, add_examples, import_tensorflow
+from verbs.common import add_examples, add_model, evaluation_options, import_tensorflow
 
-HELP = "report AUC and RMSE per task and group"
-EXAMPLE = "multigate evaluate --checkpoint checkpoint --examples examples --report report.html"
+HELP = "measure a checkpoint or an exported version, and write its report"
+EXAMPLE = (
+    "multigate evaluate --checkpoint checkpoint --examples examples --report report.html\n"
+    "multigate evaluate --version models/deskdrop/1 --examples examples --report report.html"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
-    add_checkpoint(parser)
+    add_model(parser)
     add_examples(parser)
     parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
-    parser.add_argument("--report", type=Path, help="HTML file to write")
+    parser.add_argument(
+        "--report", type=Path, help="HTML file to write; its numbers go beside it, as .json"
+    )
+    parser.add_argument(
+        "--production", type=Path, help="version or checkpoint to compare with in the report"
+    )
+    parser.add_argument(
+        "--baselines",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="CHECKPOINT",
+        help="checkpoints of `train --baseline`, for negative transfer",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="CHECKPOINT",
+        help="checkpoints of the same configuration with other seeds, for stability",
+    )
+    parser.add_argument(
+        "--config",
+        help="preset or YAML file whose section evaluation is used (default: the checkpoint's own)",
+    )
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
     from jobs.show import show_evaluation
-    from model import evaluation
+    from model.assessment.assess import assess
 
-    result = evaluation.evaluate(options.checkpoint, options.examples, split=options.split)
+    result = assess(
+        options.checkpoint or options.version,
+        options.examples,
+        evaluation_options(options.config),
+        split=options.split,
+        production=options.production,
+        baselines=options.baselines,
+        seeds=options.seeds,
+    )
     show_evaluation(result)
     if options.report is not None:
-        from model import checkpoint, report
+        from model.report import write_report
 
-        config, _ = checkpoint.read_config(options.checkpoint)
-        history = checkpoint.read_history(options.checkpoint)
-        report.write_report(options.report, result, history, config)
+        write_report(options.report, result)
     return result

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("small_run")
 
 def test_every_stage_left_its_folder(small_run):
     left = sorted(path.name for path in (small_run.root / "run").iterdir())
-    assert left == ["checkpoint", "evaluation.json", "examples", "models", "report.html"]
+    assert left == ["checkpoint", "examples", "models", "report.html", "report.json"]
 
 
 def test_the_result_names_tasks_lists_export_and_report(small_run):
@@ -35,7 +35,7 @@ def test_the_result_names_tasks_lists_export_and_report(small_run):
 
 
 def test_evaluation_file_is_what_was_reported(small_run):
-    stored = json.loads((small_run.root / "run/evaluation.json").read_text())
+    stored = json.loads((small_run.root / "run/report.json").read_text())
     for name, task in small_run.result["tasks"].items():
         assert stored["tasks"][name]["value"] == task["value"]
 

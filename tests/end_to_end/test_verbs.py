@@ -1,6 +1,7 @@
 """The verbs that follow `examples`, as a user calls them; `--json` ends with one object."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,13 +50,53 @@ def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_
     folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
     status, out, err = call("evaluate", *folders, "--report", page, "--json")
     assert (status, err) == (0, [])
-    assert json.loads(out[-1]) == json.loads((run / "evaluation.json").read_text())
+    stored = json.loads((run / "report.json").read_text())
+    assert json.loads(out[-1]) | {"source": stored["source"]} == stored
     assert page.read_text().endswith("</html>\n")
+    assert json.loads(page.with_suffix(".json").read_text()) == json.loads(out[-1])
     status, out, err = call("evaluate", *folders, "--report", tmp_path / "no" / "report.html")
     assert status == 2
     assert "AUC" in "\n".join(out)  # what was computed is not lost
     (line,) = err
     assert line.startswith(f"error: {tmp_path}/no/")
+
+
+def test_a_version_is_measured_as_it_is_served(small_run, call):
+    run = small_run.root / "run"
+    folders = ("--version", run / "models/demo/1", "--examples", run / "examples")
+    status, out, err = call("evaluate", *folders, "--config", "demo", "--json")
+    assert (status, err) == (0, [])
+    served, kept = json.loads(out[-1]), json.loads((run / "report.json").read_text())
+    assert served["kind"] == "version"
+    for name, task in kept["tasks"].items():
+        assert served["tasks"][name]["value"] == pytest.approx(task["value"], rel=1e-3)
+        low, high = (task["measures"][task["metric"]][end] for end in ("low", "high"))
+        assert low < task["value"] < high
+        assert served["tasks"][name]["measures"][task["metric"]]["low"] == pytest.approx(
+            low, rel=1e-2
+        )
+    assert served["gates"].keys() == kept["gates"].keys()
+
+
+def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
+    run = small_run.root / "run"
+    version = run / "models/demo/1"
+    both = ("--candidate", version, "--production", version, "--examples", run / "examples")
+    status, out, err = call("compare", *both, "--json")
+    assert (status, err) == (0, [])
+    assert json.loads(out[-1])["verdict"] == "bless"
+    rules = tmp_path / "rules.yaml"
+    text = (Path(__file__).parents[2] / "configs/demo.yaml").read_text()
+    strict = "evaluation: {rules: {tasks: {click: {must_win: true}}}}"
+    rules.write_text(f"{text}\n{strict}\n")
+    page = tmp_path / "verdict.html"
+    status, out, err = call("compare", *both, "--config", rules, "--report", page)
+    assert (status, err) == (1, [])
+    assert any(line.strip() == "refused" for line in out)
+    assert "click: it must win" in page.read_text()
+    status, out, err = call("compare", *both[:3], tmp_path / "none", *both[4:])
+    assert (status, out) == (2, [])
+    assert "expected a checkpoint" in err[0]
 
 
 def test_export_counts_versions(small_run, call, tmp_path):

@@ -1,17 +1,19 @@
 """The report page: complete, self-contained, and right about what it draws."""
 
+import copy
+import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from model import report
-from model.evaluation import summarise, task_metrics
+from model import report, training
+from model.assessment.assess import assess
 
-VOID = {"meta", "br", "line", "circle", "polyline"}
+VOID = {"meta", "br", "line", "circle", "polyline", "link"}
 
 
 class Page(HTMLParser):
@@ -37,112 +39,200 @@ class Page(HTMLParser):
         self.tags.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        if tag not in VOID:
+            assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.text += data + "\n"
 
-
-def evaluation(tiny: Any, experts: int = 4, masked: str | None = None) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    contract = tiny.config.contract
-    labels = np.stack(
-        [
-            rng.integers(0, 2, 50) if task.type == "binary" else rng.random(50) * 9
-            for task in contract.tasks.values()
-        ],
-        axis=1,
-    ).astype(np.float32)
-    scored = {name: rng.random(50) for name in contract.tasks}
-    if masked is not None:
-        labels[:, list(contract.tasks).index(masked)] = np.nan
-    tasks = task_metrics(contract, labels, scored)
-    weights = [0.75, *[0.25 / max(experts - 2, 1)] * (experts - 2), 0.0][:experts]
-    gate = {"gate": "topk", "weights": weights, "load": weights, "experts_per_row": 2.0}
-    return {
-        "split": "test",
-        "rows": 50,
-        "tasks": tasks,
-        "groups": summarise(tasks),
-        "loss": 1.25,
-        "experts_per_row": 3.5,
-        "experts": experts,
-        "gates": dict.fromkeys(tasks, gate),
-    }
+    @property
+    def sections(self) -> list[str]:
+        return re.findall(r'<section id="([a-z-]+)">', self.source)
 
 
-def epochs(*losses: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "epoch": number,
-            "loss": loss + 0.1,
-            "val_loss": loss,
-            "tasks": {t: {"loss": loss, "val_loss": loss} for t in ("click", "dwell", "like")},
-        }
-        for number, loss in enumerate(losses, start=1)
-    ]
+@pytest.fixture(scope="module")
+def found(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The assessment of a trained checkpoint, which tests change copies of."""
+    out = tmp_path_factory.mktemp("reported") / "checkpoint"
+    training.train(tiny.config, tiny.examples, out, progress=False)
+    return assess(out, tiny.examples)
 
 
-def write(path: Path, tiny: Any, *args: Any, **extras: Any) -> Page:
-    result, history = args
-    report.write_report(path, result, history, tiny.config, extras)
+def write(path: Path, found: dict[str, Any], **options: Any) -> Page:
+    report.write_report(path, found, **options)
     return Page(path)
 
 
-def test_every_task_with_its_value_and_best(tiny: Any, tmp_path: Path) -> None:
-    result = evaluation(tiny)
-    page = write(tmp_path / "r.html", tiny, result, epochs(3, 2, 2.5), best={"click": 0.9})
-    for task in result["tasks"].values():
+def with_tasks(found: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The same assessment as if the model had these tasks, all like `click`."""
+    changed = copy.deepcopy(found)
+    changed["tasks"] = dict.fromkeys(names, found["tasks"]["click"])
+    gate = found["gates"]["click"]
+    changed["gates"] = {
+        name: gate | {"overlap": {other: 0.5 for other in names if other != name}} for name in names
+    }
+    changed["groups"] = {"engagement": found["groups"]["engagement"]}
+    for epoch in changed["history"]:
+        epoch["tasks"] = dict.fromkeys(names, epoch["tasks"]["click"])
+        epoch["gates"] = dict.fromkeys(names, epoch["gates"]["click"])
+    return changed
+
+
+def test_every_task_with_its_value_interval_and_best(found: Any, tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", found, best={"click": 0.9, "like": None})
+    for task in found["tasks"].values():
         value = task["value"]
         shown = f"{value:.4f}" if task["metric"] == "auc" else f"{value:.4g}"
         assert f"\n{shown}\n" in page.text
+    click = found["tasks"]["click"]["measures"]["auc"]
+    assert f"{click['low']:.4f} to {click['high']:.4f}" in page.text
     assert "best 0.9000" in page.text
-    assert "Trained for 3 epochs; epoch 2 was kept." in page.text
     # The tick of an AUC of 0.9 stands at (0.9 - 0.5) / 0.5 of the bar.
-    assert page.source.count("left: 80.0%") == 1
-    assert "No task uses expert 4." in page.text
-    assert page.tags.count("svg") == 4
+    assert page.source.count('<b style="left: 80.0%">') == 1
+    assert "Trained for 2 epochs; epoch 2 was kept." in page.text
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert stored == json.loads(json.dumps(found)) | {"best": {"click": 0.9}}
 
 
-def test_nothing_is_fetched_or_run(tiny: Any, tmp_path: Path) -> None:
-    page = write(tmp_path / "r.html", tiny, evaluation(tiny), epochs(1))
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    assert not [value for name, value in page.attributes if name in {"src", "href"}]
+def test_sections_can_be_linked_to(found: Any, tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", found)
+    links = [value[1:] for name, value in page.attributes if name == "href" and value[0] == "#"]
+    assert set(links) == set(page.sections)
+    assert len(page.sections) == len(set(page.sections))
+    assert {"tasks", "calibration", "gates", "slices", "leaks", "training"} <= set(page.sections)
+    assert "data" not in page.sections  # these examples have no report of the pipeline
+
+
+def test_nothing_is_fetched_or_run(found: Any, tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", found)
+    assert not {"script", "img", "iframe", "object"} & set(page.tags)
+    sources = [value for name, value in page.attributes if name in {"src", "href"}]
+    assert all(value.startswith("#") or value == "data:," for value in sources)
     assert "url(" not in page.source
     assert "@import" not in page.source
     assert "prefers-color-scheme: dark" in page.source
 
 
-def test_text_is_escaped(tiny: Any, tmp_path: Path) -> None:
-    facts = {"note": "<script>alert(1)</script>"}
-    page = write(tmp_path / "r.html", tiny, evaluation(tiny), [], title="a < b & c", facts=facts)
+def test_text_is_escaped(found: Any, tmp_path: Path) -> None:
+    changed = with_tasks(found, ["<script>alert(1)</script>"])
+    page = write(tmp_path / "r.html", changed, title="a < b & c")
     assert "script" not in page.tags
     assert "a < b & c" in page.text
 
 
-def test_without_a_value_the_reason_stands_there(tiny: Any, tmp_path: Path) -> None:
-    page = write(tmp_path / "r.html", tiny, evaluation(tiny, masked="like"), epochs(1, 1))
-    assert "every label is masked" in page.text
-    assert "1 of 1 not measurable" in page.text
-    page = write(tmp_path / "s.html", tiny, evaluation(tiny, masked="dwell"), epochs(1, 1))
-    assert "every label is masked" in page.text
+def test_without_a_value_the_reason_stands_there(found: Any, tmp_path: Path) -> None:
+    changed = copy.deepcopy(found)
+    task = changed["tasks"]["like"]
+    task |= {"value": None, "reason": "every label is masked", "rate": None, "mean_score": None}
+    task |= {"rows": 0, "reliability": []}
+    for measure in task["measures"].values():
+        measure |= {"value": None, "low": None, "high": None, "rows": 0}
+    page = write(tmp_path / "r.html", changed)
+    assert "like cannot be measured: every label is masked." in page.text
+
+
+@pytest.mark.parametrize("tasks", [1, 20])
+def test_any_number_of_tasks(found: Any, tmp_path: Path, tasks: int) -> None:
+    page = write(tmp_path / "r.html", with_tasks(found, [f"t{n}" for n in range(tasks)]))
+    assert page.source.count('<div class="task">') == tasks
+    assert ("Overlap" in page.text) == (tasks > 1)
 
 
 @pytest.mark.parametrize("experts", [1, 2, 64])
-def test_any_number_of_experts(tiny: Any, tmp_path: Path, experts: int) -> None:
-    page = write(tmp_path / "r.html", tiny, evaluation(tiny, experts), [])
+def test_any_number_of_experts(found: Any, tmp_path: Path, experts: int) -> None:
+    changed = copy.deepcopy(found)
+    changed["experts"] = experts
+    changed["union"] = [0.5] * experts
+    changed["history"] = []
+    for gate in changed["gates"].values():
+        gate |= {"weights": [1 / experts] * experts, "load": [1.0] * experts}
+    page = write(tmp_path / "r.html", changed)
     cells = [value for name, value in page.attributes if name == "class" and "cell" in value]
-    assert len(cells) == 3 * experts
-    assert "Training" not in page.text  # no history, no section
+    assert len(cells) == experts * (3 + 4) + 3 * 3  # weights, load with the union, overlap
+    assert "training" not in page.sections  # no history, no section
 
 
-def test_curves_stay_within_the_picture(tiny: Any, tmp_path: Path) -> None:
+def test_curves_stay_within_the_picture(found: Any, tmp_path: Path) -> None:
     for losses in ((0.0,), (5.0, 5.0), (1e-7, 3e6, 2.0), tuple(range(40, 0, -1))):
-        page = write(tmp_path / "r.html", tiny, evaluation(tiny), epochs(*losses))
+        changed = copy.deepcopy(found)
+        first = changed["history"][0]
+        changed["history"] = [
+            first
+            | {"epoch": number, "loss": loss, "val_loss": loss}
+            | {"tasks": {n: {"loss": loss, "val_loss": loss} for n in first["tasks"]}}
+            for number, loss in enumerate(losses, start=1)
+        ]
+        page = write(tmp_path / "r.html", changed)
         points = re.findall(r'points="([^"]*)"', page.source)
-        assert len(points) == 8
+        assert len(points) >= 8
         for line in points:
             for pair in line.split():
                 x, y = map(float, pair.split(","))
                 assert 0 <= x <= 320
-                assert 0 <= y <= 150
+                assert 0 <= y <= 220
+
+
+def test_a_verdict_comes_first(found: Any, tmp_path: Path) -> None:
+    task = {
+        "metric": "auc",
+        "rows": 9,
+        "wins": False,
+        "candidate": {"value": 0.7, "low": 0.6, "high": 0.8, "rows": 9},
+        "production": {"value": 0.75, "low": 0.6, "high": 0.8, "rows": 9},
+        "difference": {"value": -0.05, "low": -0.06, "high": -0.04, "rows": 9},
+    }
+    compared = {"verdict": "refuse", "reasons": ["click: worse."], "ranking": None}
+    compared |= {"tasks": {"click": task, "gone": {"missing": True}}}
+    page = write(tmp_path / "r.html", found | {"comparison": compared})
+    assert page.sections[0] == "verdict"
+    assert "Refused" in page.text
+    assert "-0.0500 ▼" in page.text
+
+
+def test_the_pipelines_report_is_shown_where_there_is_one(found: Any, tmp_path: Path) -> None:
+    data = {
+        "splits": {"train": {"rows": 12345, "rate": 0.25}, "test": {"rows": 7, "rate": None}},
+        "drift": [{"feature": "age", "psi": 0.125}],
+        "vocabularies": {"user_id": 7},
+        "note": "a < b",
+    }
+    page = write(tmp_path / "r.html", found | {"data": data})
+    assert page.sections[-1] == "data"
+    for text in ("12,345", "0.25", "age", "0.125", "user_id", "a < b"):
+        assert f"\n{text}\n" in page.text
+
+
+def chromium() -> str:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    return path
+
+
+def test_in_a_browser(found: Any, tmp_path: Path) -> None:
+    """Renders without a message, fits a phone's width, and follows the reader's colours."""
+    sync = pytest.importorskip("playwright.sync_api").sync_playwright
+    pages = {1: with_tasks(found, ["alone"]), 3: found}
+    pages[20] = with_tasks(found, [f"task_{n}" for n in range(20)])
+    for tasks, changed in pages.items():
+        report.write_report(tmp_path / f"{tasks}.html", changed)
+    with sync() as play:
+        browser = play.chromium.launch(executable_path=chromium())
+        for width, scheme, ground in (
+            (390, "dark", "rgb(20, 20, 22)"),
+            (1280, "light", "rgb(250, 249, 247)"),
+        ):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            said: list[str] = []
+            page.on("console", lambda message, said=said: said.append(message.text))
+            page.on("pageerror", lambda error, said=said: said.append(str(error)))
+            page.on("request", lambda request, said=said: said.append(request.url))
+            for tasks in pages:
+                page.goto((tmp_path / f"{tasks}.html").as_uri())
+                assert [s for s in said if not s.startswith(("file:", "data:"))] == []
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, tasks
+                assert page.locator("svg").count() > 3
+                assert page.locator("h2").first.is_visible()
+                colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert colour == ground
+        browser.close()

@@ -1,0 +1,242 @@
+"""Sections of the report that judge: the verdict, slices, negative transfer, leaks, the data."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from model.report_parts import SHOWN, changed, count, measured, percent, section, sentences, table
+
+_SLICES = 40
+_FEATURES = 15
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """The candidate against production."""
+    compared = found["comparison"]
+    if compared is None:
+        return ""
+    blessed = compared["verdict"] == "bless"
+    rows = [
+        [
+            escape(name),
+            SHOWN[task["metric"]],
+            measured(task["metric"], task["candidate"]),
+            measured(task["metric"], task["production"]),
+            changed(task["difference"], task["metric"], task["wins"]),
+            f"{task['rows']:,}",
+        ]
+        for name, task in [
+            *compared["tasks"].items(),
+            *([("combined score", compared["ranking"])] if compared["ranking"] else []),
+        ]
+        if not task.get("missing")
+    ]
+    heads = ("task", "measure", "candidate", "production", "difference", "rows")
+    return section(
+        "verdict",
+        "Against production",
+        "Both models on the same rows and the same resamples of the users: the interval is that of "
+        "the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
+        f'<div class="card verdict {"bless" if blessed else "refuse"}"><strong>'
+        f"{'Blessed' if blessed else 'Refused'}</strong>{sentences(compared['reasons'])}</div>",
+        table("Differences by task", heads, rows),
+    )
+
+
+def slices(found: Mapping[str, Any]) -> str:
+    """Slices, the worst first."""
+    cut = found["slices"]
+    if not cut["looked_at"]:
+        return ""
+    marked = [look for look in cut["rows"] if look["marked"]]
+    shown = cut["rows"][: max(len(marked), _SLICES)][:200]
+    rows = [
+        [
+            f"{escape(look['slice'])}: {escape(look['value'])}",
+            escape(look["task"]),
+            SHOWN[look["measure"]],
+            measured(look["measure"], look["found"]),
+            f"{look['whole']:.4g}",
+            f"{look['rows']:,}",
+            '<b class="worse">worse</b>' if look["marked"] else "",
+        ]
+        for look in shown
+    ]
+    said = (
+        f"{count(len(marked), 'look')} of {cut['looked_at']:,} worse beyond chance."
+        if marked
+        else f"No slice is worse beyond chance, of {count(cut['looked_at'], 'look')}."
+    )
+    heads = ("slice", "task", "measure", "slice's value", "whole", "rows", "beyond chance")
+    return section(
+        "slices",
+        "Slices, the worst first",
+        f"{count(cut['slices'], 'slice')} of every task and measure: "
+        f"{count(cut['looked_at'], 'look')}, of which one in twenty would stand out by chance at "
+        f"the usual level. Marked are those beyond chance at {cut['level']:.2g} (Bonferroni), and "
+        "they come first; the rest is in order of the difference. Within a slice AUC is often "
+        "lower than on the whole, because slices differ in their rates.",
+        sentences([said]),
+        table("Slices by how much worse than the whole they are", heads, rows),
+    )
+
+
+def transfer(found: Mapping[str, Any]) -> str:
+    """The model against its baselines."""
+    compared = found["transfer"]
+    if compared is None:
+        return ""
+    rows = []
+    for model in compared["models"]:
+        for name, task in model["tasks"].items():
+            rows.append(
+                [
+                    escape(name),
+                    escape(model["title"]),
+                    SHOWN[task["metric"]],
+                    measured(task["metric"], task["candidate"]),
+                    measured(task["metric"], task["production"]),
+                    changed(task["difference"], task["metric"], task["wins"]),
+                ]
+            )
+    rows.sort(key=lambda row: row[0])
+    others = [
+        f"{model['title']} was trained with another {', '.join(model['budget'])}."
+        for model in compared["models"]
+        if model["budget"]
+    ]
+    heads = ("task", "baseline", "measure", "this model", "baseline's", "difference")
+    return section(
+        "transfer",
+        "Negative transfer",
+        "Each task against models that share less, on the same rows and resamples. Worse than its "
+        "own single-task model means that sharing costs this task.",
+        sentences([*compared["sentences"], *others]),
+        table("Differences from the baselines", heads, rows),
+    )
+
+
+def leaks(found: Mapping[str, Any]) -> str:
+    """Signs that the test is easier than the world."""
+    checked = found["leaks"]
+    rows = [
+        [
+            escape(row["feature"]),
+            escape(row["task"]),
+            f"{row['auc']:.4f}",
+            '<b class="worse">leak</b>' if row["leak"] else "",
+        ]
+        for row in checked["features"][:_FEATURES]
+    ]
+    heads = ("feature alone", "task", "AUC", "above the limit")
+    return section(
+        "leaks",
+        "Leak checks",
+        "What one feature alone ranks the rows by: its number, or the mean label of its training "
+        "rows. An AUC near 1 usually means that the feature was not known before the label.",
+        sentences(leak_sentences(checked)),
+        table("Features by their AUC alone", heads, rows),
+    )
+
+
+def leak_sentences(checked: Mapping[str, Any]) -> list[str]:
+    """What the checks found."""
+    said = [
+        f"{row['feature']} alone has an AUC of {row['auc']:.4f} on {row['task']}, above "
+        f"{checked['limit']:g}: a leak unless it is truly known beforehand."
+        for row in checked["features"]
+        if row["leak"]
+    ] or [f"No feature alone has an AUC above {checked['limit']:g}."]
+    if checked["shared_rows"] is not None:
+        said.append(
+            f"{count(checked['shared_rows'], 'row')} of this split "
+            f"{'is' if checked['shared_rows'] == 1 else 'are'} in training too."
+            if checked["shared_rows"]
+            else "No row of this split is in training."
+        )
+    if checked["in_order"]:
+        said.append("Every row is newer than all of training.")
+    elif checked["in_order"] is False:
+        late = f"{percent(checked['late_training'])} of training is not older than the oldest row"
+        by_time = checked.get("split_by") == "time"
+        said.append(f"{late}{', although the split is by time' if by_time else ''}.")
+    return said
+
+
+def warnings(found: Mapping[str, Any]) -> list[str]:
+    """What a reader has to know before all else, in sentences."""
+    said = []
+    checked = found["leaks"]
+    said += [line for line in leak_sentences(checked) if "a leak unless" in line]
+    if checked["shared_rows"]:
+        said.append(f"{count(checked['shared_rows'], 'row')} of this split in training too.")
+    if checked["in_order"] is False and checked.get("split_by") == "time":
+        said.append("Training is not all older than this split, although the split is by time.")
+    for name, task in found["tasks"].items():
+        rate = task["measures"].get("predicted_over_observed")
+        if rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]:
+            word = "more" if rate["value"] > 1 else "less"
+            said.append(f"{name} predicts {word} than happens: {rate['value']:.2f} times.")
+        if task["value"] is None:
+            said.append(f"{name} cannot be measured: {task['reason']}.")
+    marked = [look for look in found["slices"]["rows"] if look["marked"]]
+    if marked:
+        worst = marked[0]
+        said.append(
+            f"{count(len(marked), 'look')} at slices worse beyond chance, the worst of them "
+            f"{worst['slice']}: {worst['value']} on {worst['task']}."
+        )
+    said += [line for line in found["findings"] if "never used" in line or "fewer than 1" in line]
+    if found["transfer"]:
+        said += [line for line in found["transfer"]["sentences"] if "negative transfer" in line]
+    return said
+
+
+def data(found: Mapping[str, Any]) -> str:
+    """The pipeline's own report on the examples, as tables of whatever it holds."""
+    report = found["data"]
+    if not isinstance(report, Mapping):
+        return ""
+    parts = [_values(str(key), value) for key, value in report.items()]
+    return section("data", "Data", "What the pipeline found in the examples.", *parts)
+
+
+def _values(title: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        columns = _columns(list(value.values()))
+        if columns:
+            rows = [
+                [escape(str(name)), *(_cell(row.get(column)) for column in columns)]
+                for name, row in value.items()
+            ]
+            content = table(title, ["", *columns], rows)
+        else:
+            content = table(title, ["", ""], [[escape(str(k)), _cell(v)] for k, v in value.items()])
+    elif isinstance(value, Sequence) and not isinstance(value, str) and (keys := _columns(value)):
+        content = table(title, keys, [[_cell(row.get(key)) for key in keys] for row in value])
+    else:
+        content = table(title, ["", ""], [[escape(title), _cell(value)]])
+    return f'<h3 class="sub">{escape(title.replace("_", " "))}</h3>{content}'
+
+
+def _columns(rows: Sequence[Any]) -> list[str]:
+    """Keys of rows that are all mappings of plain values; none otherwise."""
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        return []
+    return [str(key) for key in dict.fromkeys(key for row in rows for key in row)]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{escape(str(k))} {_cell(v)}" for k, v in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_cell(entry) for entry in value)
+    return escape(str(value))

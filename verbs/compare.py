@@ -1,0 +1,62 @@
+"""Judge a candidate against the version in production."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_examples, evaluation_options, import_tensorflow
+
+HELP = "judge a candidate against production: exit status 0 blessed, 1 refused"
+EXAMPLE = (
+    "multigate compare --candidate models/deskdrop/2 --production models/deskdrop/1 "
+    "--examples examples --config deskdrop"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    parser.add_argument(
+        "--candidate", type=Path, required=True, help="folder of a version or of a checkpoint"
+    )
+    parser.add_argument(
+        "--production", type=Path, help="the same of what it is to replace; nothing if absent"
+    )
+    add_examples(parser)
+    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument(
+        "--config",
+        help="preset or YAML file whose evaluation.rules judge (default: the rules' defaults)",
+    )
+    parser.add_argument("--report", type=Path, help="HTML file to write: the candidate's report")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    import_tensorflow()
+    from configs.evaluation import EvaluationConfig
+    from jobs.show import show_comparison
+    from model.comparison import compare
+
+    settings = evaluation_options(options.config) or EvaluationConfig()
+    result = compare(
+        options.candidate,
+        options.production,
+        options.examples,
+        settings.rules,
+        split=options.split,
+        replicates=settings.replicates,
+        seed=settings.seed,
+    )
+    show_comparison(result)
+    if options.report is not None:
+        from model.assessment.assess import assess
+        from model.report import write_report
+
+        found = assess(options.candidate, options.examples, settings, split=options.split)
+        write_report(options.report, found | {"comparison": result})
+    return result
+
+
+def status(result: dict[str, Any]) -> int:
+    """Exit status of a verdict."""
+    return 0 if result["verdict"] == "bless" else 1
