@@ -1,281 +1,231 @@
-"""Calls per second of the server, beside a tutorial's server and the limits of the machine.
+"""Calls per second of the server, beside other servers and the limits of the machine.
 
-    python benchmarks/serve.py --model_base_path models/demo [--seconds 3]
+    python benchmarks/serve.py --model_base_path models/deskdrop [--seconds 3]
 
-    ours      this project's server
-    tutorial  a plain gRPC server that calls the SavedModel's signature once per request
-    echo      a plain gRPC server that answers the same messages without a model
-    model     the `rank` callable in one process, no gRPC, at its best number of joined calls
+`benchmarks/servers.py` says what each server is.  Each runs in a process of its own, on the same
+cores as its callers (`benchmarks/load.py`, one process of 1 to 64 callers), with the same requests
+of random ids: in a closed loop, and in an open loop at 70 % of what the closed one reached.
 
-Every server runs in a process of its own and all are called from this one, in a closed loop, with
-the same requests of random ids.  The limit is what the cores allow if a call costs one echo and its
-share of the model: cores / (CPU seconds of an echo call + CPU seconds of the model per call).
+The limit is what the cores allow if a call costs one echo and its share of the model: cores / (CPU
+seconds of an echo call in its server + CPU seconds of the model per call at its best number of
+joined calls).  Callers are not in it: `of_limit_beside_callers` says what is reached of the limit
+with the CPU seconds of the echo's callers, who have the same cores.
+
+PyTriton needs numpy < 2, and of Python 3.11 a release before 3.11.5, which the stub in its wheel is
+of; MLServer wants its own versions too.  Each gets an environment of its own:
+
+    uv venv --python /usr/bin/python3.11 envs/pytriton
+    uv pip install --python envs/pytriton/bin/python nvidia-pytriton tensorflow-cpu==2.20.* \
+        pydantic PyYAML
+    uv venv --python 3.11 envs/mlserver
+    uv pip install --python envs/mlserver/bin/python mlserver tensorflow-cpu pydantic PyYAML
+
+named by --pytriton and --mlserver (or PYTRITON and MLSERVER); without them both are left out.
 Prints a table and, last, one JSON line with the ratios at 16 callers and 100 candidates.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
-import time
-from concurrent import futures
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
+import psutil
 
-from serving.protos import ranking_pb2, ranking_pb2_grpc
-from serving.versions import CONTRACT, scan
-
-NAME = "benchmark"
-CALLERS, CANDIDATES = (1, 4, 16), (100, 500)
-JOINED = (1, 2, 4, 8)
-WARM = 50  # calls before the clock starts
+HERE = Path(__file__).parent
+HEAD = (16, 100)  # callers and candidates of the ratios
+HEADING = (
+    "server    cands callers loop  calls/s  cands/s   p50 ms   p95 ms   p99 ms  cpu ms  caller ms"
+)
 
 
-def random_request(contract: dict[str, Any], candidates: int, seed: int) -> Any:
-    """A request with a value for every feature."""
-    rng = random.Random(seed)
-    request = ranking_pb2.RankRequest(model={"name": NAME})
-    sides = {"user": request.user, "context": request.context}
+@dataclass(frozen=True)
+class Kind:
+    """A server to compare."""
 
-    def one(feature: dict[str, Any], count: int) -> tuple[str, list[Any]]:
-        if feature["kind"] == "number":
-            return "numbers", [rng.random() for _ in range(count)]
-        if feature["dtype"] == "int":
-            return "integers", [rng.randrange(10_000) for _ in range(count)]
-        return "texts", [str(rng.randrange(10_000)) for _ in range(count)]
+    name: str
+    python: str
+    flags: tuple[str, ...] = ()
 
-    for name, feature in contract["features"].items():
-        if feature["kind"] == "position":
-            continue
-        lists = feature["kind"] == "id_list"
-        if feature["side"] != "item":
-            field, values = one(feature, feature["max_length"] if lists else 1)
-            if lists:
-                getattr(sides[feature["side"]][name], field).values.extend(values)
-            else:
-                setattr(sides[feature["side"]][name], field[:-1], values[0])
-        elif name == contract["item"]:
-            field, values = one(feature, candidates)
-            getattr(request.candidates.item_id, field).values.extend(values)
-        else:
-            column = request.candidates.columns[name]
-            length = feature["max_length"] if lists else 1
-            field, values = one(feature, candidates * length)
-            getattr(column, field).values.extend(values)
-            if lists:
-                column.lengths.extend([length] * candidates)
-    return request
-
-
-class Echo(ranking_pb2_grpc.RankingServiceServicer):
-    """Answers at once with as many items and tasks as were asked about."""
-
-    def __init__(self, tasks: list[str]) -> None:
-        self._tasks = tasks
-
-    def Rank(self, request: Any, context: Any) -> Any:
-        """Answer without a model."""
-        ids = request.candidates.item_id
-        count = len(getattr(ids, ids.WhichOneof("values")).values)
-        scores = [0.5] * count
-        response = ranking_pb2.RankResponse(item_index=range(count), item_id=ids, score=scores)
-        for task in self._tasks:
-            response.task_scores[task].values.extend(scores)
-        return response
-
-
-def tutorial(base: Path) -> Any:
-    """A servicer that calls the signature per request, as tutorials show."""
-    import numpy as np
-    import tensorflow as tf
-
-    from configs.contract import FrozenContract
-    from serving.request import RequestReader
-
-    folder = next(iter(scan(base).values()))
-    contract = FrozenContract.read(folder / CONTRACT).contract
-    loaded = tf.saved_model.load(str(folder))
-    signature = loaded.signatures["rank"]
-    reader = RequestReader(contract, 10_000)
-
-    class Tutorial(ranking_pb2_grpc.RankingServiceServicer):
-        model = loaded  # signatures hold no reference to their variables
-
-        def Rank(self, request: Any, context: Any) -> Any:
-            inputs = reader.read(request).inputs
-            answer = signature(**{name: tf.constant(value) for name, value in inputs.items()})
-            scores = {name: value.numpy() for name, value in answer.items()}
-            order = np.argsort(-scores["score"], kind="stable")
-            ids = request.candidates.item_id
-            field = ids.WhichOneof("values")
-            values = getattr(ids, field).values
-            response = ranking_pb2.RankResponse(
-                item_index=order.tolist(), score=scores["score"][order].tolist()
-            )
-            getattr(response.item_id, field).values.extend([values[index] for index in order])
-            for task in contract.tasks:
-                response.task_scores[task].values.extend(scores[task][order].tolist())
-            return response
-
-    return Tutorial()
-
-
-def serve(kind: str, base: Path) -> None:
-    """Run one server until its standard input closes."""
-    if kind == "ours":
-        from serving.options import ServerOptions
-        from serving.server import Server
-
-        with Server(ServerOptions(NAME, base, port=0)) as ours:
-            print(ours.port, flush=True)
-            sys.stdin.read()
-        return
-    contract = json.loads((next(iter(scan(base).values())) / CONTRACT).read_text())["contract"]
-    service = Echo(list(contract["tasks"])) if kind == "echo" else tutorial(base)
-    server = grpc.server(futures.ThreadPoolExecutor(64))
-    ranking_pb2_grpc.add_RankingServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(port, flush=True)
-    sys.stdin.read()
-    server.stop(0).wait()
-
-
-def model_alone(base: Path, seconds: float) -> None:
-    """Print CPU seconds per call of the callable, by candidates, at its best number of calls."""
-    from serving.batching import join
-    from serving.layout import rank_layout
-    from serving.request import RequestReader
-    from serving.servable import Servable
-
-    version, folder = next(iter(scan(base).items()))
-    servable = Servable.load(version, folder)
-    signature, layout = servable.signatures["rank"], rank_layout(servable.contract)
-    reader = RequestReader(servable.contract, 10_000)
-    contract = json.loads((folder / CONTRACT).read_text())["contract"]
-    best = {}
-    for candidates in CANDIDATES:
-        costs = []
-        for count in JOINED:
-            requests = [random_request(contract, candidates, seed) for seed in range(count)]
-            inputs = join([reader.read(request).inputs for request in requests], layout)
-            for _ in range(WARM):
-                signature(inputs)
-            runs, cpu, until = 0, time.process_time(), time.monotonic() + seconds / len(JOINED)
-            while time.monotonic() < until:
-                signature(inputs)
-                runs += 1
-            costs.append((time.process_time() - cpu) / runs / count)
-        best[candidates] = min(costs)
-    servable.retire()
-    print(json.dumps(best))
+    def start(self, base: Path, *more: str) -> subprocess.Popen[str]:
+        """Start it."""
+        name = self.name.partition("-")[0]
+        command = [self.python, str(HERE / "servers.py"), name, "--model_base_path", str(base)]
+        environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        return subprocess.Popen(
+            [*command, *self.flags, *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time of a process and those that it started."""
+    total, root = 0.0, psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
-def closed_loop(
-    target: str, pid: int, requests: list[Any], callers: int, seconds: float
-) -> dict[str, float]:
-    """Call as fast as answers come, from so many threads."""
-    with grpc.insecure_channel(target) as channel:
-        rank = ranking_pb2_grpc.RankingServiceStub(channel).Rank
-        for place in range(WARM):
-            rank(requests[place % len(requests)], timeout=60)
-        end = time.monotonic() + seconds
+@contextlib.contextmanager
+def running(kind: Kind, base: Path, candidates: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A server: its process id, and how to call it."""
+    server = kind.start(base, "--candidates", str(candidates))
+    assert server.stdout is not None
+    try:
+        line = server.stdout.readline()
+        if not line:
+            raise SystemExit(f"{kind.name}: ended at its start; run benchmarks/servers.py to see")
+        yield server.pid, json.loads(line)
+    finally:
+        server.communicate()
 
-        def call(start: int) -> list[float]:
-            latencies, place = [], start
-            while time.monotonic() < end:
-                began = time.perf_counter()
-                rank(requests[place % len(requests)], timeout=60)
-                latencies.append(time.perf_counter() - began)
-                place += callers
-            return latencies
 
-        cpu, began = cpu_seconds(pid), time.monotonic()
-        with futures.ThreadPoolExecutor(callers) as pool:
-            latencies = sorted(x for part in pool.map(call, range(callers)) for x in part)
-        elapsed, cpu = time.monotonic() - began, cpu_seconds(pid) - cpu
-    centiles = statistics.quantiles(latencies, n=100)
-    return {
-        "calls": len(latencies) / elapsed,
-        "p50": centiles[49],
-        "p99": centiles[98],
-        "cpu": cpu / len(latencies),
+def measure(
+    server: tuple[int, dict[str, Any]], callers: int, seconds: float, rate: float = 0
+) -> dict[str, Any]:
+    """Call a server from a process of callers."""
+    pid, how = server
+    plan = {
+        "target": f"127.0.0.1:{how['port']}",
+        "method": how["method"],
+        "requests": how["requests"],
+        "callers": callers,
+        "seconds": seconds,
+        "rate": rate,
     }
-
-
-def start(kind: str, base: Path, seconds: float) -> subprocess.Popen[str]:
-    """Start this script in a process of its own, as one of the servers or as the bare model."""
-    command = [sys.executable, __file__, "--run", kind, "--seconds", str(seconds)]
-    return subprocess.Popen(
-        [*command, "--model_base_path", str(base)],
+    load = subprocess.Popen(
+        [sys.executable, str(HERE / "load.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert load.stdin is not None
+    assert load.stdout is not None
+    load.stdin.write(json.dumps(plan))
+    load.stdin.close()
+    load.stdout.readline()  # warm
+    before = cpu_seconds(pid)
+    found: dict[str, Any] = json.loads(load.stdout.read())
+    found["cpu"] = (cpu_seconds(pid) - before) / max(sum(found["statuses"].values()), 1)
+    load.wait()
+    return found
 
 
-def compare(base: Path, seconds: float) -> dict[str, float]:
+def row(kind: str, candidates: int, callers: int, loop: str, one: dict[str, Any]) -> str:
+    """A line of the table."""
+    refused = {code: count for code, count in one["statuses"].items() if code != "OK"}
+    return (
+        f"{kind:9} {candidates:5} {callers:7} {loop:6} {one['calls']:7.0f} "
+        f"{one['calls'] * candidates:8.0f} {one['p50'] * 1e3:8.2f} {one['p95'] * 1e3:8.2f} "
+        f"{one['p99'] * 1e3:8.2f} {one['cpu'] * 1e3:7.2f} {one['caller_cpu'] * 1e3:10.2f}"
+        + (f"  {refused}" if refused else "")
+    )
+
+
+def compare(
+    base: Path, kinds: list[Kind], callers: list[int], candidates: list[int], seconds: float
+) -> dict[str, Any]:
     """Measure everything, print the table, return the ratios."""
-    contract = json.loads((next(iter(scan(base).values())) / CONTRACT).read_text())["contract"]
-    alone = start("model", base, seconds)
-    model_cpu = {int(size): cost for size, cost in json.loads(alone.communicate()[0]).items()}
     cores = os.cpu_count() or 1
-    found: dict[tuple[str, int, int], dict[str, float]] = {}
-    kinds = ("echo", "tutorial", "ours")
-    servers = {kind: start(kind, base, seconds) for kind in kinds}
-    try:
-        ports = {kind: int(server.stdout.readline()) for kind, server in servers.items()}
-        print("server    cands callers   calls/s  p50 ms  p99 ms  cpu ms   limit/s")
-        for candidates in CANDIDATES:
-            requests = [random_request(contract, candidates, seed) for seed in range(32)]
-            for callers in CALLERS:
-                for kind in kinds:
-                    target, pid = f"127.0.0.1:{ports[kind]}", servers[kind].pid
-                    one = closed_loop(target, pid, requests, callers, seconds)
-                    found[kind, candidates, callers] = one
-                    echo = found["echo", candidates, callers]["cpu"]
-                    one["limit"] = cores / (echo + model_cpu[candidates])
-                    print(
-                        f"{kind:9} {candidates:5} {callers:7} {one['calls']:9.0f} "
-                        f"{one['p50'] * 1e3:7.2f} {one['p99'] * 1e3:7.2f} "
-                        f"{one['cpu'] * 1e3:7.2f} {one['limit']:9.0f}",
-                        flush=True,
-                    )
-    finally:
-        for server in servers.values():
-            server.communicate()
-    ours, other = found["ours", 100, 16], found["tutorial", 100, 16]
+    found: dict[tuple[str, int, int], dict[str, Any]] = {}
+    model: dict[int, float] = {}
+    steady: dict[str, dict[str, Any]] = {}
+    for size in candidates:
+        alone = Kind("model", sys.executable)
+        flags = ("--candidates", str(size), "--seconds", str(max(seconds, 2)))
+        costs = json.loads(alone.start(base, *flags).communicate()[0])
+        model[size] = min(costs.values())
+        said = ", ".join(f"{count}: {cost * 1e3:.2f}" for count, cost in costs.items())
+        print(f"model alone, {size} candidates, CPU ms a call by joined calls: {said}")
+        print(HEADING)
+        for kind in kinds:
+            with running(kind, base, size) as server:
+                for count in callers:
+                    one = measure(server, count, seconds)
+                    found[kind.name, count, size] = one
+                    print(row(kind.name, size, count, "closed", one), flush=True)
+                    if (count, size) == HEAD:
+                        one = measure(server, count, max(2 * seconds, 4), 0.7 * one["calls"])
+                        steady[kind.name] = one
+                        print(row(kind.name, size, count, "open", one), flush=True)
+    ours = max(
+        (name for name in steady if name.startswith("ours")),
+        key=lambda name: found[name, *HEAD]["calls"],
+    )
+    best, echo = found[ours, *HEAD], found["echo", *HEAD]
+    limit = cores / (echo["cpu"] + model[HEAD[1]])
+    beside = cores / (echo["cpu"] + echo["caller_cpu"] + model[HEAD[1]])
+
+    def over(name: str) -> float | None:
+        other = found.get((name, *HEAD))
+        return round(best["calls"] / other["calls"], 2) if other else None
+
     return {
-        "over_tutorial": round(ours["calls"] / other["calls"], 2),
-        "of_limit": round(ours["calls"] / ours["limit"], 2),
-        "p99_over_p50": round(ours["p99"] / ours["p50"], 2),
-        "calls_per_second": round(ours["calls"]),
+        "over_tutorial": over("tutorial"),
+        "over_pytriton": over("pytriton"),
+        "over_mlserver": over("mlserver"),
+        "of_limit": round(best["calls"] / limit, 2),
+        "of_limit_beside_callers": round(best["calls"] / beside, 2),
+        "p99_over_p50_at_70": round(steady[ours]["p99"] / steady[ours]["p50"], 2),
+        "server": ours,
+        "calls_per_second": round(best["calls"]),
+        "limit": round(limit),
+        "cpu_ms": {
+            "echo": round(echo["cpu"] * 1e3, 3),
+            "echo_callers": round(echo["caller_cpu"] * 1e3, 3),
+            "model": round(model[HEAD[1]] * 1e3, 3),
+            "ours": round(best["cpu"] * 1e3, 3),
+        },
     }
+
+
+def chosen(options: argparse.Namespace) -> list[Kind]:
+    """The servers that there are environments for."""
+    here = sys.executable
+    kinds = [Kind("echo", here), Kind("tutorial", here)]
+    kinds += [
+        Kind("ours" if count == 1 else f"ours-{count}", here, ("--workers", str(count)))
+        for count in options.workers
+    ]
+    for name in ("pytriton", "mlserver"):
+        python = getattr(options, name)
+        if python and Path(python).exists():
+            kinds.append(Kind(name, python))
+        else:
+            print(
+                f"{name}: left out: {f'{python} is not there' if python else 'no environment'}; "
+                f"--{name} names its python, and this script's head says how to make one"
+            )
+    return kinds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
-    parser.add_argument("--run", choices=["ours", "tutorial", "echo", "model"], help="internal")
+    parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--candidates", type=int, nargs="+", default=[100, 500])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of our server")
+    for name in ("pytriton", "mlserver"):
+        help_text = f"python of the environment of {name}"
+        parser.add_argument(f"--{name}", default=os.environ.get(name.upper()), help=help_text)
     options = parser.parse_args()
-    if options.run == "model":
-        model_alone(options.model_base_path, options.seconds)
-    elif options.run:
-        serve(options.run, options.model_base_path)
-    else:
-        print(json.dumps(compare(options.model_base_path, options.seconds)))
+    if HEAD[0] not in options.callers or HEAD[1] not in options.candidates:
+        parser.error("the ratios need 16 callers and 100 candidates among those measured")
+    base, seconds = options.model_base_path, options.seconds
+    kinds = chosen(options)
+    print(json.dumps(compare(base, kinds, options.callers, options.candidates, seconds)))
 
 
 if __name__ == "__main__":

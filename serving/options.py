@@ -111,7 +111,7 @@ class ServerOptions:
         int, Flag("calls that may wait for a run; more are refused with UNAVAILABLE", 0)
     ] = 64
     num_batch_threads: Annotated[
-        int, Flag("runs at once, per version and signature; 0: the CPU count, shared by workers", 0)
+        int, Flag("runs at once, per version and signature; 0: half the CPUs, shared by workers", 0)
     ] = 0
     tensorflow_intra_op_parallelism: Annotated[
         int, Flag("threads of one operation, beside the runs at once; 0: TensorFlow chooses", 0)
@@ -130,7 +130,7 @@ class ServerOptions:
     @property
     def batch_slots(self) -> int:
         """Runs at once, per version and signature, in one worker."""
-        return self.num_batch_threads or max((os.cpu_count() or 1) // self.workers, 1)
+        return self.num_batch_threads or max((os.cpu_count() or 1) // (2 * self.workers), 1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work.

@@ -1,0 +1,398 @@
+"""The servers that `benchmarks/serve.py` compares, each started by it in a process of its own.
+
+    python benchmarks/servers.py ours|tutorial|echo|model|pytriton|mlserver --model_base_path ...
+
+    ours      this project's server
+    tutorial  a plain gRPC server that calls the SavedModel's signature once per request
+    echo      a plain gRPC server that answers the same messages without a model
+    pytriton  the `rank` callable behind PyTriton, with Triton's dynamic batching
+    mlserver  the `rank` callable behind MLServer, with its adaptive batching
+    model     the `rank` callable alone, no gRPC, at several numbers of joined calls
+
+A server prints one JSON object (`port`, `method`, `requests`: the file of what to call it with) and
+ends when its standard input closes; `model` prints CPU seconds per call.
+"""
+
+import argparse
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the other environments lack the project
+
+from benchmarks.load import write_requests
+from serving.versions import CONTRACT, scan
+
+NAME = "benchmark"
+JOINED = (1, 2, 4, 8)
+RANK = "/multigate.RankingService/Rank"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+REQUESTS = 32
+MOST_JOINED = 8  # calls of one run: 800 rows at 100 candidates, as in our server
+
+
+def read_contract(base: Path) -> dict[str, Any]:
+    """The contract of the newest version, as JSON."""
+    folder = next(iter(scan(base).values()))
+    contract: dict[str, Any] = json.loads((folder / CONTRACT).read_text())["contract"]
+    return contract
+
+
+def random_request(contract: dict[str, Any], candidates: int, seed: int) -> Any:
+    """A RankRequest with a value for every feature."""
+    from serving.protos import ranking_pb2
+
+    rng = random.Random(seed)
+    request = ranking_pb2.RankRequest(model={"name": NAME})
+    sides = {"user": request.user, "context": request.context}
+
+    def one(feature: dict[str, Any], count: int) -> tuple[str, list[Any]]:
+        if feature["kind"] == "number":
+            return "numbers", [rng.random() for _ in range(count)]
+        if feature["dtype"] == "int":
+            return "integers", [rng.randrange(10_000) for _ in range(count)]
+        return "texts", [str(rng.randrange(10_000)) for _ in range(count)]
+
+    for name, feature in contract["features"].items():
+        if feature["kind"] == "position":
+            continue
+        lists = feature["kind"] == "id_list"
+        if feature["side"] != "item":
+            field, values = one(feature, feature["max_length"] if lists else 1)
+            if lists:
+                getattr(sides[feature["side"]][name], field).values.extend(values)
+            else:
+                setattr(sides[feature["side"]][name], field[:-1], values[0])
+        elif name == contract["item"]:
+            field, values = one(feature, candidates)
+            getattr(request.candidates.item_id, field).values.extend(values)
+        else:
+            column = request.candidates.columns[name]
+            length = feature["max_length"] if lists else 1
+            field, values = one(feature, candidates * length)
+            getattr(column, field).values.extend(values)
+            if lists:
+                column.lengths.extend([length] * candidates)
+    return request
+
+
+def rank_requests(base: Path, candidates: int) -> list[bytes]:
+    """What callers send to the servers that speak Rank."""
+    contract = read_contract(base)
+    found = [random_request(contract, candidates, seed) for seed in range(REQUESTS)]
+    return [request.SerializeToString() for request in found]
+
+
+def load_model(base: Path) -> tuple[Any, Any, Any]:
+    """The version as our server loads it, the layout of `rank`, and a reader of requests."""
+    from serving.layout import rank_layout
+    from serving.request import RequestReader
+    from serving.servable import Servable
+
+    version, folder = next(iter(scan(base).items()))
+    servable = Servable.load(version, folder)
+    return servable, rank_layout(servable.contract), RequestReader(servable.contract, 10_000)
+
+
+def infer_requests(base: Path, candidates: int, message: Any) -> list[bytes]:
+    """The same requests as tensors of the open inference protocol, a batch of one call each."""
+    from serving.protos import ranking_pb2
+
+    servable, layout, reader = load_model(base)
+    names = {"string": "BYTES", "int64": "INT64", "float32": "FP32", "bool": "BOOL"}
+    found = []
+    for raw in rank_requests(base, candidates):
+        inputs = reader.read(ranking_pb2.RankRequest.FromString(raw)).inputs
+        request = message(model_name=NAME)
+        for name, what in layout.inputs.items():
+            if what.role == "index":
+                continue  # every row is of its call's one user
+            values = inputs[name]
+            request.inputs.add(name=name, datatype=names[what.dtype], shape=[1, *values.shape])
+            texts = what.dtype == "string"
+            request.raw_input_contents.append(
+                b"".join(struct.pack("<I", len(one)) + one for one in values.ravel())
+                if texts
+                else values.tobytes()
+            )
+        found.append(request.SerializeToString())
+    servable.retire()
+    return found
+
+
+def joined_rank(base: Path) -> tuple[Any, Any, Callable[[dict[str, Any]], dict[str, Any]]]:
+    """The `rank` callable for a batch of calls of equal shape: inputs (B, N, ...) or (B, 1, ...).
+
+    Returns:
+        The version, the layout, and the callable, whose outputs are (B, N).
+    """
+    servable, layout, _ = load_model(base)
+    signature = servable.signatures["rank"]
+    item = servable.contract.item
+
+    def run(inputs: dict[str, Any]) -> dict[str, Any]:
+        calls, rows = inputs[item].shape[:2]
+        flat = {name: values.reshape(-1, *values.shape[2:]) for name, values in inputs.items()}
+        flat["user_index"] = np.repeat(np.arange(calls, dtype=np.int32), rows)
+        return {name: values.reshape(calls, rows) for name, values in signature(flat).items()}
+
+    return servable, layout, run
+
+
+def announce(port: int, method: str, requests: list[bytes], folder: str) -> None:
+    """Tell the parent how to call, then wait until it has."""
+    path = Path(folder) / "requests"
+    write_requests(path, requests)
+    print(json.dumps({"port": port, "method": method, "requests": str(path)}), flush=True)
+    sys.stdin.read()
+
+
+def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
+    """The project's own server."""
+    from serving.options import ServerOptions
+
+    options = ServerOptions(NAME, base, port=0, workers=workers)
+    if workers > 1:
+        from serving.workers import Supervisor
+        from verbs.common import import_tensorflow
+
+        supervisor = Supervisor(options, import_tensorflow)
+        supervisor.start()
+        announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
+        supervisor.stop()
+        return
+    from serving.server import Server
+
+    with Server(options) as server:
+        announce(server.port, RANK, rank_requests(base, candidates), folder)
+
+
+def serve_plain(service: Any, base: Path, candidates: int, folder: str) -> None:
+    """A servicer in a plain gRPC server, as tutorials start one."""
+    import grpc
+
+    from serving.protos import ranking_pb2_grpc
+
+    server = grpc.server(futures.ThreadPoolExecutor(64))
+    ranking_pb2_grpc.add_RankingServiceServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    announce(port, RANK, rank_requests(base, candidates), folder)
+    server.stop(0).wait()
+
+
+def echo(tasks: list[str]) -> Any:
+    """A servicer that answers at once with as many items and tasks as were asked about."""
+    from serving.protos import ranking_pb2, ranking_pb2_grpc
+
+    class Echo(ranking_pb2_grpc.RankingServiceServicer):
+        def Rank(self, request: Any, context: Any) -> Any:
+            ids = request.candidates.item_id
+            count = len(getattr(ids, ids.WhichOneof("values")).values)
+            scores = [0.5] * count
+            response = ranking_pb2.RankResponse(item_index=range(count), item_id=ids, score=scores)
+            for task in tasks:
+                response.task_scores[task].values.extend(scores)
+            return response
+
+    return Echo()
+
+
+def tutorial(base: Path) -> Any:
+    """A servicer that calls the signature per request, as tutorials show."""
+    import tensorflow as tf
+
+    from configs.contract import FrozenContract
+    from serving.protos import ranking_pb2, ranking_pb2_grpc
+    from serving.request import RequestReader
+
+    folder = next(iter(scan(base).values()))
+    contract = FrozenContract.read(folder / CONTRACT).contract
+    loaded = tf.saved_model.load(str(folder))
+    signature = loaded.signatures["rank"]
+    reader = RequestReader(contract, 10_000)
+
+    class Tutorial(ranking_pb2_grpc.RankingServiceServicer):
+        model = loaded  # signatures hold no reference to their variables
+
+        def Rank(self, request: Any, context: Any) -> Any:
+            inputs = reader.read(request).inputs
+            answer = signature(**{name: tf.constant(value) for name, value in inputs.items()})
+            scores = {name: value.numpy() for name, value in answer.items()}
+            order = np.argsort(-scores["score"], kind="stable")
+            ids = request.candidates.item_id
+            field = ids.WhichOneof("values")
+            values = getattr(ids, field).values
+            response = ranking_pb2.RankResponse(
+                item_index=order.tolist(), score=scores["score"][order].tolist()
+            )
+            getattr(response.item_id, field).values.extend([values[index] for index in order])
+            for task in contract.tasks:
+                response.task_scores[task].values.extend(scores[task][order].tolist())
+            return response
+
+    return Tutorial()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports for servers that cannot choose one."""
+    import socket
+
+    held = [socket.socket() for _ in range(count)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def serve_pytriton(base: Path, candidates: int, folder: str) -> None:
+    """PyTriton; its batcher joins what waits, without waiting for more."""
+    from pytriton.decorators import batch
+    from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+    from pytriton.triton import Triton, TritonConfig
+    from tritonclient.grpc import service_pb2
+
+    servable, layout, run = joined_rank(base)
+    kinds = {"string": bytes, "int64": np.int64, "float32": np.float32, "bool": np.bool_}
+    grpc_port, http_port = free_ports(2)
+    config = TritonConfig(
+        grpc_port=grpc_port, http_port=http_port, allow_metrics=False, log_verbose=0
+    )
+
+    @batch
+    def infer(**inputs: Any) -> dict[str, Any]:
+        return run(inputs)
+
+    with Triton(config=config) as triton:
+        triton.bind(
+            model_name=NAME,
+            infer_func=infer,
+            inputs=[
+                Tensor(name=name, dtype=kinds[what.dtype], shape=(-1,) * what.dimensions)
+                for name, what in layout.inputs.items()
+                if what.role != "index"
+            ],
+            outputs=[
+                Tensor(name=name, dtype=np.float32, shape=(-1,))
+                for name in servable.signatures["rank"].outputs
+            ],
+            config=ModelConfig(max_batch_size=MOST_JOINED, batcher=DynamicBatcher()),
+        )
+        triton.run()
+        requests = infer_requests(base, candidates, service_pb2.ModelInferRequest)
+        announce(grpc_port, INFER, requests, folder)
+
+
+def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
+    """MLServer, as its command starts it, with adaptive batching and a worker per core."""
+    import os
+    import subprocess
+
+    import grpc
+    from mlserver.grpc import dataplane_pb2, dataplane_pb2_grpc
+
+    http_port, grpc_port, metrics_port = free_ports(3)
+    settings = {
+        "host": "127.0.0.1",
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "metrics_port": metrics_port,
+        "parallel_workers": os.cpu_count(),
+    }
+    model = {
+        "name": NAME,
+        "implementation": "mlserver_rank.Rank",
+        "max_batch_size": MOST_JOINED,
+        "max_batch_time": 0.001,
+        "parameters": {"uri": str(base.resolve())},
+    }
+    (Path(folder) / "settings.json").write_text(json.dumps(settings))
+    (Path(folder) / "model-settings.json").write_text(json.dumps(model))
+    here = Path(__file__).parent
+    path = f"{here}:{here.parent}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "mlserver.cli.main", "start", folder],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=sys.stderr,
+    )
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            stub = dataplane_pb2_grpc.GRPCInferenceServiceStub(channel)
+            ready = dataplane_pb2.ModelReadyRequest(name=NAME)
+            for _ in range(600):
+                try:
+                    if stub.ModelReady(ready, timeout=1).ready:
+                        break
+                except grpc.RpcError:
+                    if server.poll() is not None:
+                        raise SystemExit("MLServer ended at its start") from None
+                time.sleep(0.2)
+        requests = infer_requests(base, candidates, dataplane_pb2.ModelInferRequest)
+        announce(grpc_port, INFER, requests, folder)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def model_alone(base: Path, candidates: int, seconds: float) -> None:
+    """Print CPU seconds per call of the callable, by number of joined calls."""
+    from serving.batching import join
+    from serving.protos import ranking_pb2
+
+    servable, layout, reader = load_model(base)
+    signature = servable.signatures["rank"]
+    raw = rank_requests(base, candidates)
+    parsed = [reader.read(ranking_pb2.RankRequest.FromString(one)).inputs for one in raw]
+    costs = {}
+    for count in JOINED:
+        inputs = join(parsed[:count], layout)
+        for _ in range(50):
+            signature(inputs)
+        runs, cpu, until = 0, time.process_time(), time.monotonic() + seconds / len(JOINED)
+        while time.monotonic() < until:
+            signature(inputs)
+            runs += 1
+        costs[count] = (time.process_time() - cpu) / runs / count
+    servable.retire()
+    print(json.dumps(costs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = ["ours", "tutorial", "echo", "model", "pytriton", "mlserver"]
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
+    parser.add_argument("--candidates", type=int, default=100, help="of each call")
+    parser.add_argument("--workers", type=int, default=1, help="of our server")
+    parser.add_argument("--seconds", type=float, default=3, help="of `model`")
+    options = parser.parse_args()
+    base, candidates = options.model_base_path, options.candidates
+    if options.kind == "model":
+        model_alone(base, candidates, options.seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if options.kind == "ours":
+            serve_ours(base, candidates, folder, options.workers)
+        elif options.kind == "pytriton":
+            serve_pytriton(base, candidates, folder)
+        elif options.kind == "mlserver":
+            serve_mlserver(base, candidates, folder)
+        elif options.kind == "echo":
+            serve_plain(echo(list(read_contract(base)["tasks"])), base, candidates, folder)
+        else:
+            serve_plain(tutorial(base), base, candidates, folder)
+
+
+if __name__ == "__main__":
+    main()
