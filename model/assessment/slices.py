@@ -60,7 +60,7 @@ def slice_rows(rule: Slices, contract: Contract, rows: Rows, train: Rows) -> dic
         return _by_edges(values, edges, "{:.4g}")
     if isinstance(feature, IdListFeature):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
-        return _by_edges(lengths, list(_LENGTHS), "{:.0f} values")
+        return _by_edges(lengths, list(_LENGTHS), "{:.0f}", zero="none")
     return _by_value(rule, column)
 
 
@@ -179,7 +179,7 @@ def _by_seen(rule: SeenSlices, column: pa.Array, train: Rows) -> dict[str, np.nd
     seen = np.asarray(pc.fill_null(pc.take(counts.field("counts"), place), 0)).astype(np.float64)
     missing = np.asarray(column.is_null())
     seen[missing] = np.nan
-    return _by_edges(seen, list(rule.edges), "{:.0f}", whole=True)
+    return _by_edges(seen, list(rule.edges), "{:.0f}", zero="never")
 
 
 def _by_value(rule: ValueSlices, column: pa.Array) -> dict[str, np.ndarray]:
@@ -194,9 +194,16 @@ def _by_value(rule: ValueSlices, column: pa.Array) -> dict[str, np.ndarray]:
 
 
 def _by_edges(
-    values: np.ndarray, edges: list[float], style: str, whole: bool = False
+    values: np.ndarray, edges: list[float], style: str, zero: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Below the first edge, between each two, from the last on, and missing."""
+    """Below the first edge, between each two, from the last on, and missing.
+
+    Args:
+        values: (N,), NaN where missing.
+        edges: ascending.
+        style: how an edge is written.
+        zero: name of what is below 1, where values are whole numbers.
+    """
 
     def show(value: float) -> str:
         return style.format(value)
@@ -209,10 +216,10 @@ def _by_edges(
         if high is not None:
             inside &= values < high
         if low is None:
-            name = ("never" if whole else "none") if high == 1 else f"below {show(high or 0)}"
+            name = zero if zero is not None and high == 1 else f"below {show(high or 0)}"
         elif high is None:
             name = f"{show(low)} or more"
-        elif whole:
+        elif zero is not None:
             name = f"{show(low)} to {show(high - 1)}" if high - 1 > low else show(low)
         else:
             name = f"{show(low)} to {show(high)}"
