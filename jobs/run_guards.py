@@ -3,7 +3,8 @@
     lost share = (rejects + orphans + late + duplicates + dropped) / rows of the log
 
 A rate p of n rows differs from an earlier one (p0, n0) if the difference is beyond the configured
-limit and beyond three standard errors, se^2 = s^2 / n + s0^2 / n0 with the labels' deviations s.
+limit and beyond three standard errors, se^2 = s^2 / n + s0^2 / n0 with the labels' deviations s;
+a number n of impressions likewise, se^2 = n + n0.
 """
 
 import json
@@ -139,7 +140,7 @@ def judge(facts: dict[str, Any], last: dict[str, Any] | None, guards: Guards) ->
 def _compare(facts: dict[str, Any], last: dict[str, Any], guards: Guards, period: str) -> list[str]:
     found = []
     n, n0 = facts["impressions"], last["impressions"]
-    if n < (1 - guards.max_row_drop) * n0:
+    if n < (1 - guards.max_row_drop) * n0 and n0 - n > _ERRORS * math.sqrt(n0 + n):
         found.append(
             f"max_row_drop: {period}: {n} impressions, at the last run {n0}; expected a fall of "
             f"at most {guards.max_row_drop:.0%}"

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import multigate
 from configs.contract import FrozenContract
 from configs.errors import MultigateError, RunError
+from configs.files import SPLITS
 from configs.run import STAGES, Guards
 from jobs import runs as listing
 from jobs.lock import locked
 from jobs.publication import Base
 from jobs.run import run
 from jobs.run_folder import LOCK, RunFolder
+from jobs.run_stages import Night, pipeline
 from serving.servable import Servable
 from serving.versions import missing_files
 
@@ -298,3 +301,15 @@ def test_the_table_of_runs(finished, nights, tmp_path, capsys):
     with locked(runs / LOCK, "a run"):
         assert listing.listed(runs)[1]["state"] == "running"
     assert multigate.main(["runs", "--out", str(tmp_path / "none")]) == 2
+
+
+def test_a_night_may_learn_from_the_last_days_only(finished, nights, tmp_path):
+    """Ten days up to and with the date; a later file changes nothing."""
+    day = DAY - timedelta(days=5)
+    night = Night(nights.config(days=10), day, finished.logs, tmp_path / "runs", Base(tmp_path))
+    pipeline(night)
+    parts = [night.folder.examples / split / "*.parquet" for split in SPLITS]
+    examples = pl.concat([pl.read_parquet(part, columns=["meta/time"]) for part in parts])
+    assert examples["meta/time"].min().date() == day - timedelta(days=9)
+    assert examples["meta/time"].max().date() == day
+    assert len(examples) == sum(len(nights.days[day - timedelta(days=n)]) for n in range(10))

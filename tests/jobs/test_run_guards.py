@@ -92,6 +92,16 @@ def test_chance_explains_the_rates_of_a_few_rows():
     assert len(judge(few, facts(), Guards())) == 1
 
 
+def test_chance_explains_a_few_rows_less():
+    """9 after 20: 11 less, and three of sqrt(29) are 16; 90 after 200: 110, and 51."""
+    last = facts()
+    few = changed("newest_day.impressions", 9)
+    last["newest_day"]["impressions"] = 20
+    assert judge(few, last, Guards()) == []
+    few["newest_day"]["impressions"], last["newest_day"]["impressions"] = 90, 200
+    assert len(judge(few, last, Guards())) == 1
+
+
 def test_a_label_that_is_gone_stops_the_run():
     gone = facts()
     gone["newest_day"]["labels"]["rating"] = {"rows": 0, "mean": None, "std": None}
