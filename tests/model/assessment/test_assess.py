@@ -1,0 +1,129 @@
+"""The assessment of real checkpoints: whole, JSON, and compared with baselines and other seeds."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.baselines import baseline
+from configs.errors import ModelError
+from configs.files import write_json
+from model import evaluation, training
+from model.assessment.assess import assess
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Examples and checkpoints: a mixture, its two baselines of one epoch, another seed."""
+    root = tmp_path_factory.mktemp("assessed")
+    tiny.write_examples(root / "examples", tiny.config, rows=2000)
+    config = tiny.config
+    short = config.train.model_copy(update={"epochs": 1, "learning_rate": 1e-6})
+    configs = {
+        "mixture": config,
+        "seed": config.model_copy(
+            update={"train": config.train.model_copy(update={"epochs": 1, "seed": 9})}
+        ),
+        "bottom": baseline(config.model_copy(update={"train": short}), "shared_bottom"),
+        "single": baseline(config, "single_task:click"),
+    }
+    for name, one in configs.items():
+        training.train(one, root / "examples", root / name, progress=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(trained: Path) -> dict[str, Any]:
+    return assess(
+        trained / "mixture",
+        trained / "examples",
+        production=trained / "bottom",
+        baselines=[trained / "bottom", trained / "single"],
+        seeds=[trained / "seed"],
+    )
+
+
+def test_it_holds_what_the_light_evaluation_says(trained: Path, found: Any) -> None:
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    light = evaluation.evaluate(trained / "mixture", trained / "examples")
+    for key in ("split", "rows", "loss", "experts", "experts_per_row", "gates", "union"):
+        assert found[key] == light[key]
+    for name, task in light["tasks"].items():
+        for key, value in task.items():
+            assert found["tasks"][name][key] == value
+        main = found["tasks"][name]["measures"][task["metric"]]
+        assert main["value"] == pytest.approx(task["value"])
+        assert main["low"] < main["value"] < main["high"]
+        assert main["rows"] == task["rows"]
+    for name, group in light["groups"].items():
+        for key in ("auc", "relative_rmse"):
+            if group[key] is not None:
+                interval = found["groups"][name][f"{key}_interval"]
+                assert interval["value"] == pytest.approx(group[key], rel=1e-6)
+
+
+def test_the_gates_overlap_is_that_of_their_experts(found: Any) -> None:
+    for name, gate in found["gates"].items():
+        for other, overlap in gate["overlap"].items():
+            assert 0 <= overlap <= 1
+            assert overlap == found["gates"][other]["overlap"][name]
+    # k = 2 of 4 each: whatever both use, some task uses.
+    assert sum(found["union"]) == pytest.approx(found["experts_per_row"], rel=1e-5)
+    for e, share in enumerate(found["union"]):
+        loads = [gate["load"][e] for gate in found["gates"].values()]
+        assert max(loads) - 1e-6 <= share <= min(1, sum(loads)) + 1e-6
+
+
+def test_baselines_are_named_and_compared(found: Any) -> None:
+    models = {model["name"]: model for model in found["transfer"]["models"]}
+    assert list(models) == ["shared_bottom", "single_task:click"]
+    assert list(models["single_task:click"]["tasks"]) == ["click"]
+    assert set(models["shared_bottom"]["tasks"]) == set(found["tasks"])
+    assert models["shared_bottom"]["budget"] == ["epochs", "learning_rate"]
+    assert models["single_task:click"]["budget"] == []
+    better = models["shared_bottom"]["tasks"]["click"]
+    assert better["wins"] is True  # than one that learnt nothing
+    assert better["difference"]["low"] > 0
+    assert found["comparison"]["verdict"] in {"bless", "refuse"}
+    assert found["comparison"]["tasks"]["click"]["difference"] == better["difference"]
+
+
+def test_seeds_are_compared(found: Any) -> None:
+    assert found["stability"]["runs"] == 2
+    assert found["stability"]["tasks"]["click"]["deviation"] > 0
+
+
+def test_negative_transfer_is_said(trained: Path) -> None:
+    """The model that learnt nothing, against the single-task model."""
+    found = assess(trained / "bottom", trained / "examples", baselines=[trained / "single"])
+    (sentence,) = found["transfer"]["sentences"]
+    assert sentence.startswith("click is worse than with the single-task model of click")
+    assert found["comparison"] is None
+
+
+def test_overlap_by_hand() -> None:
+    # Row 0: tasks use {0, 1} and {1, 2}: 1 of 3.  Row 1: {0} and {0}: 1.  Row 2: none and none: 1.
+    used = np.zeros((3, 2, 3), np.float32)
+    used[0] = [[1, 1, 0], [0, 1, 1]]
+    used[1] = [[1, 0, 0], [1, 0, 0]]
+    found = evaluation._overlap(used)
+    np.testing.assert_allclose(found, [[3, 1 / 3 + 2], [1 / 3 + 2, 3]])
+
+
+def test_the_training_split_can_be_assessed(trained: Path) -> None:
+    found = assess(trained / "mixture", trained / "examples", split="train")
+    assert found["rows"] == 1200
+    assert found["leaks"]["shared_rows"] == 1200
+
+
+def test_the_pipelines_report_is_taken_along(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "examples", tmp_path / "examples")
+    write_json(tmp_path / "examples/report.json", {"rows": {"train": 1200}})
+    found = assess(trained / "mixture", tmp_path / "examples", split="validation")
+    assert found["data"] == {"rows": {"train": 1200}}
+    (tmp_path / "examples/report.json").write_text("{")
+    with pytest.raises(ModelError, match=r"report\.json: not valid JSON"):
+        assess(trained / "mixture", tmp_path / "examples")
