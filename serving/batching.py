@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from configs.contract import LENGTH
 from serving.layout import Arrays, Layout, empty_like
 from serving.metrics import ServerMetrics
 from serving.status import LOG, Call, OverloadedError, TooLateError
@@ -63,6 +64,7 @@ class Batcher:
         """
         self._run = run
         self._layout = layout
+        self._lists = [key for key, what in layout.inputs.items() if what.role == "list"]
         self._name = name
         self._metrics = metrics
         self._max_rows = max_rows
@@ -185,6 +187,11 @@ class Batcher:
     def _observed(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
         self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), *self._name)
         self._metrics.batch_calls.observe(len(batch), *self._name)
+        if self._lists:
+            places = sum(inputs[name].size for name in self._lists)
+            held = sum(int(inputs[name + LENGTH].sum()) for name in self._lists)
+            self._metrics.list_places.add(*self._name, "value", by=held)
+            self._metrics.list_places.add(*self._name, "padding", by=places - held)
         return self._run(inputs)
 
 

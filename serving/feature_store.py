@@ -70,7 +70,11 @@ class OnlineFeatures:
     """A store as the request's reader asks it, with the clock taken into account."""
 
     def __init__(
-        self, contract: Contract, store: Store, clock: Callable[[], float] | None = time.time
+        self,
+        contract: Contract,
+        store: Store,
+        clock: Callable[[], float] | None = time.time,
+        observe: Callable[[Stored, float], None] = lambda stored, seconds: None,
     ) -> None:
         """Wrap a store.
 
@@ -78,8 +82,10 @@ class OnlineFeatures:
             contract: of the features.
             store: holds them.
             clock: seconds since 1970; None stops it at the cut-off.
+            observe: is told every answer and how many seconds it took.
         """
         self._store = store
+        self._observe = observe
         self._clock = clock
         self._advancing = [
             name
@@ -89,7 +95,9 @@ class OnlineFeatures:
 
     def read(self, question: Question) -> Stored:
         """The features asked for, as of now."""
+        started = time.perf_counter()
         stored = self._store.read(question)
+        self._observe(stored, time.perf_counter() - started)
         if self._clock is None or stored.cut_off is None:
             return stored
         passed = max(self._clock() - stored.cut_off, 0.0)

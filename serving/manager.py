@@ -13,11 +13,12 @@ from serving.feature_store import OnlineFeatures
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
+from serving.reference import Reference
 from serving.request import RequestReader
 from serving.servable import LoadError, Servable, Signature
 from serving.status import LOG, InvalidRequestError, NotServedError
 from serving.stores import open_store
-from serving.versions import Stamp, scan, stamp
+from serving.versions import GRAPH, Stamp, experts_per_row, scan, stamp
 from serving.warmup import prepare
 
 State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
@@ -48,10 +49,13 @@ class Served:
         options: ServerOptions,
         metrics: ServerMetrics,
         store: OnlineFeatures | None = None,
+        reference: Reference | None = None,
     ) -> None:
         self.model = model
         self.servable = servable
         self.store = store
+        self.reference = reference
+        """What the test split looked like, where the version says so."""
         self.reader = RequestReader(servable.contract, options.max_candidates, store)
         self.batchers = {
             name: Batcher(
@@ -238,12 +242,17 @@ class Manager:
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d does not serve: %s", self.name, version, message)
             return False
-        served = Served(self.name, servable, self._options, self._metrics, store)
+        served = Served(
+            self.name, servable, self._options, self._metrics, store, _reference(folder)
+        )
         with self._lock:
             self._serving[version] = served
             self._records[version] = Record("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
         self._metrics.loaded_at.set(time.time(), self.name)
+        self._metrics.exported_at.set((folder / GRAPH).stat().st_mtime, self.name)
+        if (experts := experts_per_row(folder)) is not None:
+            self._metrics.experts.set(experts, self.name)
         LOG.info(
             "model %s version %d serves after %.1f s",
             self.name,
@@ -276,6 +285,7 @@ class Manager:
                 options.feature_store,
                 options.feature_store_timeout_ms / 1e3,
                 options.feature_clock,
+                self._metrics,
             )
             prepare(servable, folder, options.enable_model_warmup)
         except ServingError as error:
@@ -297,3 +307,12 @@ class Manager:
     def _record(self, version: int, record: Record) -> None:
         with self._lock:
             self._records[version] = record
+
+
+def _reference(folder: Path) -> Reference | None:
+    """What the test split looked like; a version serves without it as well."""
+    try:
+        return Reference.read(folder)
+    except (OSError, ValueError) as error:
+        LOG.warning("%s; nothing is compared with the test split", error)
+        return None

@@ -4,14 +4,20 @@ Names follow TensorFlow Serving's where the meaning is the same; the others star
 """
 
 import bisect
+import operator
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
+_MODEL = ("model",)
 _RUN = ("model", "signature")
+_SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5))
+_SHARES = (0.25, 0.5, 0.75, 0.9)  # of scores; probabilities crowd below 1
 
 
 class Metric:
@@ -62,6 +68,12 @@ class Counter(Metric):
         with self._lock:
             self._numbers[values] = self._numbers.get(values, 0) + by
 
+    def add_all(self, value: str, numbers: Mapping[str, float]) -> None:
+        """Count more for label values (value, key) each; takes the lock once."""
+        with self._lock:
+            for key, by in numbers.items():
+                self._numbers[value, key] = self._numbers.get((value, key), 0) + by
+
     def _samples(self) -> list[str]:
         return [self._sample(values, number) for values, number in sorted(self._numbers.items())]
 
@@ -102,6 +114,15 @@ class Histogram(Metric):
             counts[bisect.bisect_left(self._bounds, number)] += 1
             self._sums[values] = self._sums.get(values, 0.0) + number
 
+    def observe_all(self, numbers: np.ndarray, *values: str) -> None:
+        """Record numbers (N,) for these label values."""
+        places = np.searchsorted(self._bounds, numbers)
+        found = np.bincount(places, minlength=len(self._bounds) + 1).tolist()
+        with self._lock:
+            counts = self._counts.setdefault(values, [0] * (len(self._bounds) + 1))
+            counts[:] = map(operator.add, counts, found)
+            self._sums[values] = self._sums.get(values, 0.0) + float(numbers.sum())
+
     def _samples(self) -> list[str]:
         found = []
         for values, counts in sorted(self._counts.items()):
@@ -132,6 +153,43 @@ class ServerMetrics:
             "Values that a Rank call left out, for which the missing rule stood in.",
             ["model", "feature"],
         )
+        self.stored = Counter(
+            "multigate_stored_values_total",
+            "Values that a Rank call left out, and that came from the feature store.",
+            ["model", "feature"],
+        )
+        self.store_time = Histogram(
+            "multigate_feature_store_seconds", "Time of a question to the store.", _LATENCY, _MODEL
+        )
+        self.store_failures = Counter(
+            "multigate_feature_store_failures_total", "Questions without an answer.", _MODEL
+        )
+        self.scores = Histogram(
+            "multigate_score",
+            "Scores of the watched calls.",
+            sorted({*_SCORES, *_SHARES}),
+            ["model", "task"],
+        )
+        self.ids = Counter(
+            "multigate_watched_ids_total",
+            "Ids of the watched calls, in the vocabulary or not.",
+            ["model", "feature", "result"],
+        )
+        self.watched = Counter(
+            "multigate_watched_calls_total",
+            "Sampled calls: watched, dropped because many waited, failed.",
+            ["model", "result"],
+        )
+        self.share_shift = Gauge(
+            "multigate_share_shift",
+            "Share of missing values or unseen ids in the last window less that in the test split.",
+            ["model", "feature", "what"],
+        )
+        self.score_shift = Gauge(
+            "multigate_score_stability_index",
+            "How far the last window's scores have parted from the test split's.",
+            ["model", "task"],
+        )
         self.impressions = Counter(
             "multigate_impression_rows_total",
             "Rows of the impression log.",
@@ -146,12 +204,28 @@ class ServerMetrics:
         self.batch_calls = Histogram(
             "multigate_batch_calls", "Calls joined in one run.", _ROWS[:7], _RUN
         )
+        self.list_places = Counter(
+            "multigate_list_places_total",
+            "Places in the lists of runs, and what they hold: a value, or padding.",
+            [*_RUN, "held"],
+        )
         self.loads = Counter(
             "multigate_version_loads_total", "Attempts to load a version.", ["model", "result"]
         )
         self.version = Gauge("multigate_model_version", "Newest version that serves.", ["model"])
         self.loaded_at = Gauge(
             "multigate_model_loaded_timestamp_seconds", "When it began to serve.", ["model"]
+        )
+        self.exported_at = Gauge(
+            "multigate_model_exported_timestamp_seconds", "When its file was written.", _MODEL
+        )
+        self.experts = Gauge(
+            "multigate_experts_per_row", "Experts evaluated per row, as export measured.", _MODEL
+        )
+        self.features_at = Gauge(
+            "multigate_features_cut_off_timestamp_seconds",
+            "Up to when the feature store's answers know the log.",
+            _MODEL,
         )
 
     def answered(self, method: str, status: str, seconds: float) -> None:
@@ -161,8 +235,9 @@ class ServerMetrics:
 
     def forget_model(self, name: str) -> None:
         """Report no version for a model that is served no longer."""
-        self.version.forget(name)
-        self.loaded_at.forget(name)
+        gauges = (self.version, self.loaded_at, self.exported_at, self.experts, self.features_at)
+        for gauge in gauges:
+            gauge.forget(name)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from configs.errors import ServingError
+from serving.logs import FORMATS
 
 _LARGE = 2**31 - 1
 
@@ -88,6 +89,24 @@ class ServerOptions:
     impression_log_seconds: Annotated[
         float, Flag("age at which a file of the impression log is finished", 0.01)
     ] = 60.0
+    watch_rate: Annotated[
+        float, Flag("share of the Rank calls that are compared with the test split", 0, 1)
+    ] = 0.05
+    watch_seconds: Annotated[
+        float, Flag("least time of a window, whose calls are compared together", 0)
+    ] = 300.0
+    watch_psi: Annotated[
+        float, Flag("stability index of a task's scores above which the log warns", 0)
+    ] = 0.25
+    watch_share: Annotated[
+        float, Flag("difference of a share of missing or unseen values above which it warns", 0, 1)
+    ] = 0.1
+    log_format: Annotated[str, Flag("of the log on the standard error stream: text or json")] = (
+        "text"
+    )
+    log_calls: Annotated[
+        float, Flag("share of the calls that get a line in the log, with their request id", 0, 1)
+    ] = 0.0
     file_system_poll_wait_seconds: Annotated[
         float, Flag("time between looks at the base path for new versions", 0.01)
     ] = 1.0
@@ -153,6 +172,10 @@ class ServerOptions:
             raise ServingError(
                 "--feature_store: expected version, none or an address such as "
                 f"redis://localhost:6379/0, received {self.feature_store!r}"
+            )
+        if self.log_format not in FORMATS:
+            raise ServingError(
+                f"--log_format: expected {' or '.join(FORMATS)}, received {self.log_format!r}"
             )
         if self.feature_clock not in {"now", "cut_off"}:
             raise ServingError(

@@ -9,12 +9,14 @@ import numpy as np
 from configs.contract import IdListFeature
 from serving.impressions import ImpressionLog, Ranked
 from serving.layout import RANK, SCORE, Arrays, value_dtype
+from serving.logs import say
 from serving.manager import Served
 from serving.metrics import ServerMetrics
 from serving.models import Models
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.request import ParsedRequest
 from serving.status import Call, InvalidRequestError
+from serving.watch import Watch
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 
@@ -28,21 +30,29 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         metrics: ServerMetrics,
         max_candidates: int,
         impressions: ImpressionLog | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._models = models
         self._metrics = metrics
         self._max_candidates = max_candidates
         self._impressions = impressions
+        self._watch = watch
 
     def Rank(self, request: Any, context: Any) -> Any:
         """Score the candidates for one user and order them."""
+        request_id = request.request_id or uuid.uuid4().hex
+        say(request_id=request_id)
         call = Call(context)
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
+            say(model=served.model, version=served.servable.version)
             parsed = served.reader.read(request)
+            say(candidates=parsed.rows)
             self._metrics.candidates.observe(parsed.rows, served.model)
-            for feature, count in parsed.missing.items():
-                self._metrics.missing.add(served.model, feature, by=count)
+            if parsed.missing:
+                self._metrics.missing.add_all(served.model, parsed.missing)
+            if parsed.stored:
+                self._metrics.stored.add_all(served.model, parsed.stored)
             if request.returns not in ranking_pb2.Return.values():
                 raise InvalidRequestError(
                     f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
@@ -50,7 +60,10 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 )
             outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
             _refuse_overflow(outputs)
-            return self._answer(request, served, parsed, outputs)
+            answer = self._answer(request, request_id, served, parsed, outputs)
+            if self._watch is not None:
+                self._watch.add(served, parsed.inputs, outputs)
+            return answer
 
     def GetContract(self, request: Any, context: Any) -> Any:
         """What a request may say."""
@@ -73,9 +86,15 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 )
             return response
 
-    def _answer(self, request: Any, served: Served, parsed: ParsedRequest, outputs: Arrays) -> Any:
+    def _answer(
+        self,
+        request: Any,
+        request_id: str,
+        served: Served,
+        parsed: ParsedRequest,
+        outputs: Arrays,
+    ) -> Any:
         order = rank_order(outputs, parsed)
-        request_id = request.request_id or uuid.uuid4().hex
         servable = served.servable
         if self._impressions is not None:
             self._impressions.add(

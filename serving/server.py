@@ -15,6 +15,7 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
+from serving import logs
 from serving.addresses import address, refuse_taken
 from serving.exporter import start_exporter
 from serving.impressions import ImpressionLog
@@ -29,6 +30,7 @@ from serving.ranking import RankingService
 from serving.security import read_tokens, server_credentials
 from serving.signals import stop_signals, wait_for
 from serving.status import LOG, StatusInterceptor
+from serving.watch import Watch
 
 SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -67,7 +69,9 @@ class Server:
         self.metrics_port: int | None = None
         self.models = Models(options, self.metrics)
         file = options.auth_token_file
-        self._status = StatusInterceptor(self.metrics, read_tokens(file) if file else ())
+        self._status = StatusInterceptor(
+            self.metrics, read_tokens(file) if file else (), options.log_calls
+        )
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
         self._health = health.HealthServicer()
@@ -86,6 +90,7 @@ class Server:
         )
         self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
+        self._watch: Watch | None = None
 
     def start(self) -> None:
         """Load and warm a version, then listen.
@@ -97,6 +102,7 @@ class Server:
             if self._workers is None:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
+            self._watch = Watch(self.options, self.metrics)
             self.models.apply(self._configs or _configs(self.options))
             self._register()
             self.port = self._bind()
@@ -131,6 +137,8 @@ class Server:
         self._close_exporter()
         if self._impressions is not None:
             self._impressions.close()
+        if self._watch is not None:
+            self._watch.close()
         self.models.close()
 
     def describe(self) -> str:
@@ -150,7 +158,7 @@ class Server:
     def _register(self) -> None:
         models, server = self.models, self._grpc
         ranking = RankingService(
-            models, self.metrics, self.options.max_candidates, self._impressions
+            models, self.metrics, self.options.max_candidates, self._impressions, self._watch
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
@@ -227,6 +235,7 @@ def serve(options: ServerOptions) -> None:
     Raises:
         ServingError: the server cannot start.
     """
+    logs.configure(options.log_format)
     server = Server(options)
     with stop_signals() as (first, second):
         server.start()

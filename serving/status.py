@@ -16,6 +16,7 @@ cap.  Anything else is a bug of ours: INTERNAL, with an id that the log carries.
 """
 
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ import grpc
 import tensorflow as tf
 
 from configs.errors import ServingError
+from serving import logs
 from serving.metrics import ServerMetrics
 from serving.security import shows_token
 
@@ -139,8 +141,11 @@ class StatusInterceptor(grpc.ServerInterceptor):
     the probes of an orchestrator have none.
     """
 
-    def __init__(self, metrics: ServerMetrics, tokens: Sequence[str] = ()) -> None:
+    def __init__(
+        self, metrics: ServerMetrics, tokens: Sequence[str] = (), log_calls: float = 0.0
+    ) -> None:
         self.draining = False
+        self._log_calls = log_calls
         self._metrics = metrics
         self._tokens = tuple(tokens)
         self._handlers: dict[str, Any] = {}
@@ -182,6 +187,7 @@ class StatusInterceptor(grpc.ServerInterceptor):
 
         def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
+            logs.begin()
             code, message, response = grpc.StatusCode.OK, "", None
             try:
                 if self.draining and not always:
@@ -193,12 +199,27 @@ class StatusInterceptor(grpc.ServerInterceptor):
                 response = handler.unary_unary(request, context)
             except Exception as error:
                 code, message = _status(method, error)
-            self._metrics.answered(method, code.name, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._metrics.answered(method, code.name, seconds)
+            said = logs.end()
+            if self._log_calls and random.random() < self._log_calls:
+                _log(method, code, seconds, message, said)
             if response is None:
                 context.abort(code, message)
             return response
 
         return grpc.unary_unary_rpc_method_handler(answer, deserialize, handler.response_serializer)
+
+
+def _log(
+    method: str, code: grpc.StatusCode, seconds: float, message: str, said: dict[str, Any]
+) -> None:
+    """One line of a call."""
+    fields = {"method": method, "status": code.name, "seconds": round(seconds, 6), **said}
+    if message:
+        fields["error"] = message
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    LOG.info("call %s", text, extra={"fields": fields})
 
 
 def _status(method: str, error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 
 from configs.contract import Contract
-from serving.feature_store import OnlineFeatures, Store
+from serving.feature_store import OnlineFeatures, Store, Stored
+from serving.metrics import ServerMetrics
 from serving.snapshot import Snapshot
 
 FOLDER = "assets.extra/snapshot"
@@ -19,6 +20,7 @@ def open_store(
     address: str,
     seconds: float,
     clock: str,
+    metrics: ServerMetrics,
 ) -> OnlineFeatures | None:
     """Open what a version takes absent features from.
 
@@ -30,6 +32,7 @@ def open_store(
         address: `version`, `none`, or an address of Redis.
         seconds: how long to wait for Redis.
         clock: `now` or `cut_off`: up to when times since an event grow.
+        metrics: where questions are counted.
 
     Raises:
         ServingError: the version's snapshot is damaged, or the client of Redis is absent.
@@ -45,4 +48,12 @@ def open_store(
         from serving.redis_store import RedisStore
 
         store = RedisStore(address, model, contract, schema, seconds)
-    return OnlineFeatures(contract, store, time.time if clock == "now" else None)
+
+    def observe(stored: Stored, seconds: float) -> None:
+        metrics.store_time.observe(seconds, model)
+        if stored.problem:
+            metrics.store_failures.add(model)
+        elif stored.cut_off is not None:
+            metrics.features_at.set(stored.cut_off, model)
+
+    return OnlineFeatures(contract, store, time.time if clock == "now" else None, observe)

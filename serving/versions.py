@@ -1,5 +1,6 @@
 """Version folders: which ones a base path offers, and whether one is whole."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ GRAPH = "saved_model.pb"
 EXTRA = "assets.extra"
 CONTRACT = f"{EXTRA}/contract.json"
 GOLDEN = f"{EXTRA}/golden.json"
+SPARSITY = f"{EXTRA}/sparsity.json"
 WARMUP = f"{EXTRA}/tf_serving_warmup_requests"
 
 _NEEDED = (GRAPH, "variables/variables.index", CONTRACT, GOLDEN)
@@ -46,3 +48,11 @@ def stamp(folder: Path) -> Stamp:
             continue
         found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
     return tuple(found)
+
+
+def experts_per_row(folder: Path) -> float | None:
+    """Experts that are evaluated per row, as export measured; None where it does not say."""
+    try:
+        return float(json.loads((folder / SPARSITY).read_text(encoding="utf-8"))["experts_per_row"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

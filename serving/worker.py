@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from configs.errors import ServingError
+from serving import logs
 from serving.options import ServerOptions
 
 
@@ -47,6 +48,7 @@ def run_worker(
     # Ctrl-C reaches the whole process group; the supervisor alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    logs.configure(options.log_format)
     before()
     from serving.server import Server
 

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from configs.errors import ServingError
+from serving import logs
 from serving.addresses import address, reserve
 from serving.exporter import start_exporter
 from serving.exposition import merged
@@ -319,6 +320,7 @@ def supervise(options: ServerOptions, before: Callable[[], Any]) -> None:
     Raises:
         ServingError: the server cannot start.
     """
+    logs.configure(options.log_format)
     with stop_signals() as (first, second):
         supervisor = Supervisor(options, before)
         supervisor.start()

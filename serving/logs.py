@@ -1,0 +1,74 @@
+"""Logs as text, or as JSON lines with the request's id; imports no TensorFlow.
+
+A line that is written while a call is worked on carries the call's `request_id`, and what else the
+call has said of itself (`say`).
+"""
+
+import json
+import logging
+import threading
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+Format = Literal["text", "json"]
+FORMATS: tuple[Format, ...] = ("text", "json")
+
+_LOGGER = "multigate"
+_TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _Call(threading.local):
+    """What is known of the call that this thread works on."""
+
+    fields: dict[str, Any] | None = None
+
+
+_CALL = _Call()
+
+
+def begin() -> None:
+    """Start a call in this thread."""
+    _CALL.fields = {}
+
+
+def say(**fields: Any) -> None:
+    """Add to what the lines of this thread's call carry."""
+    if _CALL.fields is not None:
+        _CALL.fields.update(fields)
+
+
+def end() -> dict[str, Any]:
+    """End the thread's call; what it said."""
+    fields, _CALL.fields = _CALL.fields or {}, None
+    return fields
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, message, the call's fields, and those of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "message": record.getMessage(),
+            **(_CALL.fields or {}),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def configure(how: str) -> None:
+    """Write the server's log to the standard error stream, from INFO on.
+
+    Args:
+        how: `text` or `json`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if how == "json" else logging.Formatter(_TEXT))
+    logger = logging.getLogger(_LOGGER)
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

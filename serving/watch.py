@@ -1,0 +1,215 @@
+"""What a sample of the calls looks like, and how far it has parted from the test split.
+
+A call only puts references into a bounded queue, after its answer is made; what does not fit is
+dropped and counted.  A thread of low priority does the rest, also the model's `watch` signature.
+Features of the user and the context count once per candidate, as they do in examples.
+"""
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from configs.contract import LENGTH, PRESENT, IdListFeature
+from serving.layout import SCORE, Arrays
+from serving.manager import Served
+from serving.metrics import ServerMetrics
+from serving.options import ServerOptions
+from serving.reference import Reference, stability_index
+from serving.status import LOG
+
+WATCH = "watch"
+UNSEEN = "unseen/"
+"""The signature, and how the names of its outputs begin."""
+
+_QUEUED_CALLS = 64
+_LEAST_CALLS, _LEAST_ROWS = 30, 1000
+"""What a window needs before it is judged."""
+_SAY_AGAIN = 600.0
+"""Seconds before a warning that says nothing new."""
+
+
+@dataclass
+class _Count:
+    """Of one feature in a window."""
+
+    missing: int = 0
+    values: int = 0
+    """Of which the unseen are a part: rows, or values of lists."""
+    unseen: int = 0
+
+
+@dataclass
+class _Window:
+    """What one version's calls looked like since `since`."""
+
+    since: float
+    calls: int = 0
+    rows: int = 0
+    features: dict[str, _Count] = field(default_factory=dict)
+    scores: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Watch:
+    """Observes sampled calls of all models."""
+
+    def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
+        self._rate = options.watch_rate
+        self._seconds = options.watch_seconds
+        self._most_index = options.watch_psi
+        self._most_shift = options.watch_share
+        self._metrics = metrics
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Served, Arrays, Arrays]] = deque()
+        self._closed = False
+        self._windows: dict[tuple[str, int], _Window] = {}
+        self._said: dict[str, tuple[frozenset[str], float]] = {}
+        self._thread: threading.Thread | None = None
+        if self._rate > 0:
+            self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+            self._thread.start()
+
+    def add(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
+        """Take notice of a call, if it is sampled and there is room; never waits."""
+        if random.random() >= self._rate:
+            return
+        with self._changed:
+            full = self._closed or len(self._queue) >= _QUEUED_CALLS
+            if not full:
+                self._queue.append((served, inputs, outputs))
+                self._changed.notify()
+        if full:
+            self._metrics.watched.add(served.model, "dropped")
+
+    def close(self) -> None:
+        """Look at what is queued and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while True:
+            with self._changed:
+                while not self._queue and not self._closed:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                served, inputs, outputs = self._queue.popleft()
+            try:
+                self._look(served, inputs, outputs)
+                self._metrics.watched.add(served.model, "watched")
+            except Exception:
+                LOG.exception("model %s: a call cannot be watched", served.model)
+                self._metrics.watched.add(served.model, "failed")
+
+    def _look(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
+        model, rows = served.model, len(outputs[SCORE])
+        window = self._window(served)
+        window.calls += 1
+        window.rows += rows
+        unseen = self._unseen(served, inputs)
+        for name, feature in served.servable.contract.of_side("user", "context", "item"):
+            # The user's one value stands beside each of the N items.
+            times = 1 if feature.side == "item" else rows
+            count = window.features.setdefault(name, _Count())
+            count.missing += times * _missing(name, inputs)
+            if (found := unseen.get(name)) is None:
+                continue
+            values = len(inputs[name])
+            if isinstance(feature, IdListFeature):
+                values = int(inputs[name + LENGTH].sum())
+            count.values += times * values
+            count.unseen += times * found
+            self._metrics.ids.add(model, name, "unseen", by=found)
+            self._metrics.ids.add(model, name, "seen", by=values - found)
+        for task in served.servable.contract.tasks:
+            self._metrics.scores.observe_all(outputs[task], model, task)
+            if served.reference is not None and task in served.reference.scores:
+                counts = served.reference.scores[task].count(outputs[task])
+                window.scores[task] = window.scores.get(task, 0) + counts
+        if (
+            served.reference is not None
+            and time.monotonic() - window.since >= self._seconds
+            and window.calls >= _LEAST_CALLS
+            and window.rows >= _LEAST_ROWS
+        ):
+            self._judge(model, served.reference, window)
+            del self._windows[model, served.servable.version]
+
+    def _window(self, served: Served) -> _Window:
+        key = served.model, served.servable.version
+        if key not in self._windows:
+            if len(self._windows) > 100:  # of versions that are long gone
+                self._windows.clear()
+            self._windows[key] = _Window(time.monotonic())
+        return self._windows[key]
+
+    def _unseen(self, served: Served, inputs: Arrays) -> dict[str, int]:
+        """Unseen ids by feature; none where the version cannot tell, or is gone."""
+        signature = served.signature(WATCH)
+        if signature is None or not served.servable.acquire():
+            return {}
+        try:
+            outputs = signature(inputs)
+        finally:
+            served.servable.release()
+        return {name.removeprefix(UNSEEN): int(count) for name, count in outputs.items()}
+
+    def _judge(self, model: str, reference: Reference, window: _Window) -> None:
+        """Compare a window with the test split; say where they part."""
+        parted: dict[str, str] = {}
+        for name, shares in reference.features.items():
+            count = window.features.get(name)
+            if count is None:
+                continue
+            found: dict[str, tuple[float, float]] = {
+                "missing": (count.missing / window.rows, shares.missing)
+            }
+            if shares.unseen is not None and count.values:
+                found["unseen"] = (count.unseen / count.values, shares.unseen)
+            for what, (now, then) in found.items():
+                self._metrics.share_shift.set(now - then, model, name, what)
+                if abs(now - then) > self._most_shift:
+                    parted[f"{what} {name}"] = f"feature {name!r}: {what} {now:.3f}, was {then:.3f}"
+        for task, counts in window.scores.items():
+            index = stability_index(reference.scores[task].counts, counts)
+            self._metrics.score_shift.set(index, model, task)
+            if index > self._most_index:
+                parted[f"task {task}"] = f"task {task!r}: stability index of scores {index:.3f}"
+        self._warn(model, window, parted)
+
+    def _warn(self, model: str, window: _Window, parted: dict[str, str]) -> None:
+        """One line per window at most, and none that says nothing new for a while."""
+        now = time.monotonic()
+        before, at = self._said.get(model, (frozenset(), now))
+        if now - at >= _SAY_AGAIN:
+            before, at = frozenset(), now
+        if parted.keys() <= before:
+            return
+        self._said[model] = before | parted.keys(), at
+        LOG.warning(
+            "model %s: %d calls with %d candidates differ from the test split: %s",
+            model,
+            window.calls,
+            window.rows,
+            "; ".join(parted.values()),
+        )
+
+
+def _missing(name: str, inputs: Arrays) -> int:
+    """Rows of a feature without a value; of a list, where it is empty."""
+    lengths: Any = inputs.get(name + LENGTH)
+    if lengths is not None:
+        return len(lengths) - int(np.count_nonzero(lengths))
+    present = inputs.get(name + PRESENT)
+    return 0 if present is None else len(present) - int(np.count_nonzero(present))
