@@ -48,9 +48,11 @@ def draw(
     if len(items) == 0 or len(positives) == 0:
         return _table(np.zeros((0, 3), np.int64), items)
     codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
-    excluded: _Excluded | Lately = _Excluded(positives, touched, items, negatives.exclude == "ever")
+    excluded: _Excluded | Lately
     if negatives.exclude_within is not None:
         excluded = Lately(positives, touched, items, negatives.exclude_within)
+    else:
+        excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
     times = positives["time"].to_physical().fill_null(ALWAYS).to_numpy()
     urn = Urn(pool, codes, times, negatives)
     base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
