@@ -6,6 +6,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from configs.base import Frozen, contradiction, parse, read_yaml
+from configs.candidates import CandidatesConfig
 from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
 from configs.evaluation import EvaluationConfig, HourSlices
@@ -28,6 +29,7 @@ class Config(Frozen):
     train: TrainConfig = TrainConfig()
     export: ExportConfig = ExportConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    candidates: CandidatesConfig = CandidatesConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")

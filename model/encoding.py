@@ -3,7 +3,7 @@
 `encoding_tensorflow` computes the same inside the exported graph; tests/contract compares them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -100,15 +100,19 @@ class Encoder:
                 raise DataError(f"{path}: not a vocabulary: {error}") from None
         return cls(contract, Statistics.read(files.statistics), vocabularies)
 
-    def __call__(self, table: pa.Table) -> Encoded:
-        """Encode every feature of a table.
+    def __call__(self, table: pa.Table, names: Iterable[str] | None = None) -> Encoded:
+        """Encode features of a table.
+
+        Args:
+            table: with the features as columns, in raw values.
+            names: features to encode; all where None.
 
         Raises:
             DataError: a column is absent or of a wrong type, or a value is missing under
                 `missing: error`.
         """
         encoded: Encoded = {}
-        for name in self.contract.features:
+        for name in self.contract.features if names is None else names:
             if name not in table.column_names:
                 raise DataError(
                     f"column {name!r}: absent, expected the contract's features, received "

@@ -18,4 +18,5 @@ VERBS = (
     "runs",
     "publish",
     "features",
+    "candidates",
 )

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"configs", "features", "pipeline", "model", "serving", "jobs", "multigate"}
+OURS = {"configs", "features", "pipeline", "model", "serving", "jobs", "candidates", "multigate"}
 MAY_IMPORT = {
     "configs": {"configs"},
     "features": {"features", "configs"},
     "pipeline": {"pipeline", "features", "configs"},
     "model": {"model", "configs"},
     "serving": {"serving", "features", "configs"},
+    "candidates": {"candidates", "model", "configs"},
 }
 
 
@@ -36,6 +37,24 @@ def test_packages_import_only_what_they_may(package):
     for path in files:
         forbidden = (imported_by(path) & OURS) - MAY_IMPORT[package]
         assert not forbidden, f"{path} imports {', '.join(sorted(forbidden))}"
+
+
+def test_candidates_import_only_what_knows_no_keras_of_the_model():
+    """Keras 2 and Keras 3 never meet: what both models share is the encoding of raw values."""
+    shared = {"encoding", "encoding_tensorflow", "raw", "rows"}
+    for path in (ROOT / "candidates").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("model"):
+                assert node.module.partition(".")[2] in shared, f"{path}: {node.module}"
+    for name in shared:
+        assert not imported_by(ROOT / "model" / f"{name}.py") & {"keras", "tf_keras"}, name
+
+
+def test_only_candidates_import_keras_2():
+    for package in OURS - {"candidates", "multigate"}:
+        for path in (ROOT / package).rglob("*.py"):
+            forbidden = imported_by(path) & {"tf_keras", "tensorflow_recommenders", "candidates"}
+            assert not forbidden - ({"candidates"} if package == "jobs" else set()), path
 
 
 def test_serving_never_imports_keras():

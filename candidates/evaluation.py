@@ -1,0 +1,266 @@
+"""Recall of the first stage on a later split, beside what simple methods reach.
+
+A question is asked at the time of a positive: which item is it, of all items that the earlier
+splits name, without those that the user had touched by then? All methods know the same: what every
+user had touched in the earlier splits, and what this user had touched up to the question. An answer
+that is not among the items is a miss for every method.
+
+Two sets of questions: `next_item`, a sample of the split's positives, each with its one answer; and
+`from_the_start`, one question per user, at the user's first positive of the split, whose answers
+are all of the user's positives in it. The first is what a service is asked day by day, the second
+what a list made in advance is worth.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import scipy.sparse as sp
+
+from candidates.pairs import (
+    Catalogue,
+    Pairs,
+    catalogue_of_splits,
+    positive_task,
+    read_pairs,
+    tower_features,
+)
+from candidates.retrieval import Retrieval
+from candidates.training import load
+from configs.contract import FrozenContract
+from configs.errors import DataError, ModelError
+from configs.files import SPLITS, TIME, ExamplesFolder
+
+KINDS = ("next_item", "from_the_start")
+_QUESTIONS = 10_000
+_AT_ONCE = 512  # questions whose scores of all items are in memory
+
+Scorer = Callable[[slice], np.ndarray]
+"""Scores (U', I) of all items for some of the questions."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions of one set, Q of them.
+
+    Attributes:
+        rows: the row of the split's pairs at which each question is asked, (Q,).
+        seen: (Q, I) items that the user had touched before, 1 each.
+        right: (Q, I) the right answers, 1 each.
+        missed: (Q,) right answers that are not in the catalogue.
+        earlier: (V, I) items that each user of the earlier splits had touched, asked or not.
+    """
+
+    rows: np.ndarray
+    seen: sp.csr_matrix
+    right: sp.csr_matrix
+    missed: np.ndarray
+    earlier: sp.csr_matrix
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[str, Any]:
+    """Evaluate a two-tower checkpoint on a split of the examples.
+
+    Args:
+        checkpoint: folder that `training.train` wrote.
+        examples: the folder of examples that it was trained on.
+        split: "validation" or "test".
+
+    Returns:
+        `split`, `items`, and `questions`: by kind, how many `questions`, how many of them are
+        `cold` (the user had touched nothing), `answers`, `unknown_answers` (share that no method
+        can find) and `recall`: method -> k -> mean over questions of the share of right answers
+        among the best k.
+
+    Raises:
+        ModelError: not a checkpoint, or of other examples.
+        DataError: the split cannot be read.
+    """
+    if split == SPLITS[0] or split not in SPLITS:
+        raise DataError(f"split: expected one of {', '.join(SPLITS[1:])}; received {split!r}")
+    model, config, frozen = load(checkpoint)
+    _check(checkpoint, frozen, examples)
+    task = positive_task(config)
+    before = SPLITS[: SPLITS.index(split)]
+    items = catalogue_of_splits(examples, model.encoder, before)
+    earlier = [read_pairs(examples, name, model.encoder, task) for name in before]
+    pairs = read_pairs(examples, split, model.encoder, task)
+    k = config.candidates.recall_at
+    ks = tuple(sorted({10, 50, k, 2 * k}))
+    found = {
+        kind: _measure(model, pairs, items, ask(earlier, pairs, items, kind, _QUESTIONS), ks)
+        for kind in KINDS
+    }
+    return {"split": split, "items": len(items), "questions": found}
+
+
+def _measure(
+    model: Retrieval, pairs: Pairs, items: Catalogue, questions: Questions, ks: tuple[int, ...]
+) -> dict[str, Any]:
+    """Recall of each method on one set of questions."""
+    scorers = {
+        "two_towers": two_towers(model, pairs, items, questions),
+        "popularity": popularity(questions),
+        "item_cosine": item_cosine(questions),
+    }
+    answers = questions.right.nnz + int(questions.missed.sum())
+    return {
+        "questions": len(questions),
+        "cold": int((np.diff(questions.seen.indptr) == 0).sum()),
+        "answers": answers,
+        "unknown_answers": float(questions.missed.sum() / answers),
+        "recall": {name: recall(scorer, questions, ks) for name, scorer in scorers.items()},
+    }
+
+
+def ask(earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: int) -> Questions:
+    """The questions of a split.
+
+    Args:
+        earlier: pairs of the splits before.
+        pairs: of the split.
+        items: that can be found.
+        kind: `next_item` or `from_the_start`.
+        limit: ask at most so many, drawn with a fixed seed.
+    """
+    before = pl.concat(
+        pl.DataFrame({"user": part.users, "item": part.items}) for part in earlier
+    ).unique(maintain_order=True)
+    now = (
+        pl.DataFrame({"user": pairs.users, "item": pairs.items, "time": pairs.table[TIME]})
+        .with_row_index("row")
+        .sort("time", "row", nulls_last=False)
+        # What the user had touched before is no answer: every method leaves it out.
+        .join(before, on=["user", "item"], how="anti", maintain_order="left")
+        .unique(["user", "item"], keep="first", maintain_order=True)
+    )
+    asked = now if kind == "next_item" else now.unique("user", keep="first", maintain_order=True)
+    if len(asked) > limit:
+        chosen = np.random.default_rng(0).choice(len(asked), limit, replace=False)
+        asked = asked[np.sort(chosen)]
+    asked = asked.drop("item" if kind == "from_the_start" else []).with_row_index("question")
+    if kind == "next_item":
+        meanwhile = asked.select("question", "user", pl.col("time").alias("at")).join(
+            now, on="user"
+        )
+        meanwhile = meanwhile.filter(pl.col("time") < pl.col("at")).select("question", "item")
+        right = asked.select("question", "item")
+    else:
+        right = now.join(asked.select("question", "user"), on="user").select("question", "item")
+        meanwhile = right.clear()
+    seen = before.join(asked.select("question", "user"), on="user").select("question", "item")
+    ids = pl.DataFrame({"item": items.ids}).with_row_index("number")
+
+    def matrix(table: pl.DataFrame, rows: int) -> sp.csr_matrix:
+        found = table.join(ids, on="item")
+        ones = np.ones(len(found), np.float32)
+        places = (found["question"].to_numpy(), found["number"].to_numpy())
+        return sp.csr_matrix((ones, places), shape=(rows, len(items)))
+
+    unknown = right.join(ids, on="item", how="anti")["question"].to_numpy()
+    people = before.select("user").unique(maintain_order=True).with_row_index("question")
+    return Questions(
+        asked["row"].to_numpy(),
+        matrix(pl.concat([seen, meanwhile]).unique(), len(asked)),
+        matrix(right, len(asked)),
+        np.bincount(unknown, minlength=len(asked)),
+        matrix(before.join(people, on="user"), len(people)),
+    )
+
+
+def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:
+    """Mean over questions of the share of right answers among the best k, by k.
+
+    The share is of min(k, number of right answers), so that 1 can be reached.
+    """
+    total = dict.fromkeys(ks, 0.0)
+    for part, best in best_items(scorer, questions, max(ks)):
+        right = questions.right[part].toarray() > 0
+        hits = np.take_along_axis(right, best, axis=1)
+        answers = right.sum(axis=1) + questions.missed[part]
+        for k in ks:
+            total[k] += float((hits[:, :k].sum(axis=1) / np.minimum(answers, k)).sum())
+    return {k: value / len(questions) for k, value in total.items()}
+
+
+def best_items(scorer: Scorer, questions: Questions, k: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """The best k unseen items of some questions at a time, (U', k) numbers, best first.
+
+    Ties go to the lower number, whichever method made them.
+    """
+    items = questions.seen.shape[1]
+    for start in range(0, len(questions), _AT_ONCE):
+        part = slice(start, min(start + _AT_ONCE, len(questions)))
+        scores = np.array(scorer(part), np.float64)
+        scores[questions.seen[part].toarray() > 0] = -np.inf
+        yield part, np.argsort(-scores, axis=1, kind="stable")[:, : min(k, items)]
+
+
+def two_towers(model: Retrieval, pairs: Pairs, items: Catalogue, questions: Questions) -> Scorer:
+    """The model's scores."""
+    names = set(tower_features(model.encoder.contract)[0])
+    features = {
+        name: values[questions.rows]
+        for name, values in pairs.features.items()
+        if name.partition("__")[0] in names
+    }
+    vectors = model.item_vectors(items)
+
+    def score(part: slice) -> np.ndarray:
+        users = model.user_tower({name: values[part] for name, values in features.items()})
+        return np.asarray(users) @ vectors.T
+
+    return score
+
+
+def popularity_of(earlier: list[Pairs], items: Catalogue) -> np.ndarray:
+    """How many users had touched each item in the earlier splits, (I,)."""
+    before = pl.concat(
+        pl.DataFrame({"user": part.users, "item": part.items}) for part in earlier
+    ).unique()
+    known = before.filter(pl.col("item").is_in(items.ids))
+    return np.bincount(np.searchsorted(items.ids, known["item"].to_numpy()), minlength=len(items))
+
+
+def popularity(questions: Questions) -> Scorer:
+    """How many users had touched an item in the earlier splits."""
+    counts = np.asarray(questions.earlier.sum(axis=0)).ravel()
+    return lambda part: np.broadcast_to(counts, (part.stop - part.start, len(counts)))
+
+
+def item_cosine(questions: Questions) -> Scorer:
+    """Sum of the cosines between an item's users and those of each item that the user touched.
+
+    Popular items come first for users who have touched nothing.
+    """
+    earlier = questions.earlier
+    norms = np.sqrt(np.asarray(earlier.multiply(earlier).sum(axis=0)).ravel())
+    scaled = earlier @ sp.diags(1 / np.maximum(norms, 1e-12))
+    likeness = (scaled.T @ scaled).tocsr()
+    likeness.setdiag(0)
+    counts = np.asarray(earlier.sum(axis=0)).ravel()
+
+    def score(part: slice) -> np.ndarray:
+        found: np.ndarray = (questions.seen[part] @ likeness).toarray()
+        # Far below any cosine: decides between items that no touched item is like.
+        return found + 1e-9 * counts
+
+    return score
+
+
+def _check(checkpoint: Path, frozen: FrozenContract, examples: Path) -> None:
+    other = FrozenContract.read(ExamplesFolder(examples).contract)
+    for kind in ("schema", "data"):
+        ours = getattr(frozen, f"{kind}_fingerprint")
+        theirs = getattr(other, f"{kind}_fingerprint")
+        if ours != theirs:
+            raise ModelError(
+                f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
+                f"{theirs}; use the examples that it was trained on, or train anew"
+            )

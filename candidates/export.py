@@ -1,0 +1,194 @@
+"""Export: a two-tower checkpoint becomes a numbered SavedModel that finds items for a user.
+
+Layout of a version, besides TensorFlow's own files:
+
+    assets.extra/contract.json     the contract with both fingerprints; a ranker that is served
+                                   with it must have the same
+    assets.extra/popular.json      items by popularity, which stand in where retrieval fails
+    assets.extra/metrics.json      recall on the test split
+    assets.extra/golden.json       one request and its answer
+
+Signature `retrieve` (also `serving_default`): raw user and context features of M users, named as in
+the ranker's `rank` signature, and `k`, a scalar int32; outputs `items` (M, K) raw ids and `scores`
+(M, K) float32, best first, K = min(k, number of items). It loads with `tf.saved_model.load` and
+needs no Keras.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from candidates.evaluation import evaluate, popularity_of
+from candidates.keras2 import tf
+from candidates.pairs import Catalogue, catalogue, catalogue_of_splits, positive_task, read_pairs
+from candidates.retrieval import Retrieval
+from candidates.training import load
+from configs.errors import ExportError
+from configs.files import SPLITS, ExamplesFolder, new_folder, write_json
+from configs.version_folders import new_version
+from model.encoding import Encoder
+from model.encoding_tensorflow import GraphEncoder, raw_inputs
+from model.raw import raw_values, take
+
+log = logging.getLogger(__name__)
+
+EXTRA, SIGNATURE = "assets.extra", "retrieve"
+_POPULAR = 1000  # items that stand in
+_TOLERANCE = 1e-5
+
+
+class Retriever(tf.Module):
+    """The graph: raw user features to the best items.
+
+    Args:
+        model: trained.
+        items: that can be found.
+    """
+
+    def __init__(self, model: Retrieval, items: Catalogue) -> None:
+        super().__init__(name="retriever")
+        self._names = model.user_features
+        self._encode = GraphEncoder(model.encoder)
+        self._lookups = list(self._encode.tables.values())
+        self._tower = model.user_tower
+        self._index = model.index(items)
+        self._ids = tf.Variable(_as_tensor(items.ids), trainable=False, name="ids")
+        self._items = len(items)
+        specs = raw_inputs(model.encoder.contract, self._names)
+        self.retrieve = tf.function(
+            self._retrieve, input_signature=[specs, tf.TensorSpec((), tf.int32, name="k")]
+        )
+
+    def _retrieve(self, raw: dict[str, Any], k: Any) -> dict[str, Any]:
+        users = self._tower(self._encode(raw, self._names))
+        wanted = tf.clip_by_value(k, 0, self._items)
+        scores, numbers = self._index(users, k=wanted)
+        return {"items": tf.gather(self._ids, numbers), "scores": scores}
+
+
+def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
+    """Export a two-tower checkpoint.
+
+    The items that can be found are those of the examples' snapshot, with their features at its
+    cut-off; without a snapshot those of the examples, with their latest features.
+
+    Args:
+        checkpoint: folder that `training.train` wrote.
+        examples: the examples that it was trained on.
+        out: base folder of the versions.
+        version: number of the version; the highest in `out` plus one by default.
+
+    Returns:
+        `out/<version>`, complete.
+
+    Raises:
+        ExportError: the version exists, the file does not find what the model finds, or the folder
+            could not be written. Nothing is published.
+        ModelError: not a checkpoint, or the examples are others than it was trained on.
+        DataError: the examples cannot be read.
+    """
+    model, config, frozen = load(checkpoint)
+    metrics = evaluate(checkpoint, examples)  # also refuses examples of another fingerprint
+    target = out / str(new_version(out, version))
+    encoder = model.encoder
+    items = read_items(examples, encoder)
+    task = positive_task(config)
+    pairs = [read_pairs(examples, split, encoder, task) for split in SPLITS[:2]]
+    counts = popularity_of(pairs, items)
+    popular = np.argsort(-counts, kind="stable")[:_POPULAR]
+    retriever = Retriever(model, items)
+    try:
+        with new_folder(target) as folder:
+            signature = _flat(retriever)
+            tf.saved_model.save(
+                retriever, str(folder), {SIGNATURE: signature, "serving_default": signature}
+            )
+            golden = _check(folder, model, items, pairs[-1].table[:64], config.candidates.recall_at)
+            extra = folder / EXTRA
+            extra.mkdir(exist_ok=True)
+            write_json(extra / "contract.json", frozen.model_dump(mode="json"))
+            write_json(
+                extra / "popular.json",
+                {"items": items.ids[popular].tolist(), "counts": counts[popular].tolist()},
+            )
+            write_json(extra / "metrics.json", metrics)
+            write_json(extra / "golden.json", golden)
+    except (OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ExportError(
+            f"{target}: could not be written: {reason}; nothing was published; make room or choose "
+            "another folder, then export again"
+        ) from error
+    log.info("published %s", target)
+    return target
+
+
+def read_items(examples: Path, encoder: Encoder) -> Catalogue:
+    """The items of the examples' snapshot, or of the examples where they have none.
+
+    Raises:
+        DataError: there is no item.
+    """
+    parts = sorted(ExamplesFolder(examples).snapshot("items").glob("*.parquet"))
+    table = pl.concat([pl.read_parquet(path) for path in parts]) if parts else pl.DataFrame()
+    if not len(table):
+        return catalogue_of_splits(examples, encoder, SPLITS)
+    return catalogue(table.to_arrow(), encoder)
+
+
+def _flat(retriever: Retriever) -> Any:
+    """The signature: every input under its own name."""
+    specs, k = retriever.retrieve.input_signature
+
+    @tf.function(input_signature=[{**specs, "k": k}])
+    def retrieve(inputs: dict[str, Any]) -> dict[str, Any]:
+        raw = {name: value for name, value in inputs.items() if name != "k"}
+        return retriever.retrieve(raw, inputs["k"])
+
+    return retrieve.get_concrete_function()
+
+
+def _check(
+    folder: Path, model: Retrieval, items: Catalogue, rows: pl.DataFrame, k: int
+) -> dict[str, Any]:
+    """Compare the file with the model on some rows.
+
+    Returns:
+        The first row's request and answer.
+
+    Raises:
+        ExportError: a score differs, or an item whose score is clear of its neighbours'.
+    """
+    contract = model.encoder.contract
+    table = rows.to_arrow()
+    raw = raw_values(contract, table, model.user_features)
+    signature = tf.saved_model.load(str(folder)).signatures[SIGNATURE]
+    found = signature(**{name: tf.constant(value) for name, value in raw.items()}, k=tf.constant(k))
+    encoded = model.encoder(table, model.user_features)
+    expected = np.asarray(model.user_tower(encoded)) @ model.item_vectors(items).T
+    best = -np.sort(-expected, axis=1)[:, :k]
+    scores = found["scores"].numpy()
+    worst = float(np.abs(scores - best).max() / np.abs(best).max())
+    if not worst <= _TOLERANCE:
+        raise ExportError(
+            f"parity: scores of the file differ from the model's by {worst:.2g} of the largest, "
+            f"expected at most {_TOLERANCE:g}; nothing was published; report this"
+        )
+    first = take(raw, slice(0, 1))
+    return {
+        "inputs": {name: _plain(value) for name, value in first.items()} | {"k": k},
+        "outputs": {"items": _plain(found["items"].numpy()[0]), "scores": scores[0].tolist()},
+    }
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    """Values for JSON; the bytes that TensorFlow gives for text as text."""
+    as_text = np.vectorize(lambda one: one.decode() if isinstance(one, bytes) else one, [object])
+    return (as_text(values) if values.dtype == object and values.size else values).tolist()
+
+
+def _as_tensor(ids: np.ndarray) -> Any:
+    return tf.constant(ids.tolist() if ids.dtype == object else ids.astype(np.int64))

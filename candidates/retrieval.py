@@ -1,0 +1,128 @@
+"""The two-tower model: towers, the retrieval task with its corrections, and the index."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from candidates.keras2 import tf, tfrs
+from candidates.pairs import Catalogue, Pairs, tower_features
+from candidates.towers import Tables, Tower, embedded
+from configs.candidates import CandidatesConfig
+from configs.contract import IdFeature
+from model.encoding import Encoder
+
+Tensor = Any
+_ROWS = 4096  # of users or items that pass a tower at once
+
+
+class Retrieval(tfrs.Model):
+    """Scores of all items for a user, as products of the towers' vectors.
+
+    The loss is the softmax cross-entropy of a pair's own item among the items of its batch.
+    Frequent items are in more batches; the log of their share is taken off their scores (the
+    sampling-bias correction), so that the scores estimate what the user wants and not what is rare
+    among negatives. Items of the batch that equal the pair's own are no negatives.
+
+    Args:
+        encoder: of the examples.
+        config: widths and training.
+    """
+
+    def __init__(self, encoder: Encoder, config: CandidatesConfig) -> None:
+        super().__init__(name="candidates")
+        self.encoder, self.config = encoder, config
+        contract = encoder.contract
+        self.user_features, self.item_features = tower_features(contract)
+        names = embedded(contract, [*self.user_features, *self.item_features])
+        self.tables = Tables(encoder, names, config.embedding_dim, config.seed)
+        seed = config.seed
+        self.user_tower = Tower(contract, self.user_features, self.tables, config, seed, "user")
+        self.item_tower = Tower(
+            contract, self.item_features, self.tables, config, seed + 1000, "item"
+        )
+        self.retrieval = tfrs.tasks.Retrieval(
+            temperature=config.temperature,
+            remove_accidental_hits=True,
+            loss=tf.keras.losses.CategoricalCrossentropy(
+                from_logits=True, reduction=tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
+            ),
+        )
+
+    def compute_loss(self, inputs: Mapping[str, Tensor], training: bool = False) -> Tensor:
+        """Loss of a batch of pairs.
+
+        Args:
+            inputs: encoded user and item features; `item` (B,), the item's number in the catalogue;
+                `share` (B,), its share of the training pairs; `hidden` (B,), whether the user's id
+                is hidden.
+            training: as Keras has it.
+        """
+        contract = self.encoder.contract
+        users = {name: inputs[name] for name in inputs}
+        user = contract.features[contract.user]
+        assert isinstance(user, IdFeature)
+        # A user whom the vocabulary does not have comes in under the first code of unseen ones.
+        users[contract.user] = tf.where(inputs["hidden"], 1, inputs[contract.user])
+        return self.retrieval(
+            self.user_tower(users),
+            self.item_tower(inputs),
+            candidate_sampling_probability=inputs["share"],
+            candidate_ids=inputs["item"],
+            compute_metrics=False,
+        )
+
+    def item_vectors(self, catalogue: Catalogue) -> np.ndarray:
+        """Vectors (I, D) float32 of all items."""
+        return _in_pieces(self.item_tower, catalogue.features, len(catalogue))
+
+    def user_vectors(self, pairs: Pairs) -> np.ndarray:
+        """Vectors (N, D) float32 of the users of pairs."""
+        wanted = {
+            name: values
+            for name, values in pairs.features.items()
+            if name.partition("__")[0] in self.user_features
+        }
+        return _in_pieces(self.user_tower, wanted, len(pairs))
+
+    def index(self, catalogue: Catalogue) -> Any:
+        """An index that finds the best items of a user's vector, by comparing with all of them."""
+        index = tfrs.layers.factorized_top_k.BruteForce(name="index")
+        numbers = tf.range(len(catalogue), dtype=tf.int32)
+        index.index(tf.constant(self.item_vectors(catalogue)), numbers)
+        return index
+
+
+def recall_of_pairs(
+    model: Retrieval, catalogue: Catalogue, pairs: Pairs, ks: tuple[int, ...]
+) -> dict[int, float]:
+    """Share of pairs whose item is among the best k of all items, by k.
+
+    This is `tfrs.metrics.FactorizedTopK`: one target per row, nothing left out. Pairs whose item is
+    not in the catalogue count as not found.
+    """
+    known = np.isin(pairs.items, catalogue.ids)
+    if not known.any():
+        return dict.fromkeys(ks, 0.0)
+    largest = [min(k, len(catalogue)) for k in ks]
+    metric = tfrs.metrics.FactorizedTopK(candidates=model.index(catalogue), ks=largest)
+    users = model.user_vectors(pairs)[known]
+    items = np.searchsorted(catalogue.ids, pairs.items[known]).astype(np.int32)
+    vectors = model.item_vectors(catalogue)[items]
+    for start in range(0, len(items), _ROWS):
+        part = slice(start, start + _ROWS)
+        metric.update_state(
+            tf.constant(users[part]),
+            tf.constant(vectors[part]),
+            true_candidate_ids=tf.constant(items[part][:, None]),
+        )
+    share = float(known.mean())
+    return {k: share * float(value) for k, value in zip(ks, metric.result(), strict=True)}
+
+
+def _in_pieces(tower: Tower, encoded: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+    parts = [
+        tower({name: values[start : start + _ROWS] for name, values in encoded.items()}).numpy()
+        for start in range(0, rows, _ROWS)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,129 @@
+"""Two towers: what a user is like and what an item is like, as vectors whose product is a score."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from candidates.keras2 import tf
+from configs.candidates import CandidatesConfig
+from configs.contract import PRESENT, Contract, IdFeature, IdListFeature, NumberFeature
+from model.encoding import Encoder
+
+Tensor = Any
+
+
+class Tables(tf.Module):
+    """The embedding tables, shared between the towers where features share a vocabulary.
+
+    So a user's history is the mean of the very vectors that the item tower starts from.
+
+    Args:
+        encoder: says how many rows each table has.
+        names: features that are embedded.
+        width: of every table.
+        seed: of the initial values; each table derives its own from it.
+    """
+
+    def __init__(self, encoder: Encoder, names: Iterable[str], width: int, seed: int) -> None:
+        super().__init__(name="tables")
+        contract = encoder.contract
+        owners = dict.fromkeys(contract.vocabulary_of(name) for name in names)
+        self.tables = {
+            owner: tf.Variable(
+                tf.random.stateless_normal(
+                    (encoder.rows(owner), width), seed=(seed, number), stddev=width**-0.5
+                ),
+                name=f"table_{owner}",
+            )
+            for number, owner in enumerate(owners)
+        }
+        self._owner = {name: contract.vocabulary_of(name) for name in names}
+
+    def __call__(self, name: str, codes: Tensor) -> Tensor:
+        """Vectors (..., D) of a feature's codes (...)."""
+        return tf.gather(self.tables[self._owner[name]], codes)
+
+
+class Tower(tf.Module):
+    """Encoded features of one side to vectors (B, D).
+
+    Ids are embedded, lists embedded and averaged, numbers taken as they are encoded; a linear map
+    of all of them, after the hidden layers, makes the vector. The id of the side itself and the
+    lists that share its vocabulary are also added to the output as they are, so that without
+    hidden layers the model contains plain matrix factorisation.
+
+    Args:
+        contract: of the features.
+        names: features of this side.
+        tables: the embedding tables.
+        config: widths.
+        seed: of the initial weights.
+        name: of the tower.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        names: Sequence[str],
+        tables: Tables,
+        config: CandidatesConfig,
+        seed: int,
+        name: str,
+    ) -> None:
+        super().__init__(name=name)
+        self._contract, self._names, self._tables = contract, list(names), tables
+        self._normalise = config.normalise
+        self.layers = [
+            tf.keras.layers.Dense(
+                units,
+                activation="relu" if place < len(config.units) else None,
+                kernel_initializer=tf.keras.initializers.GlorotUniform(seed=seed + place),
+                name=f"{name}_{place}",
+            )
+            for place, units in enumerate([*config.units, config.embedding_dim])
+        ]
+
+    def __call__(self, encoded: Mapping[str, Tensor]) -> Tensor:
+        """Vectors (B, D), of length 1 under `normalise`.
+
+        Args:
+            encoded: the side's features, see `model.encoding.Encoder`.
+        """
+        parts, direct = [], []
+        for name in self._names:
+            feature = self._contract.features[name]
+            values = encoded[name]
+            if isinstance(feature, IdListFeature):
+                pooled = self._pool(name, values)
+                parts.append(pooled)
+                direct.append(pooled)
+            elif isinstance(feature, IdFeature) or values.dtype.is_integer:
+                vectors = self._tables(name, values)
+                parts.append(vectors)
+                if name in (self._contract.user, self._contract.item):
+                    direct.append(vectors)
+            else:
+                parts.append(values[:, None])
+            if isinstance(feature, NumberFeature) and feature.missing == "indicator":
+                parts.append(encoded[name + PRESENT][:, None])
+        x = tf.concat(parts, axis=1)
+        for layer in self.layers:
+            x = layer(x)
+        x += tf.add_n(direct)
+        return tf.math.l2_normalize(x, axis=1) if self._normalise else x
+
+    def _pool(self, name: str, codes: Tensor) -> Tensor:
+        """Mean of a list's vectors (B, D); zeros for an empty list."""
+        present = tf.cast(codes > 0, tf.float32)[..., None]
+        total = tf.reduce_sum(self._tables(name, codes) * present, axis=1)
+        return total / tf.maximum(tf.reduce_sum(present, axis=1), 1.0)
+
+
+def embedded(contract: Contract, names: Iterable[str]) -> list[str]:
+    """Those of the features that have, or share, an embedding table."""
+    found = []
+    for name in names:
+        feature = contract.features[name]
+        bucketed = isinstance(feature, NumberFeature) and feature.scale == "buckets"
+        if isinstance(feature, IdFeature | IdListFeature) or bucketed:
+            found.append(name)
+    return found

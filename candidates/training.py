@@ -1,0 +1,200 @@
+"""Training the two-tower model: pairs to a checkpoint, stopped by recall on the validation split.
+
+The same seed gives the same weights, bit for bit on a CPU.
+"""
+
+import json
+import shutil
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from candidates.keras2 import tf
+from candidates.pairs import Catalogue, Pairs, catalogue_of_splits, positive_task, read_pairs
+from candidates.retrieval import Retrieval, recall_of_pairs
+from configs.base import parse
+from configs.config import Config
+from configs.contract import PRESENT, FrozenContract, IdListFeature, NumberFeature
+from configs.errors import ModelError
+from configs.files import ExamplesFolder, new_folder, write_json
+from model.encoding import Encoder
+
+CONFIG, WEIGHTS, HISTORY = "config.json", "weights.npz", "history.json"
+
+
+def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> dict[str, Any]:
+    """Train a two-tower model and write its checkpoint, whole or not at all.
+
+    Args:
+        config: contract and `candidates`.
+        examples: folder of examples.
+        out: the checkpoint's folder; must not exist.
+        show: called with a line per epoch.
+
+    Returns:
+        checkpoint, pairs, items, epochs, best_epoch, recall (on the validation split), seconds.
+
+    Raises:
+        DataError: the examples cannot be read or have no positives, or `out` exists.
+        ModelError: the examples were built with another contract.
+    """
+    started = time.perf_counter()
+    task = positive_task(config)
+    with new_folder(out) as folder:
+        _start(folder, config, examples)
+        encoder = Encoder.read(folder)
+        pairs = read_pairs(examples, "train", encoder, task)
+        held_out = read_pairs(examples, "validation", encoder, task)
+        items = catalogue_of_splits(examples, encoder, ("train", "validation"))
+        model = make(encoder, config)
+        history = _fit(model, pairs, held_out, items, folder, show)
+        write_json(folder / HISTORY, {"epochs": history})
+    best = max(history, key=lambda epoch: epoch["recall"])
+    return {
+        "checkpoint": str(out),
+        "pairs": len(pairs),
+        "items": len(items),
+        "epochs": len(history),
+        "best_epoch": best["epoch"],
+        "recall": best["recall"],
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def make(encoder: Encoder, config: Config) -> Retrieval:
+    """A fresh model whose variables exist."""
+    tf.keras.utils.set_random_seed(config.candidates.seed)
+    model = Retrieval(encoder, config.candidates)
+    row = _one_row(encoder)  # makes the layers' shapes known
+    model.user_tower(row)
+    model.item_tower(row)
+    return model
+
+
+def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
+    """Read a checkpoint.
+
+    Raises:
+        ModelError: the folder is not a checkpoint of this package, or a file in it is damaged.
+    """
+    try:
+        values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        with np.load(folder / WEIGHTS) as file:
+            arrays = dict(file)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder}: {reason}; expected a folder that `multigate candidates train` wrote"
+        ) from None
+    config = parse(Config, values, str(folder / CONFIG))
+    frozen = FrozenContract.read(ExamplesFolder(folder).contract)
+    encoder = Encoder.read(folder)
+    model = make(encoder, config)
+    for name, variable in _variables(model).items():
+        if name not in arrays or arrays[name].shape != tuple(variable.shape):
+            raise ModelError(f"{folder / WEIGHTS}: {name} is not as expected; train anew")
+        variable.assign(arrays[name])
+    return model, config, frozen
+
+
+def _start(folder: Path, config: Config, examples: Path) -> None:
+    """Write all that is known before training."""
+    source, target = ExamplesFolder(examples), ExamplesFolder(folder)
+    frozen = FrozenContract.read(source.contract)
+    schema = config.contract.schema_fingerprint()
+    if schema != frozen.schema_fingerprint:
+        raise ModelError(
+            f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
+            f"contract has schema {schema}; build the examples anew with this configuration"
+        )
+    write_json(folder / CONFIG, config.model_dump(mode="json"))
+    write_json(target.contract, frozen.model_dump(mode="json"))
+    shutil.copyfile(source.statistics, target.statistics)
+    vocabularies = source.root / "vocabularies"
+    if vocabularies.is_dir():
+        shutil.copytree(vocabularies, target.root / "vocabularies")
+
+
+def _fit(
+    model: Retrieval, pairs: Pairs, held_out: Pairs, items: Catalogue, folder: Path, show: Any
+) -> list[dict[str, Any]]:
+    """Train until the validation recall stops rising; write the best epoch's weights."""
+    config = model.config
+    model.compile(optimizer=tf.keras.optimizers.Adam(config.learning_rate))
+    numbers = np.searchsorted(items.ids, pairs.items).astype(np.int32)
+    share = (np.bincount(numbers, minlength=len(items)) / len(pairs)).astype(np.float32)
+    columns = pairs.features | {"item": numbers, "share": share[numbers]}
+    tensors = {name: tf.constant(values) for name, values in columns.items()}
+    history: list[dict[str, Any]] = []
+    k = config.recall_at
+    for number in range(1, config.epochs + 1):
+        started = time.perf_counter()
+        loss = model.fit(_epoch(tensors, len(pairs), config, number), verbose=0).history["loss"][0]
+        if not np.isfinite(loss):
+            raise ModelError(
+                f"epoch {number}: the loss is not finite; lower candidates.learning_rate (now "
+                f"{config.learning_rate:g}) or raise candidates.temperature"
+            )
+        recall = recall_of_pairs(model, items, held_out, (k,))[k]
+        epoch = {
+            "epoch": number,
+            "loss": float(loss),
+            "recall": recall,
+            "seconds": time.perf_counter() - started,
+        }
+        history.append(epoch)
+        best = max(history, key=lambda one: one["recall"])
+        if best is epoch:
+            arrays = {name: v.numpy() for name, v in _variables(model).items()}
+            np.savez(folder / WEIGHTS, **arrays)
+        show(
+            f"epoch {number}: loss {loss:.4f}, validation recall@{k} {recall:.4f}, "
+            f"{epoch['seconds']:.0f} s"
+        )
+        if number - best["epoch"] >= config.patience:
+            break
+    return history
+
+
+def _epoch(tensors: dict[str, Any], rows: int, config: Any, number: int) -> Any:
+    """Batches of one epoch; order and hidden users are functions of seed and epoch alone."""
+    random = np.random.default_rng([config.seed, number])
+    order = random.permutation(rows)
+    hidden = random.random(rows) < config.hidden_users
+    size = config.batch_size
+    # A rest smaller than a batch has fewer negatives; of one row, none at all: it is left out.
+    whole = max(rows - rows % size, min(rows, size))
+    index = tf.data.Dataset.from_tensor_slices((order[:whole], hidden[:whole])).batch(size)
+
+    def gather(chosen: Any, hide: Any) -> dict[str, Any]:
+        return {name: tf.gather(v, chosen) for name, v in tensors.items()} | {"hidden": hide}
+
+    return index.map(gather).prefetch(4)
+
+
+def _one_row(encoder: Encoder) -> dict[str, np.ndarray]:
+    """Encoded features of a row in which everything is as if missing."""
+    contract = encoder.contract
+    row: dict[str, np.ndarray] = {}
+    for name, feature in contract.features.items():
+        if isinstance(feature, IdListFeature):
+            row[name] = np.zeros((1, feature.max_length), np.int32)
+        elif isinstance(feature, NumberFeature) and feature.scale != "buckets":
+            row[name] = np.zeros(1, np.float32)
+        else:
+            row[name] = np.zeros(1, np.int32)
+        row[name + PRESENT] = np.zeros(1, np.float32)
+    return row
+
+
+def _variables(model: Retrieval) -> dict[str, Any]:
+    """The weights by name."""
+    found = {f"tables/{name}": table for name, table in model.tables.tables.items()}
+    for tower in (model.user_tower, model.item_tower):
+        for place, layer in enumerate(tower.layers):
+            found[f"{tower.name}/{place}/kernel"] = layer.kernel
+            found[f"{tower.name}/{place}/bias"] = layer.bias
+    return found

@@ -1,0 +1,65 @@
+"""Train, evaluate and export the candidate model: what finds the items that are then ranked."""
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_config, add_examples, import_tensorflow
+
+HELP = "train, evaluate and export the model that finds candidates to rank"
+EXAMPLE = (
+    "multigate candidates train --config deskdrop --examples examples --out candidates\n"
+    "multigate candidates evaluate --checkpoint candidates --examples examples\n"
+    "multigate candidates export --checkpoint candidates --examples examples \\\n"
+    "    --out models/deskdrop-candidates"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    train = actions.add_parser("train", help="train two towers on examples")
+    add_config(train)
+    add_examples(train)
+    train.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
+    evaluate = actions.add_parser("evaluate", help="recall on a split, beside simple methods")
+    _add_checkpoint(evaluate)
+    add_examples(evaluate)
+    evaluate.add_argument("--split", choices=("validation", "test"), default="test")
+    export = actions.add_parser("export", help="write a SavedModel version with its index")
+    _add_checkpoint(export)
+    add_examples(export)
+    export.add_argument(
+        "--out", type=Path, required=True, help="the model's base folder; a number is added"
+    )
+    export.add_argument("--version", type=int, help="version number (default: highest plus one)")
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, help="folder that `candidates train` wrote"
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    importlib.import_module("candidates")  # decides upon Keras 2, before TensorFlow is imported
+    import_tensorflow()
+    if options.action == "train":
+        from candidates.training import train
+        from configs import load
+
+        return train(load(options.config), options.examples, options.out)
+    if options.action == "evaluate":
+        from candidates.evaluation import evaluate
+        from jobs.show import show_recall
+
+        result = evaluate(options.checkpoint, options.examples, split=options.split)
+        show_recall(result)
+        return result
+    from candidates.export import export
+
+    version = export(options.checkpoint, options.examples, options.out, version=options.version)
+    print(f"exported {version}")
+    return {"export": str(version)}
