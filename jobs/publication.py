@@ -112,7 +112,7 @@ class Base:
             Its number.
 
         Raises:
-            RunError: another version went into production meanwhile.
+            RunError: another version went into production meanwhile, or this one was withdrawn.
         """
         missing = missing_files(export)
         if missing:
@@ -122,6 +122,11 @@ class Base:
         self.root.mkdir(parents=True, exist_ok=True)
         with self._locked("publish"):
             number = self.number_of(lineage["candidate"])
+            if number in self.withdrawn():
+                raise RunError(
+                    f"{self.root}: this candidate was published as version {number} and withdrawn; "
+                    f"multigate publish --version {number} brings it back"
+                )
             if number is not None:  # a run was killed between this and its record
                 return number
             if self.production() != over:

@@ -51,6 +51,17 @@ def test_a_candidate_is_published_once(make):
     assert numbers(make) == ([1], [])
 
 
+def test_a_candidate_that_was_withdrawn_is_not_published_again(make):
+    make.publish_next("2026-01-01")
+    make.publish_next("2026-01-02")
+    make.rollback()
+    with pytest.raises(
+        RunError, match=r"as version 2 and withdrawn; multigate publish --version 2"
+    ):
+        make.publish_next("2026-01-02")
+    assert numbers(make) == ([1], [2])
+
+
 def test_a_decision_about_another_version_is_not_followed(make):
     make.publish_next("2026-01-01")
     make.publish_next("2026-01-02")
