@@ -44,6 +44,9 @@ class ModelConfig(Frozen):
     gates: dict[str, GateConfig] = Field({})
     """Gates that differ, by task."""
     towers: Towers = Towers()
+    task_weighting: Literal["fixed", "uncertainty"] = "fixed"
+    """How the tasks' losses are weighed: by the contract's weights, or besides by the
+    uncertainty that each task learns to have."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -90,6 +93,13 @@ class TrainConfig(Frozen):
     seed: int = Field(0, ge=0)
     lazy_embeddings: bool = False
     """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
+    weight: str | None = None
+    """Column of the examples with the rows' weights in the loss: a number feature, or another
+    column; a row without one has weight 1."""
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """What experts and towers compute in; weights, gates, logits and losses stay float32."""
+    data_parallel: bool = False
+    """Share each batch among the processes that the environment variable TF_CONFIG names."""
     save_every: int = Field(2000, ge=1)
     """Steps between two snapshots, from which an interrupted training continues; one is taken
     after every epoch besides."""
@@ -100,6 +110,16 @@ class TrainConfig(Frozen):
     explosion: float = Field(20.0, gt=1)
     """Training stops when the loss of some steps is so many times its running median."""
 
+    @model_validator(mode="after")
+    def _check_together(self) -> "TrainConfig":
+        for key, value in (
+            ("lazy_embeddings", self.lazy_embeddings),
+            ("precision: mixed_float16", self.precision == "mixed_float16"),
+        ):
+            if self.data_parallel and value:
+                raise contradiction(f"{key} and data_parallel cannot go together")
+        return self
+
 
 class ExportConfig(Frozen):
     """The SavedModel version."""
@@ -108,10 +128,23 @@ class ExportConfig(Frozen):
     """Largest relative difference from the Keras model's scores."""
     hardening_tolerance: float = Field(0.005, ge=0)
     """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
+    log_loss_tolerance: float = Field(0.02, ge=0)
+    """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights:
+    its order may stay while its probabilities shift."""
     parity_rows: int = Field(4096, ge=1)
-    """Test rows on which both are checked."""
+    """Test rows on which all of these are checked."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
     """How the binary tasks' probabilities are calibrated on the validation split."""
+    smearing: bool = False
+    """Estimate the mean of a label trained on its logarithm, rather than about its median, where
+    that lowers the RMSE on the validation split."""
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How the file stores the experts' kernels and the embedding tables."""
+    weights_tolerance: float = Field(0.005, ge=0)
+    """Largest loss of a task's AUC (or relative rise of its RMSE) by rounding weights."""
+    items: Literal["none", "features", "precomputed"] = "none"
+    """Whether the file holds the known items' features, so that ids alone can be ranked;
+    `precomputed` holds their half of the first layers besides, E * width numbers an item."""
     snapshot: Literal["all", "items", "none"] = "all"
     """Whose features as of the cut-off a version carries for calls that leave them out: users' and
     items', items' only (where users are many), or nobody's."""

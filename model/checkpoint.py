@@ -73,15 +73,24 @@ def start(folder: Path, config: Config, examples: Path) -> FrozenContract:
     return frozen
 
 
-def make_ranker(contract: Contract, config: ModelConfig, encoder: Encoder, seed: int) -> Ranker:
-    """Make a ranker whose embedding tables fit the encoder."""
+def make_ranker(
+    contract: Contract,
+    config: ModelConfig,
+    encoder: Encoder,
+    seed: int,
+    precision: str = "float32",
+) -> Ranker:
+    """Make a ranker whose embedding tables fit the encoder.
+
+    A checkpoint's weights are float32 whatever it was trained in, and it is read as such.
+    """
     rows = {
         contract.vocabulary_of(name): encoder.rows(name)
         for name, feature in contract.features.items()
         if not isinstance(feature, PositionFeature)
         and getattr(feature, "scale", "buckets") == "buckets"
     }
-    return Ranker(contract, config, rows, encoder.statistics, seed)
+    return Ranker(contract, config, rows, encoder.statistics, seed, precision)
 
 
 def load(folder: Path) -> Checkpoint:

@@ -103,6 +103,7 @@ def make_experts(
     activation: str = "relu",
     dropout: float = 0.0,
     seed: int | None = None,
+    dtype: str | None = None,
 ) -> list[Expert]:
     """Make E experts that differ: each derives its own seed from `seed` and its number.
 
@@ -117,6 +118,7 @@ def make_experts(
             activation,
             dropout,
             seed=derive_seed(seed, f"expert {number}"),
+            dtype=dtype,
             name=f"expert_{number}",
         )
         for number in range(num_experts)

@@ -17,6 +17,7 @@ from configs.model import TrainConfig
 from configs.statistics import Statistics
 from model import backend
 from model.data import Examples, Group, Split, concatenate, targets
+from model.data_parallel import Workers
 
 Arrays = Any
 """(features, targets (N, T)), or the same and weights (N,): nested arrays of N rows."""
@@ -61,6 +62,7 @@ class MemoryFeed:
         statistics: of the training split.
         size: B.
         seed: of the order.
+        workers: who share each batch; this process has all of it where None.
     """
 
     def __init__(
@@ -70,11 +72,12 @@ class MemoryFeed:
         statistics: Statistics,
         size: int,
         seed: int = 0,
+        workers: Workers | None = None,
     ) -> None:
         self.rows, self.size = len(examples), size
         self.steps = -(-self.rows // size)
         self.failure: MultigateError | None = None
-        self._examples, self._seed = examples, seed
+        self._examples, self._seed, self._workers = examples, seed, workers
         self._arrays = to_arrays(examples, contract, statistics)
         if backend.name() == "tensorflow":
             import tensorflow as tf
@@ -85,21 +88,32 @@ class MemoryFeed:
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
         """See `Feed`."""
         order = np.arange(self.rows) if number is None else shuffled(self.rows, self._seed, number)
-        order = order[skip * self.size :]
+        order, size = order[skip * self.size :], self.size
         arrays = self._arrays
         if backend.name() != "tensorflow":
             return (
-                take(arrays, order[start : start + self.size])
-                for start in range(0, len(order), self.size)
+                take(arrays, order[start : start + size]) for start in range(0, len(order), size)
             )
         import tensorflow as tf
 
+        if self._workers is not None:
+            order, size = self._shared(order)
+        rows = tf.constant(order)
+        # By step, not by row: a worker's share of the last batch may be empty, and still counts.
         return (
-            tf.data.Dataset.from_tensor_slices(order)
-            .batch(self.size)
+            tf.data.Dataset.range(self.steps - skip)
+            .map(lambda step: rows[step * size : (step + 1) * size])
             .map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
             .prefetch(4)
         )
+
+    def _shared(self, order: np.ndarray) -> tuple[np.ndarray, int]:
+        """The worker's rows of every batch, and how many it has of a whole one."""
+        assert self._workers is not None
+        whole = len(order) // self.size * self.size
+        mine = order[:whole].reshape(-1, self.size)[:, self._workers.share(self.size)]
+        rest = order[whole:][self._workers.share(len(order) - whole)]
+        return np.concatenate([mine.ravel(), rest]), mine.shape[1]
 
     def sample(self, limit: int) -> Examples:
         """See `Feed`."""
@@ -120,6 +134,8 @@ class StreamFeed:
         size: B.
         seed: of the order.
         buffer: rows that are shuffled together, at least; a row group is never split.
+        workers: who share each batch; this process has all of it where None.  Each reads all
+            rows, and keeps its own.
     """
 
     def __init__(
@@ -130,11 +146,12 @@ class StreamFeed:
         size: int,
         seed: int = 0,
         buffer: int = 1 << 18,
+        workers: Workers | None = None,
     ) -> None:
         self.rows, self.size = split.rows, size
         self.steps = -(-self.rows // size)
         self.failure: MultigateError | None = None
-        self._split, self._seed, self._buffer = split, seed, buffer
+        self._split, self._seed, self._buffer, self._workers = split, seed, buffer, workers
         self._signature: Any = None
         self._convert: Callable[[Examples], Arrays] = lambda examples: to_arrays(
             examples, contract, statistics
@@ -180,13 +197,22 @@ class StreamFeed:
             rows = block if left is None else keras.tree.map_structure(_join, left, block)
             whole = len(rows[1]) // B * B
             if whole:
-                yield keras.tree.map_structure(
-                    lambda a, n=whole: a[:n].reshape(n // B, B, *a.shape[1:]), rows
+                yield self._share(
+                    keras.tree.map_structure(
+                        lambda a, n=whole: a[:n].reshape(n // B, B, *a.shape[1:]), rows
+                    )
                 )
             # Copied, so that the rest does not hold the block in memory.
             left = keras.tree.map_structure(lambda a, n=whole: a[n:].copy(), rows)
         if left is not None and len(left[1]):
-            yield keras.tree.map_structure(lambda a: a[None], left)
+            yield self._share(keras.tree.map_structure(lambda a: a[None], left))
+
+    def _share(self, chunk: Arrays) -> Arrays:
+        """The worker's rows of batches (batches, B, ...)."""
+        if self._workers is None:
+            return chunk
+        mine = self._workers.share(chunk[1].shape[1])
+        return keras.tree.map_structure(lambda a: a[:, mine], chunk)
 
     def _blocks(self, number: int | None, skip: int) -> Iterator[Arrays]:
         """An epoch's rows but the first `skip`, block by block, each read while another is used."""
@@ -235,12 +261,15 @@ def make_feed(
     statistics: Statistics,
     size: int,
     options: TrainConfig,
+    workers: Workers | None = None,
 ) -> Feed:
     """A feed from memory where `train.memory` holds the split, else from disk."""
     if split.rows * row_bytes(contract) <= options.memory * 2**30:
         examples = concatenate(list(split.read(split.groups)))
-        return MemoryFeed(examples, contract, statistics, size, options.seed)
-    return StreamFeed(split, contract, statistics, size, options.seed, options.shuffle_rows)
+        return MemoryFeed(examples, contract, statistics, size, options.seed, workers)
+    return StreamFeed(
+        split, contract, statistics, size, options.seed, options.shuffle_rows, workers
+    )
 
 
 def row_bytes(contract: Contract) -> int:

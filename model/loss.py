@@ -10,6 +10,9 @@ label's own units, as the tables on MovieLens in the papers on DSelect-k and MOE
 std^2 times as large: the papers' 0.9 * cross entropy + 0.1 * MSE is minimised by the weights 0.9
 and 0.1 * std^2 here (std^2 = 1.25 for the stars), and `model.evaluation` reports the papers' sum
 itself as `loss`.
+
+Rows may have weights w: means over rows are then sum(w loss) / sum(w).  Tasks may learn how much
+they weigh, see `Uncertainty`.
 """
 
 from typing import Any
@@ -41,9 +44,42 @@ def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """Mean of losses (B,) over the rows whose mask is 1; 0 where there are none."""
+    """Mean of losses (B,) with weights `mask` (B,), 1 or 0 without weights; 0 where all are 0."""
     ops = keras.ops
-    return ops.sum(losses * mask) / ops.maximum(ops.sum(mask), 1.0)
+    return ops.sum(losses * mask) / _total(mask)
+
+
+def _total(mask: Tensor) -> Tensor:
+    """Sum of a mask or of weights (B,); 1 where it is 0."""
+    total = keras.ops.sum(mask)
+    return keras.ops.where(total > 0, total, keras.ops.ones_like(total))
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Uncertainty(keras.layers.Layer):
+    """Task weights that are learnt (Kendall, Gal and Cipolla 2018, eqs. 7 and 10).
+
+    With s_t = log sigma_t^2, one number per task that starts at 0:
+
+        exp(-s_t) L_t + s_t / 2
+
+    A task whose loss stays high gets a larger sigma_t and weighs less; s_t / 2 keeps sigma_t from
+    growing without end.  The contract's weights multiply the whole, so that they go on saying
+    what matters.  Deviation: the half of the regression's loss is left out, because our squared
+    error is of a standardised label and starts near 1, as a binary loss does.
+    """
+
+    def __init__(self, tasks: int, **kwargs: Any) -> None:
+        super().__init__(**{"dtype": "float32"} | kwargs)
+        self.log_variance = self.add_weight(
+            shape=(tasks,), initializer="zeros", name="log_variance"
+        )
+        self.built = True
+
+    def call(self, loss: Tensor, task: int) -> Tensor:
+        """The weighted loss of task number `task`, a scalar, from its loss, a scalar."""
+        s = self.log_variance[task]
+        return keras.ops.exp(-s) * loss + s / 2
 
 
 def task_loss(losses: Tensor, mask: Tensor, routing: Routing, estimator: Any = None) -> Tensor:
@@ -51,7 +87,7 @@ def task_loss(losses: Tensor, mask: Tensor, routing: Routing, estimator: Any = N
 
     Args:
         losses: (B,), 0 where masked.
-        mask: (B,), 1 where there is a label.
+        mask: (B,), the row's weight (1 without weights) where there is a label, else 0.
         routing: of the task's gate.
         estimator: a `gates.estimators.SampledLoss`, for gates that sample their experts: it turns
             row losses into a scalar whose gradient also trains the router.
@@ -62,7 +98,7 @@ def task_loss(losses: Tensor, mask: Tensor, routing: Routing, estimator: Any = N
     value = estimator(losses, routing.importance, routing.kept * mask, routing.log_prob)
     # The estimator takes the mean over all B rows; ours is over the rows with a label.
     rows = ops.cast(ops.shape(losses)[0], losses.dtype)
-    return value * rows / ops.maximum(ops.sum(mask), 1.0)
+    return value * rows / _total(mask)
 
 
 def regularisation(routings: list[Routing]) -> Tensor:

@@ -11,6 +11,7 @@ import keras
 
 from configs.model import TrainConfig
 from model import backend
+from model.data_parallel import Workers
 
 Tensor = Any
 
@@ -52,6 +53,18 @@ class Adam(keras.optimizers.Adam):
                 f"received backend {backend.name()!r} and amsgrad={self.amsgrad}"
             )
         self.lazy = lazy
+        self.workers: Workers | None = None
+        """With whom the gradients are added up; nobody by default."""
+
+    def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
+        """Update the variables by the gradients, those of all workers together."""
+        if self.workers is not None:
+            known = [index for index, gradient in enumerate(grads) if gradient is not None]
+            grads = list(grads)
+            totals = self.workers.sum([grads[index] for index in known], key=3)
+            for index, total in zip(known, totals, strict=True):
+                grads[index] = total
+        super().apply(grads, trainable_variables)
 
     def _backend_update_step(
         self, grads: list[Tensor], trainable_variables: list[Any], learning_rate: Tensor
@@ -114,7 +127,7 @@ class Adam(keras.optimizers.Adam):
 
 
 def make_optimizer(
-    options: TrainConfig, steps: int, warm: bool = False
+    options: TrainConfig, steps: int, warm: bool = False, workers: Workers | None = None
 ) -> keras.optimizers.Optimizer:
     """The optimiser of a training, with its learning rate.
 
@@ -122,6 +135,7 @@ def make_optimizer(
         options: of the training.
         steps: of one epoch; a decay ends with the last of `epochs` epochs.
         warm: whether training starts from a checkpoint.
+        workers: with whom the gradients are added up.
     """
     rate: Any = options.learning_rate
     if warm and options.warm_learning_rate is not None:
@@ -132,4 +146,9 @@ def make_optimizer(
         rate = schedules.CosineDecay(rate, total, alpha=options.decay_to)
     elif options.decay == "linear":
         rate = schedules.PolynomialDecay(rate, total, rate * options.decay_to)
-    return Adam(rate, lazy=options.lazy_embeddings)
+    optimizer = Adam(rate, lazy=options.lazy_embeddings)
+    optimizer.workers = workers
+    if options.precision == "mixed_float16":
+        # Its smallest gradients would underflow.
+        return keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer

@@ -12,12 +12,13 @@ from configs.labels import Task
 from configs.model import ModelConfig
 from configs.statistics import Statistics, TaskStatistics
 from model import backend, gates
+from model.data_parallel import Workers
 from model.experts import make_experts
 from model.features import Embedder
 from model.gates.base import Tensor, derive_seed
 from model.gates.estimators import SampledLoss
 from model.gates.sampled import Sampled
-from model.loss import masked_mean, regularisation, row_losses, task_loss
+from model.loss import Uncertainty, masked_mean, regularisation, row_losses, task_loss
 from model.mixture import Mixed, Mixture
 from model.towers import PositionTower, Tower
 
@@ -55,6 +56,9 @@ class Ranker(keras.Model):
         rows: rows of the embedding table of each feature that owns one (`Encoder.rows`).
         statistics: of the training split; base rates start the towers.
         seed: everything random derives its own seed from it.
+        precision: dtype policy of the experts and of the towers' hidden layers.  Embeddings,
+            gates, logits and losses are float32 in any case: in half precision neighbouring
+            logits tie.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Ranker(keras.Model):
         rows: Mapping[str, int],
         statistics: Statistics,
         seed: int = 0,
+        precision: str = "float32",
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"name": "ranker"} | kwargs)
@@ -75,6 +80,7 @@ class Ranker(keras.Model):
             config.experts.activation,
             config.experts.dropout,
             seed=derive_seed(seed, "experts"),
+            dtype=precision,
         )
         self.mixture = Mixture(
             experts, [_make_gate(config, task, seed) for task in contract.tasks], name="mixture"
@@ -89,6 +95,7 @@ class Ranker(keras.Model):
                 config.towers.dropout,
                 bias=_base_logit(task, statistics.tasks[name]),
                 seed=derive_seed(seed, "tower", name),
+                precision=precision,
                 name=f"tower_{name}",
             )
             for name, task in contract.tasks.items()
@@ -104,8 +111,15 @@ class Ranker(keras.Model):
             for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
             if isinstance(gate, Sampled)
         }
+        self.uncertainty = None
+        if config.task_weighting == "uncertainty":
+            self.uncertainty = Uncertainty(len(contract.tasks), name="uncertainty")
         self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
         self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
+        self.workers: Workers | None = None
+        """The processes that train together; set by the training, nobody by default."""
+        self.validates_positions = False
+        """Whether calls without training, too, have the position tower; set by the training."""
         self._last = _Last()
         self.built = True
         # Not under XLA: on TensorFlow dispatch has dynamic shapes.
@@ -115,12 +129,15 @@ class Ranker(keras.Model):
         """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
 
-    def forward(self, encoded: Mapping[str, Tensor], training: bool = False) -> Forward:
+    def forward(
+        self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
+    ) -> Forward:
         """Logits, and what the gates decided.
 
         Args:
             encoded: arrays by feature (see `model.encoding`), B rows each.
-            training: whether dropout, the gates' noise and the position tower take part.
+            training: whether dropout and the gates' noise take part.
+            positions: whether the position tower does; as `training` where None.
         """
         mixed = self.mixture(
             self.embed(encoded), ids=encoded[self.contract.user], training=training
@@ -130,7 +147,8 @@ class Ranker(keras.Model):
             for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
         }
         position = self.contract.position
-        if training and self.position_tower is not None and position is not None:
+        positions = training if positions is None else positions
+        if positions and self.position_tower is not None and position is not None:
             effect = self.position_tower(encoded[position])  # (B, T)
             logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
         return Forward(logits, mixed)
@@ -156,7 +174,7 @@ class Ranker(keras.Model):
 
     def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Logits (B,) by task; arguments as in `forward`."""
-        forward = self.forward(encoded, training)
+        forward = self.forward(encoded, training, training or self.validates_positions)
         self._last.mixed = forward.mixed
         return forward.logits
 
@@ -174,26 +192,48 @@ class Ranker(keras.Model):
             x: not read.
             y: (B, T) targets in the contract's order of tasks, NaN where masked.
             y_pred: logits (B,) by task.
-            sample_weight: not read.
+            sample_weight: (B,) weights of the rows; None where all weigh the same.
             training: whether regularisation takes part and sampled routers are trained.
         """
         ops = keras.ops
         mixed = self._last.mixed
         assert mixed is not None
+        workers = self.workers if training else None
         total = ops.zeros(())
+        found = []  # losses and masks by task
         for t, (name, task) in enumerate(self.contract.tasks.items()):
             losses, mask = row_losses(task.type, y_pred[name], y[:, t])
+            found.append((losses, mask if sample_weight is None else mask * sample_weight))
+        counts = [ops.sum(mask) for _, mask in found]
+        shares = [1.0] * len(found) if workers is None else workers.shares(counts)
+        for t, (name, task) in enumerate(self.contract.tasks.items()):
+            losses, mask = found[t]
             if training:
                 estimator = self.estimators.get(name)
-                total = total + task.weight * task_loss(losses, mask, mixed.routings[t], estimator)
+                value = task_loss(losses, mask, mixed.routings[t], estimator)
+                if self.uncertainty is not None:
+                    # A batch without a label of the task says nothing about its uncertainty.
+                    known = ops.cast(counts[t] > 0, value.dtype)
+                    value = known * self.uncertainty(value, task=t)
             else:
-                total = total + task.weight * masked_mean(losses, mask)
-            # Weighted by the rows that have a label, so that an epoch's mean is that over rows.
-            self.trackers[name].update_state(masked_mean(losses, mask), ops.sum(mask))
+                value = masked_mean(losses, mask)
+            total = total + task.weight * value * shares[t]
+        means = [masked_mean(losses, mask) for losses, mask in found]
+        terms = ops.zeros(())
         if training:
-            terms = regularisation(mixed.routings)
-            self.regularisation_tracker.update_state(terms)
+            terms = regularisation(mixed.routings) / (1 if workers is None else workers.size)
             total = total + terms
+        if workers is not None:
+            # The gradient stays this worker's part; the numbers are everybody's.
+            parts = [mean * share for mean, share in zip(means, shares, strict=True)]
+            whole, terms, *sums = workers.sum([total, terms, *parts, *counts], key=2)
+            total = total + ops.stop_gradient(whole - total)
+            means, counts = sums[: len(means)], sums[len(means) :]
+        for name, mean, count in zip(self.contract.tasks, means, counts, strict=True):
+            # Weighted by the rows that have a label, so that an epoch's mean is that over rows.
+            self.trackers[name].update_state(mean, count)
+        if training:
+            self.regularisation_tracker.update_state(terms)
         return total
 
 

@@ -20,6 +20,7 @@ class Tower(keras.layers.Layer):
         bias: initial value of the output; the logit of a label's base rate saves the first
             steps of training from learning it.
         seed: of initial weights and dropout.
+        precision: dtype policy of the hidden layers; the output is float32.
     """
 
     def __init__(
@@ -30,17 +31,21 @@ class Tower(keras.layers.Layer):
         dropout: float,
         bias: float,
         seed: int | None,
+        precision: str = "float32",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"dtype": "float32"} | kwargs)
         self.hidden = None
         if units:
-            self.hidden = Expert(units, activation, dropout, derive_seed(seed, "hidden"))
+            self.hidden = Expert(
+                units, activation, dropout, derive_seed(seed, "hidden"), dtype=precision
+            )
             self.hidden.build((None, width))
         self.head = keras.layers.Dense(
             1,
             kernel_initializer=keras.initializers.GlorotUniform(derive_seed(seed, "head")),
             bias_initializer=keras.initializers.Constant(bias),
+            dtype="float32",
             name="head",
         )
         self.head.build((None, units[-1] if units else width))

@@ -8,7 +8,10 @@ too.
 
 import math
 import shutil
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from configs.files import write_json
 from configs.statistics import Statistics
 from model import backend, checkpoint, guards, history, snapshots, warm_start, weights
 from model.data import Examples, Split
+from model.data_parallel import Workers
 from model.encoding import Encoder
 from model.feeds import Feed, make_feed
 from model.guards import Guard
@@ -68,8 +72,10 @@ def train(
             explodes, or the interrupted training was another.
     """
     started = time.perf_counter()
-    with Workspace(out, resume) as work:
-        frozen = checkpoint.start(work.checkpoint, config, examples)
+    workers = Workers() if config.train.data_parallel else None
+    writes = workers is None or workers.rank == 0
+    with Workspace(out, resume, writes) as work, _folder(work) as folder:
+        frozen = checkpoint.start(folder, config, examples)
         work.identify(
             {
                 "configuration": config.model_dump(mode="json"),
@@ -77,24 +83,32 @@ def train(
                 "checkpoint to start from": _identity(start_from),
             }
         )
-        encoder = Encoder.read(work.checkpoint)
-        train_split = Split(examples, "train", encoder)
-        validation = Split(examples, "validation", encoder)
-        ranker = checkpoint.make_ranker(config.contract, config.model, encoder, config.train.seed)
+        encoder = Encoder.read(folder)
+        train_split = Split(examples, "train", encoder, config.train.weight)
+        validation = Split(examples, "validation", encoder, config.train.weight)
         options, statistics = config.train, encoder.statistics
+        ranker = checkpoint.make_ranker(
+            config.contract, config.model, encoder, options.seed, options.precision
+        )
         started_from = None
         if start_from is not None:
             started_from = warm_start.start(
                 ranker, encoder, start_from, restart_schedules=options.restart_schedules
             )
+        ranker.workers = workers
+        feed = make_feed(
+            train_split, config.contract, statistics, options.batch_size, options, workers
+        )
         run = _Run(
             ranker,
             config,
             statistics,
-            make_feed(train_split, config.contract, statistics, options.batch_size, options),
+            feed,
+            # All of it for every worker: they have the same weights, and decide alike.
             make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options),
             work,
-            progress,
+            folder,
+            progress and writes,
             warm=start_from is not None,
         )
         epochs = run.fit()
@@ -109,6 +123,16 @@ def train(
         "resumed": run.resumed,
         "started_from": started_from,
     }
+
+
+@contextmanager
+def _folder(work: Workspace) -> Iterator[Path]:
+    """Where the checkpoint is put together; a worker that does not write throws its own away."""
+    if work.writes:
+        yield work.checkpoint
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def _identity(start_from: Path | None) -> str | None:
@@ -149,7 +173,9 @@ class _Run:
     """One training, from its start or from a snapshot to the best epoch's weights.
 
     The validation loss is the weighted sum over tasks of each one's mean over its rows, without
-    the gates' regularisation, dropout, noise and positions: the loss of the model as served.
+    the gates' regularisation, dropout and noise.  The position tower takes part: labels were
+    biased by position when they were logged, and a model that is stopped by how well it explains
+    them without it would be one that has learnt the bias.
 
     Args:
         ranker: fresh.
@@ -157,7 +183,8 @@ class _Run:
         statistics: of the training split.
         feed: rows to train on.
         held_out: rows to stop by.
-        work: where snapshots, weights, history and logs go.
+        work: where snapshots and the best weights go.
+        folder: the checkpoint as far as it is.
         progress: whether to show it.
         warm: whether the ranker has the weights of a checkpoint.
     """
@@ -170,17 +197,19 @@ class _Run:
         feed: Feed,
         held_out: Feed,
         work: Workspace,
+        folder: Path,
         progress: bool,
         warm: bool,
     ) -> None:
         self.ranker, self.config, self.statistics = ranker, config, statistics
-        self.feed, self.held_out, self.work = feed, held_out, work
+        self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
         several = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
         ranker.compile(
-            optimizer=make_optimizer(config.train, feed.steps, warm),
+            optimizer=make_optimizer(config.train, feed.steps, warm, ranker.workers),
             steps_per_execution=min(several, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)
+        ranker.validates_positions = True
         self.place = _Place()
         self.resumed: dict[str, int] | None = None
         self.metrics: list[np.ndarray] | None = None
@@ -199,7 +228,7 @@ class _Run:
         """
         options, place = self.config.train, self.place
         sample = self.held_out.sample(_DIAGNOSED_ROWS)
-        logs = Logs(self.work.checkpoint / checkpoint.LOGS)
+        logs = Logs(self.folder / checkpoint.LOGS)
         for epoch in place.history:
             history.log(logs, epoch)
         with self.display:
@@ -207,7 +236,7 @@ class _Run:
                 epoch = self._epoch(sample)
                 improved = epoch["val_loss"] < self._best_loss()
                 place.history.append(epoch)
-                if improved:
+                if improved and self.work.writes:
                     path = self.work.best(place.epoch)
                     weights.save(self.ranker, path)
                     place.best = [path.name, snapshots.checksum(path)]
@@ -216,14 +245,15 @@ class _Run:
                 place.epoch, place.step, place.seconds = place.epoch + 1, 0, 0.0
                 self.save()
         logs.close()
-        write_json(self.work.checkpoint / checkpoint.HISTORY, {"epochs": place.history})
-        best = self.work.checkpoint / checkpoint.WEIGHTS
-        shutil.copyfile(self.work.root / place.best[0], best)
-        weights.load(self.ranker, best)
+        if self.work.writes:
+            write_json(self.folder / checkpoint.HISTORY, {"epochs": place.history})
+            shutil.copyfile(self.work.root / place.best[0], self.folder / checkpoint.WEIGHTS)
         return place.history
 
     def save(self) -> None:
         """Take a snapshot."""
+        if not self.work.writes:
+            return
         self.place.measured = list(self.guard.measured)
         arrays = [weights.to_numpy(variable) for variable in self._variables()]
         snapshots.save(self.work.root, Snapshot(arrays, asdict(self.place)))

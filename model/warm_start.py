@@ -72,6 +72,7 @@ def start(
             found[key], tables[name] = _grow(
                 found[key], fresh, old.to_pylist(), new.to_pylist(), 1 + feature.oov_buckets
             )
+    found = _with_task_weighting(found, named)
     weights.assign(ranker, found, path)
     _restandardise(ranker, before.statistics, encoder.statistics)
     if restart_schedules:
@@ -80,6 +81,19 @@ def start(
                 if isinstance(layer, ScheduledGate):
                     layer.step.assign(0)
     return {"checkpoint": str(source), "tables": tables}
+
+
+def _with_task_weighting(
+    found: dict[str, np.ndarray], named: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """The weights of a file, with learnt task weights if, and only if, the ranker has them.
+
+    They are no part of the scores, so that their option may change from night to night.
+    """
+    prefix = "uncertainty/"
+    fresh = {name: weights.to_numpy(v) for name, v in named.items() if name.startswith(prefix)}
+    kept = {k: v for k, v in found.items() if not k.startswith(prefix) or k in fresh}
+    return fresh | kept
 
 
 def _grow(

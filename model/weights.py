@@ -2,6 +2,7 @@
 
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
+    uncertainty/<variable>
 
 where a variable is its place in the layer and its name, such as `0_kernel`.
 
@@ -113,6 +114,8 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
         yield f"estimators/{task}", estimator
     if ranker.position_tower is not None:
         yield "position", ranker.position_tower
+    if ranker.uncertainty is not None:
+        yield "uncertainty", ranker.uncertainty
 
 
 def to_numpy(variable: Any) -> np.ndarray:

@@ -32,21 +32,25 @@ class Workspace:
     Args:
         out: the checkpoint's folder; must not exist.
         resume: whether to continue from a snapshot where there is one.
+        writes: whether this process writes: of several that train together one does, and the
+            others read its snapshots.
 
     Raises:
         DataError: `out` exists, another process is training it, or there is an interrupted
             training that `resume` does not ask for.
     """
 
-    def __init__(self, out: Path, resume: bool) -> None:
+    def __init__(self, out: Path, resume: bool, writes: bool = True) -> None:
         self.out = out
         self.root = out.parent / f".{out.name}.training"
         self.checkpoint = self.root / "checkpoint"
-        self.resume = resume
+        self.resume, self.writes = resume, writes
         self._lock: IO[str] | None = None
         self._made: list[Path] = []
 
     def __enter__(self) -> "Workspace":
+        if not self.writes:
+            return self
         self._made = [parent for parent in self.out.parents if not parent.exists()]
         self._refuse_existing()
         self.root.mkdir(parents=True, exist_ok=True)
@@ -77,6 +81,8 @@ class Workspace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.writes:
+            return
         # An error of ours would come again; whoever interrupts or makes room wants to continue.
         if error is None:
             self._refuse_existing()
@@ -112,7 +118,8 @@ class Workspace:
                         f"{self.root}: the interrupted training has another {name}; continue it "
                         f"with the same {name}, or remove the folder to start over"
                     )
-        write_json(path, run)
+        if self.writes:
+            write_json(path, run)
 
     def best(self, epoch: int) -> Path:
         """Where the weights of a best epoch go."""

@@ -9,7 +9,7 @@ import pytest
 
 from model.gates.base import Routing
 from model.gates.estimators import SampledLoss
-from model.loss import masked_mean, regularisation, row_losses, task_loss
+from model.loss import Uncertainty, masked_mean, regularisation, row_losses, task_loss
 
 NAN = float("nan")
 
@@ -88,3 +88,24 @@ def test_sampled_gates_baseline_follows_labelled_rows() -> None:
     task_loss(tensor(4, 0), tensor(1, 0), routed, estimator)
     # A masked row's zero must not pull the baseline down: 0.5 * 0 + 0.5 * 4.
     assert number(estimator.baseline) == pytest.approx(2.0)
+
+
+def test_weighted_rows() -> None:
+    losses, mask = row_losses("regression", tensor(1, 4, 2), tensor(3, NAN, 3))
+    weighted = mask * tensor(0.25, 9, 0.5)  # a masked row's weight counts for nothing
+    assert number(masked_mean(losses, weighted)) == pytest.approx((0.25 * 4 + 0.5 * 1) / 0.75)
+    assert number(masked_mean(losses, mask * tensor(0, 1, 0))) == 0.0
+
+
+def test_learnt_task_weights() -> None:
+    layer = Uncertainty(2)
+    # s = 0: the loss itself.
+    assert number(layer(tensor(3)[0], task=1)) == pytest.approx(3)
+    layer.log_variance.assign([0.0, math.log(4)])
+    assert number(layer(tensor(3)[0], task=1)) == pytest.approx(3 / 4 + math.log(4) / 2)
+    # Least where exp(-s) L = 1/2: s = ln 2L.
+    layer.log_variance.assign([math.log(2 * 3), 0.0])
+    least = number(layer(tensor(3)[0], task=0))
+    for s in (math.log(2 * 3) - 0.1, math.log(2 * 3) + 0.1):
+        layer.log_variance.assign([s, 0.0])
+        assert number(layer(tensor(3)[0], task=0)) > least

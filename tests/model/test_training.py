@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from configs.errors import DataError, ModelError
@@ -110,6 +111,7 @@ def test_the_best_epoch_is_kept_and_training_stops(
     rows = data.read_split(tiny.examples, "validation", encoder)
     feed = feeds.MemoryFeed(rows, config.contract, encoder.statistics, 4096)
     loaded.compile()
+    loaded.validates_positions = True
     again = loaded.evaluate(feed.epoch(), steps=1, verbose=0, return_dict=True)
     total = again["click_loss"] + 0.5 * again["dwell_loss"] + again["like_loss"]
     assert total == pytest.approx(losses[best], rel=1e-5)
@@ -215,3 +217,66 @@ def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
     path.write_text(path.read_text()[:50])
     with pytest.raises(ModelError, match=r"history\.json: not valid JSON: .*; train anew"):
         checkpoint.read_history(tmp_path / "copy")
+
+
+def reweighted(tiny: Any, folder: Path, weights: Any) -> Path:
+    """The tiny examples with a column of weights."""
+    shutil.copytree(tiny.examples, folder)
+    for path in folder.glob("*/part-*.parquet"):
+        if path.parent.name in ("train", "validation", "test"):
+            rows = pl.read_parquet(path)
+            column = pl.Series("meta/weight", weights(len(rows)), pl.Float64)
+            rows.with_columns(column).write_parquet(path)
+    return folder
+
+
+def test_rows_weigh_in_the_loss_as_often_as_their_weight_says(tiny: Any, tmp_path: Path) -> None:
+    def weights(rows: int) -> list[float]:
+        return [float(n % 3) for n in range(rows)]
+
+    folder = reweighted(tiny, tmp_path / "e", weights)
+    encoder = Encoder.read(folder)
+    config = tiny.config
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
+    ranker.compile()
+
+    def losses(examples: data.Examples) -> dict[str, float]:
+        feed = feeds.MemoryFeed(examples, config.contract, encoder.statistics, 4096)
+        found: dict[str, float] = ranker.evaluate(feed.epoch(), verbose=0, return_dict=True)
+        return found
+
+    weighted = data.read_split(folder, "validation", encoder, "meta/weight")
+    plain = data.read_split(folder, "validation", encoder)
+    assert plain.weights is None
+    repeated = plain.take(np.repeat(np.arange(100), [n % 3 for n in range(100)]))
+    expected, found, unweighted = losses(repeated), losses(weighted), losses(plain)
+    for task in config.contract.tasks:
+        assert found[f"{task}_loss"] == pytest.approx(expected[f"{task}_loss"], rel=1e-5)
+        assert found[f"{task}_loss"] != pytest.approx(unweighted[f"{task}_loss"], rel=1e-3)
+
+
+def test_training_with_weights_and_learnt_task_weights(tiny: Any, tmp_path: Path) -> None:
+    folder = reweighted(tiny, tmp_path / "e", lambda rows: [0.5] * (rows - 1) + [None])
+    config = tiny.make_config(
+        model=MOESART | {"task_weighting": "uncertainty"},
+        train=tiny.config.train.model_dump() | {"weight": "meta/weight"},
+    )
+    training.train(config, folder, tmp_path / "c", progress=False)
+    learnt = weights.copy(checkpoint.load(tmp_path / "c").ranker)["uncertainty/0_log_variance"]
+    assert learnt.shape == (3,)
+    assert (learnt != 0).all()
+    # The option may change when training starts from the checkpoint.
+    fixed = tiny.make_config(model=MOESART, train={"epochs": 1, "batch_size": 300})
+    training.train(fixed, folder, tmp_path / "d", progress=False, start_from=tmp_path / "c")
+    assert "uncertainty/0_log_variance" not in weights.copy(checkpoint.load(tmp_path / "d").ranker)
+
+
+def test_weights_that_cannot_be_used(tiny: Any, tmp_path: Path) -> None:
+    folder = reweighted(tiny, tmp_path / "e", lambda rows: [-1.0] * rows)
+    encoder = Encoder.read(folder)
+    with pytest.raises(DataError, match=r"meta/weight: expected weights .* at least 0, received -"):
+        data.read_split(folder, "train", encoder, "meta/weight")
+    with pytest.raises(DataError, match="column 'meta/importance' is missing"):
+        data.read_split(folder, "train", encoder, "meta/importance")
+    with pytest.raises(DataError, match=r"user_id: expected numbers as weights, received .*string"):
+        data.read_split(folder, "train", encoder, "user_id")
