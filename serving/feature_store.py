@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,11 +87,11 @@ class OnlineFeatures:
         self._store = store
         self._observe = observe
         self._clock = clock
-        self._advancing = [
-            name
+        self._advancing = {
+            name: feature.since.within
             for name, feature in contract.features.items()
             if isinstance(feature, NumberFeature) and feature.since is not None
-        ]
+        }
 
     def read(self, question: Question) -> Stored:
         """The features asked for, as of now."""
@@ -102,8 +102,8 @@ class OnlineFeatures:
             return stored
         passed = max(self._clock() - stored.cut_off, 0.0)
         advanced = {
-            name: advance(stored.columns[name], passed)
-            for name in self._advancing
+            name: advance(stored.columns[name], passed, within)
+            for name, within in self._advancing.items()
             if name in stored.columns
         }
         return replace(stored, columns={**stored.columns, **advanced})
@@ -113,10 +113,18 @@ class OnlineFeatures:
         self._store.close()
 
 
-def advance(column: Column, seconds: float) -> Column:
-    """Times since an event, so many seconds later, had nothing happened in between."""
-    later = (column.values.astype(np.float64) + seconds).astype(np.float32)
-    return replace(column, values=np.where(column.present, later, np.float32(0)))
+def advance(column: Column, seconds: float, within: timedelta | None = None) -> Column:
+    """Times since an event, so many seconds later, had nothing happened in between.
+
+    Args:
+        column: seconds since the event.
+        seconds: how much later it is.
+        within: events longer ago are forgotten.
+    """
+    later = column.values.astype(np.float64) + seconds
+    limit = np.inf if within is None else within.total_seconds()
+    present = column.present & (later <= limit)
+    return replace(column, values=np.where(present, later, 0).astype(np.float32), present=present)
 
 
 def stored_features(contract: Contract, side: Side) -> dict[str, Any]:
