@@ -38,6 +38,7 @@ def diagnose(
         name: {
             "experts_per_row": found.used[name],
             "load": [float(share) for share in found.load[name]],
+            "weights": [float(weight) for weight in found.weights[name]],
             **found.diagnostics[name],
         }
         for name in contract.tasks

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.files import write_json, write_text
-from model import report_checks, report_gates, report_tasks
+from model import report_checks, report_data, report_gates, report_tasks
 from model.report_parts import count, sentences
 from model.report_style import STYLE
 
@@ -61,7 +61,7 @@ def page(found: Mapping[str, Any], title: str, best: Mapping[str, float]) -> str
             report_checks.leaks(found),
             report_tasks.training(found, found["history"]),
             report_tasks.labels(found),
-            report_checks.data(found),
+            report_data.data(found),
         ]
     )
     links = "".join(

@@ -1,6 +1,6 @@
 """Sections of the report that judge: the verdict, slices, negative transfer, leaks, the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -190,53 +190,3 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
     if found["transfer"]:
         said += [line for line in found["transfer"]["sentences"] if "negative transfer" in line]
     return said
-
-
-def data(found: Mapping[str, Any]) -> str:
-    """The pipeline's own report on the examples, as tables of whatever it holds."""
-    report = found["data"]
-    if not isinstance(report, Mapping):
-        return ""
-    parts = [_values(str(key), value) for key, value in report.items()]
-    return section("data", "Data", "What the pipeline found in the examples.", *parts)
-
-
-def _values(title: str, value: Any) -> str:
-    if isinstance(value, Mapping):
-        columns = _columns(list(value.values()))
-        if columns:
-            rows = [
-                [escape(str(name)), *(_cell(row.get(column)) for column in columns)]
-                for name, row in value.items()
-            ]
-            content = table(title, ["", *columns], rows)
-        else:
-            content = table(title, ["", ""], [[escape(str(k)), _cell(v)] for k, v in value.items()])
-    elif isinstance(value, Sequence) and not isinstance(value, str) and (keys := _columns(value)):
-        content = table(title, keys, [[_cell(row.get(key)) for key in keys] for row in value])
-    else:
-        content = table(title, ["", ""], [[escape(title), _cell(value)]])
-    return f'<h3 class="sub">{escape(title.replace("_", " "))}</h3>{content}'
-
-
-def _columns(rows: Sequence[Any]) -> list[str]:
-    """Keys of rows that are all mappings of plain values; none otherwise."""
-    if not rows or not all(isinstance(row, Mapping) for row in rows):
-        return []
-    return [str(key) for key in dict.fromkeys(key for row in rows for key in row)]
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{escape(str(k))} {_cell(v)}" for k, v in value.items())
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_cell(entry) for entry in value)
-    return escape(str(value))

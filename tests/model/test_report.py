@@ -190,16 +190,27 @@ def test_a_verdict_comes_first(found: Any, tmp_path: Path) -> None:
 
 
 def test_the_pipelines_report_is_shown_where_there_is_one(found: Any, tmp_path: Path) -> None:
+    times = {"first": "2026-01-01T08:00:00+00:00", "last": None}
     data = {
-        "splits": {"train": {"rows": 12345, "rate": 0.25}, "test": {"rows": 7, "rate": None}},
-        "drift": [{"feature": "age", "psi": 0.125}],
-        "vocabularies": {"user_id": 7},
-        "note": "a < b",
+        "rows": {"rows_in": 54321},
+        "splits": {"train": {"rows": 12345, "impressions": 999, **times}},
+        "labels": {"click": {"train": {"count": 678, "masked": 0, "mean": 0.25}}},
+        "features": {
+            "age": {"kind": "number", "coverage": 0.875},
+            "<b>": {"kind": "id", "coverage": None},
+        },
+        "vocabularies": {"<b>": 77},
+        "rejected": {},
+        "popular": [{"item": 101, "positives": 44, "impressions": 55}],
+        "drift": {"features": {"age": 0.3, "<b>": None}},
     }
     page = write(tmp_path / "r.html", found | {"data": data})
     assert page.sections[-1] == "data"
-    for text in ("12,345", "0.25", "age", "0.125", "user_id", "a < b"):
+    expected = ("54,321", "12,345", "2026-01-01 08:00", "0.25", "87.5 %", "<b>", "77", "101")
+    for text in expected:
         assert f"\n{text}\n" in page.text
+    assert "age has drifted since the run before: stability index 0.30." in page.text
+    write(tmp_path / "r.html", found | {"data": {}})  # an older report may lack any of it
 
 
 def chromium() -> str:
