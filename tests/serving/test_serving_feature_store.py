@@ -45,6 +45,8 @@ ROWS = {
 TYPES = {
     "age": pa.float32(),
     "length": pa.float32(),
+    "idle": pa.float32(),
+    "lately": pa.float32(),
     "segment": pa.int64(),
     "recent": pa.list_(pa.string()),
     "tags": pa.list_(pa.string()),
@@ -450,20 +452,22 @@ def test_the_command_loads(examples, contract, store_of_redis, capsys):
 
 def test_times_since_an_event_grow_with_the_clock(tmp_path):
     since = {"of": "user", "events": ["view"]}
+    lately = {"kind": "number", "side": "user", "since": since | {"within": "1h"}}
     features = {
         "user_id": {"kind": "id", "side": "user"},
         "item_id": {"kind": "id", "side": "item"},
         "idle": {"kind": "number", "side": "user", "since": since, "missing": "indicator"},
         "age": {"kind": "number", "side": "user"},
+        "lately": lately | {"missing": "indicator"},
     }
     task = {"group": "engagement", "type": "binary", "label": {"rule": "impression"}}
     values = {"user": "user_id", "item": "item_id", "features": features, "tasks": {"view": task}}
     contract = parse(Contract, values, "test")
+    idle = [10.0, None]
     rows = {
-        "users": {"user_id": ["a", "b"], "idle": [10.0, None], "age": [30.0, 40.0]},
+        "users": {"user_id": ["a", "b"], "idle": idle, "age": [30.0, 40.0], "lately": idle},
         "items": {"item_id": ["i"]},
     }
-    TYPES["idle"] = pa.float32()
     write_snapshot(write_examples(tmp_path / "examples", contract, rows), tmp_path / "out")
     store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
     question = Question(b"a", ["idle", "age"], bytes_of(["i"]), [])
@@ -475,6 +479,10 @@ def test_times_since_an_event_grow_with_the_clock(tmp_path):
     ):
         columns = OnlineFeatures(contract, store, clock).read(question).columns
         assert (columns["idle"].values.tolist(), columns["age"].values.tolist()) == ([idle], [30])
+    for passed, present in ((3590, True), (3591, False)):  # an event longer ago than an hour
+        clock = OnlineFeatures(contract, store, lambda passed=passed: cut_off + passed)
+        lately = clock.read(Question(b"a", ["lately"], bytes_of(["i"]), [])).columns["lately"]
+        assert (lately.present[0], lately.values[0]) == (present, 3600 * present)
     later = OnlineFeatures(contract, store, lambda: cut_off + 3600)
     nothing = later.read(Question(b"b", ["idle"], bytes_of(["i"]), [])).columns["idle"]
     assert (nothing.present.tolist(), nothing.values.tolist()) == ([False], [0])
