@@ -1,6 +1,7 @@
 """What an exported model costs per call, beside dense weights and a hand-written limit.
 
-    python benchmarks/inference.py [--quick] [--json FILE]
+    python benchmarks/inference.py [--quick] [--seconds S]
+        [--results FILE [--models COUNT]] [--picture PNG]
 
 Every variant is a SavedModel on disk, called through a Session callable as the server does, on
 raw features, and all variants of a case are timed in turn within one run:
@@ -14,8 +15,12 @@ raw features, and all variants of a case are timed in turn within one run:
              experts on exactly the selected rows with routing and mixing weights given
 
 The ceiling is E / union: how many times fewer experts a row needs than there are.
-Prints a table and, last, one JSON line with the ratios of the reference case (Deskdrop's
-features, E = 16, k = 2, two tasks, width 256, 500 candidates).
+With --results every case is kept in a file, one JSON line each, and cases that are there already
+are not measured again, so that the grid can be run in pieces (--models: so many new models, then
+stop) and drawn at the end (--picture).
+
+Prints a table and, last, one JSON line with the ratios of the reference case (Deskdrop's features,
+E = 16, k = 2, two tasks, width 256, 500 candidates).
 """
 
 import argparse
@@ -23,7 +28,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,12 +188,12 @@ def limit(ranker: Any, encoder: Encoder, folder: Path, encoded: Any) -> None:
                 for t in range(T)
             ]
         else:
-            matrix = tf.SparseTensor(
-                np.array([(row, column) for row, column, _ in mix], np.int64),
-                np.array([value for _, _, value in mix], np.float32),
-                (T * N, len(place)),
+            matrix = tf.raw_ops.SparseTensorToCSRSparseMatrix(
+                indices=np.array([(row, column) for row, column, _ in mix], np.int64),
+                values=np.array([value for _, _, value in mix], np.float32),
+                dense_shape=np.array([T * N, len(place)], np.int64),
             )
-            mixed = tf.sparse.sparse_dense_matmul(matrix, tf.concat(results, axis=0))
+            mixed = tf.raw_ops.SparseMatrixMatMul(a=matrix, b=tf.concat(results, axis=0))
             outputs = tf.split(mixed, T)
         return finish(ranker, encoder, outputs)
 
@@ -320,49 +325,118 @@ def print_case(case: dict[str, Any]) -> None:
     )
 
 
+def models(quick: bool) -> Iterator[dict[str, Any]]:
+    """The grid: what `run_case` takes besides sizes and seconds."""
+    if quick:
+        grid: Any = [("deskdrop", 16, [256], 2)]
+    else:
+        shapes, units = ["deskdrop", "movielens"], [[256], [256, 256]]
+        grid = itertools.product(shapes, [8, 16, 64], units, [2, 8])
+    for shape, experts, units, tasks in grid:
+        for static in (True, False):
+            yield {
+                "shape": shape,
+                "experts": experts,
+                "units": units,
+                "tasks": tasks,
+                "static": static,
+            }
+
+
+def ratios(cases: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The reference case's ratios."""
+    us = {c["static"]: c["microseconds"] for c in cases if REFERENCE.items() <= c.items()}
+    per_example = us[False]
+    onnx = per_example.get("onnx")
+    return {
+        "static_over_limit": round(us[True]["rank"] / us[True]["limit"], 3),
+        "per_example_over_limit": round(per_example["rank"] / per_example["limit"], 3),
+        "speedup_dense": round(per_example["dense"] / per_example["rank"], 2),
+        "speedup_onnx_dense": None if onnx is None else round(onnx / per_example["rank"], 2),
+        "rank_over_rows": round(per_example["rows"] / per_example["rank"], 2),
+    }
+
+
+def draw(cases: list[dict[str, Any]], path: Path) -> None:
+    """Speed-up over the dense model, with each model's ceiling, by candidates."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shapes = list(dict.fromkeys(case["shape"] for case in cases))
+    counts = sorted({case["experts"] for case in cases})
+    figure, axes = plt.subplots(
+        len(shapes), len(counts), figsize=(4 * len(counts), 3.2 * len(shapes)), squeeze=False
+    )
+    for (row, shape), (column, experts) in itertools.product(enumerate(shapes), enumerate(counts)):
+        axis = axes[row][column]
+        panel = [c for c in cases if (c["shape"], c["experts"]) == (shape, experts)]
+        groups: dict[Any, list[dict[str, Any]]] = {}
+        for case in panel:
+            key = (case["static"], case["tasks"], "x".join(map(str, case["units"])))
+            groups.setdefault(key, []).append(case)
+        for (static, tasks, units), group in sorted(groups.items()):
+            group.sort(key=lambda c: c["candidates"])
+            sizes = [c["candidates"] for c in group]
+            speed = [c["microseconds"]["dense"] / c["microseconds"]["rank"] for c in group]
+            name = f"{'static' if static else 'per example'}, T={tasks}, {units}"
+            (line,) = axis.plot(sizes, speed, marker="o", markersize=3, label=name)
+            ceiling = group[-1]["ceiling"]
+            axis.axhline(ceiling, color=line.get_color(), linestyle=":", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", title=f"{shape}, E={experts}")
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.set_xlabel("candidates")
+        axis.set_ylabel("dense / rank")
+        axis.legend(fontsize=5)
+    figure.suptitle("Speed-up over every expert on every row; dotted: experts / union")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the reference case only")
     parser.add_argument("--seconds", type=float, default=2.0, help="per variant and case")
-    parser.add_argument("--json", type=Path, help="also write every case here")
+    parser.add_argument("--results", type=Path, help="keep every case here, as JSON lines")
+    parser.add_argument("--models", type=int, help="measure at most so many new models")
+    parser.add_argument("--picture", type=Path, help="draw the kept cases here")
     options = parser.parse_args()
+    sizes = [100, 500] if options.quick else [1, 100, 500, 2000]
+    cases: list[dict[str, Any]] = []
+    if options.results and options.results.exists():
+        lines = options.results.read_text(encoding="utf-8").splitlines()
+        cases = [json.loads(line) for line in lines]
     print(
         "| features | E | width | tasks | gates | candidates | ceiling | rank µs | rows µs "
         "| dense µs | onnx µs | limit µs | dense / rank | rank / limit |"
     )
     print("|" + " --- |" * 14)
-    grid: list[Any] = [("deskdrop", 16, [256], 2)]
-    if not options.quick:
-        grid = list(
-            itertools.product(["deskdrop", "movielens"], [8, 16, 64], [[256], [256, 256]], [2, 8])
-        )
-    sizes = [100, 500] if options.quick else [1, 100, 500, 2000]
-    cases = [
-        case
-        for shape, experts, units, tasks in grid
-        for static in (True, False)
-        for case in run_case(shape, experts, units, tasks, static, sizes, options.seconds)
-    ]
-    if options.json:
-        options.json.write_text(json.dumps(cases, indent=2) + "\n", encoding="utf-8")
-    reference = [case for case in cases if REFERENCE.items() <= case.items()]
-    us = {case["static"]: case["microseconds"] for case in reference}
-    onnx = None
-    if "onnx" in us[False]:
-        onnx = round(us[False]["onnx"] / us[False]["rank"], 2)
-    else:
+    for case in cases:
+        print_case(case)
+    measured = 0
+    for model in models(options.quick):
+        known = {c["candidates"] for c in cases if model.items() <= c.items()}
+        if known >= set(sizes):
+            continue
+        if options.models is not None and measured == options.models:
+            break
+        measured += 1
+        new = run_case(**model, sizes=sizes, seconds=options.seconds)
+        cases += new
+        if options.results:
+            with options.results.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(case) + "\n" for case in new)
+    if options.picture:
+        draw(cases, options.picture)
+    if not any("onnx" in case["microseconds"] for case in cases):
         print("onnx and onnxruntime are not installed: that column is left out")
-    print(
-        json.dumps(
-            {
-                "static_over_limit": round(us[True]["rank"] / us[True]["limit"], 3),
-                "per_example_over_limit": round(us[False]["rank"] / us[False]["limit"], 3),
-                "speedup_dense": round(us[False]["dense"] / us[False]["rank"], 2),
-                "speedup_onnx_dense": onnx,
-                "rank_over_rows": round(us[False]["rows"] / us[False]["rank"], 2),
-            }
-        )
-    )
+    if len([c for c in cases if REFERENCE.items() <= c.items()]) >= 2:
+        print(json.dumps(ratios(cases)))
+    else:
+        print(json.dumps({"cases": len(cases), "reference": None}))
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from configs.files import LABEL, ExamplesFolder, new_folder, write_json
 from configs.model import ExportConfig
 from model import calibration as calibrations
 from model import checkpoint as checkpoints
-from model import model_card, reference, requests, scores, sparsity
-from model.calibration import Calibration
+from model import links, model_card, reference, requests, scores, sparsity
 from model.data import Examples, read_split
 from model.encoding import Encoder
 from model.evaluation import Predictions, summary
-from model.parity import check_parity, harden
+from model.item_table import ItemTable
+from model.parity import check_parity, harden, round_weights
 from model.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -61,8 +61,9 @@ def export(
         `out/<version>`, complete.
 
     Raises:
-        ExportError: the version exists, a gate cannot be hardened within tolerance, the parity
-            check failed, or the folder could not be written.  Nothing is published.
+        ExportError: the version exists, a gate cannot be hardened or weights cannot be rounded
+            within tolerance, the parity check failed, or the folder could not be written.
+            Nothing is published.
         ModelError: not a checkpoint, or the examples are others than it was trained on.
         DataError: the test split cannot be read.
     """
@@ -77,17 +78,29 @@ def export(
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
-    hardening = harden(loaded.ranker, loaded.encoder, sample, options.hardening_tolerance)
+    hardening = harden(loaded.ranker, loaded.encoder, sample, options)
+    rounding = round_weights(loaded.ranker, loaded.encoder, sample, options)
     rows = read_split(examples, "test", loaded.encoder)
-    predictions = _predict(loaded, rows)
-    calibration, found = _calibrate(loaded, examples, predictions, rows)
+    predictions = Predictions(
+        loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, rows
+    )
+    calibration, found = links.fit(loaded, examples, predictions, rows)
     metrics = summary(loaded.config, "test", rows, predictions) | found
+    metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
     served = scores.scores(
         loaded.encoder.contract,
         loaded.encoder.statistics,
         calibrations.apply(calibration, predictions.logits),
     )
-    servable = Servable(loaded.ranker, loaded.encoder, calibration)
+    items = None if options.items == "none" else ItemTable(loaded.encoder, examples)
+    servable = Servable(
+        loaded.ranker,
+        loaded.encoder,
+        calibration,
+        options.weights,
+        items,
+        precompute=options.items == "precomputed",
+    )
     try:
         with new_folder(target) as folder:
             servable.save(folder)
@@ -99,6 +112,7 @@ def export(
                 table,
                 options.parity_tolerance,
                 calibration,
+                items,
             )
             report = sparsity.report(
                 loaded.ranker,
@@ -107,6 +121,13 @@ def export(
                 predictions.experts_per_row,
                 predictions.load,
             ) | {"hardening": hardening, "parity": parity}
+            if items is not None:
+                report["items"] = {
+                    "known": len(items.ids),
+                    "precomputed": options.items == "precomputed",
+                    "bytes": servable.item_bytes,
+                    "as_of_the_cut_off": items.counters,
+                }
             extra = folder / EXTRA
             extra.mkdir()
             write_json(extra / "contract.json", loaded.contract.model_dump(mode="json"))
@@ -120,7 +141,9 @@ def export(
                     {task: keras.ops.convert_to_numpy(value) for task, value in served.items()},
                 ),
             )
-            requests.write(extra, loaded.config.name, loaded.encoder.contract, table, signatures)
+            requests.write(
+                extra, loaded.config.name, loaded.encoder.contract, table, signatures, items
+            )
             (extra / "README.md").write_text(
                 model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"
             )
@@ -136,26 +159,6 @@ def export(
         raise ExportError(f"{error}; export again") from None
     log.info("published %s", target)
     return target
-
-
-def _predict(loaded: checkpoints.Checkpoint, rows: Examples) -> Predictions:
-    encoder = loaded.encoder
-    return Predictions(loaded.ranker, encoder.contract, encoder.statistics, rows)
-
-
-def _calibrate(
-    loaded: checkpoints.Checkpoint, examples: Path, predictions: Predictions, rows: Examples
-) -> tuple[Calibration, dict[str, Any]]:
-    """Fit on the validation split, measure on test rows; what metrics.json says about it."""
-    method = loaded.config.export.calibration
-    if method == "none":
-        return {}, {}
-    contract = loaded.encoder.contract
-    validation = read_split(examples, "validation", loaded.encoder)
-    logits = _predict(loaded, validation).logits
-    curves, left = calibrations.fit(contract, method, logits, validation.labels)
-    tasks = calibrations.measure(contract, curves, predictions.logits, rows.labels)
-    return curves, {"calibration": {"method": method, "tasks": tasks, "left_as_they_are": left}}
 
 
 def _next_version(out: Path) -> int:

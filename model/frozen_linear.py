@@ -18,7 +18,8 @@ class Halves(NamedTuple):
 
     Attributes:
         user: (M, Du) columns of user and context features.
-        item: (N, Di) columns of item features.
+        item: (N, Di) columns of item features; or (N,) int32, rows of the items that the kernels
+            know (`SplitKernel.know`).
         user_index: (N,) int32, each item's row of `user`; None: M = N, row by row.
     """
 
@@ -41,6 +42,14 @@ class SplitKernel:
     def __init__(self, kernel: np.ndarray, user_width: int, kind: Kind = "float32") -> None:
         self._kernel = Stored(kernel, kind, axis=0)
         self._user_width = user_width
+        self._value = kernel
+        self._known: tf.Variable | None = None
+
+    def know(self, items: np.ndarray) -> int:
+        """Hold the products of items (R, Di), for later calls by row; their size in bytes."""
+        products = items @ self._value[self._user_width :]
+        self._known = tf.Variable(products, trainable=False)
+        return int(products.nbytes)
 
     def both(self, x: Tensor) -> Tensor:
         """Products (n, U) of whole rows (n, D)."""
@@ -51,7 +60,9 @@ class SplitKernel:
         return tf.matmul(x, self._kernel.slice(None, self._user_width))
 
     def item(self, x: Tensor) -> Tensor:
-        """Products (n, U) of items (n, Di)."""
+        """Products (n, U) of items (n, Di), or of known ones by row (n,)."""
+        if self._known is not None and x.dtype == tf.int32:
+            return tf.gather(self._known, x)
         return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
 
@@ -72,6 +83,10 @@ class GateKernels:
             for variable in gate.trainable_weights
             if len(variable.shape) == 2 and variable.shape[0] == len(columns)
         }
+
+    def know(self, items: np.ndarray) -> int:
+        """As of `SplitKernel`, for every kernel."""
+        return sum(kernel.know(items) for kernel in self._kernels.values())
 
     def input(self, halves: Halves) -> "GateInput":
         """What such gates take in the place of a tensor (N, D)."""

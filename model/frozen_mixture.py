@@ -84,6 +84,10 @@ class FrozenMixture:
             [mixture.experts[e] for e in self.kept], self.kept, columns, user_width, kind
         )
 
+    def know(self, items: np.ndarray) -> int:
+        """Hold what items (R, Di) add to the first layers; the size in bytes."""
+        return self._experts.know(items) + self._gate_kernels.know(items)
+
     def __call__(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor
     ) -> list[Tensor]:
@@ -204,6 +208,10 @@ class _FrozenExperts:
                 ]
             )
             self._activation = first.activation
+
+    def know(self, items: np.ndarray) -> int:
+        """As of `SplitKernel`, for every expert."""
+        return sum(first.know(items) for first in self._first)
 
     def __call__(self, halves: Halves, groups: Groups | None) -> list[Tensor]:
         """Run every expert.

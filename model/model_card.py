@@ -45,6 +45,14 @@ def text(
             f"Hardening the gates changed {name}'s {change['metric'].upper()} from "
             f"{change['before']:.4f} to {change['after']:.4f}."
         )
+    stored = metrics["weights"]
+    if stored["stored_as"] != "float32":
+        lines.append(f"Experts and embeddings are stored as {stored['stored_as']}.")
+        for name, change in stored["tasks"].items():
+            lines.append(
+                f"That changed {name}'s {change['metric'].upper()} from {change['before']:.4f} to "
+                f"{change['after']:.4f}."
+            )
     lines += [
         "",
         "## Know before use",
@@ -71,6 +79,31 @@ def text(
             )
         for name, reason in calibration["left_as_they_are"].items():
             lines.append(f"- {name} is not calibrated: {reason}.")
+    for name, found in metrics.get("smearing", {}).items():
+        lines.append(
+            f"- {name} is trained on the label's logarithm; its score times {found['factor']:.3f} "
+            "(Duan's smearing factor, of the label plus 1) estimates the mean rather than about "
+            "the median."
+        )
+    corrected = metrics.get("negatives")
+    if corrected is not None:
+        shares = ", ".join(f"{n} {t['share']:.3f}" for n, t in corrected["tasks"].items())
+        lines.append(
+            f"- Training held {corrected['kept']:g} of the logged impressions without a positive "
+            f"label; probabilities are corrected for the share of each task's negatives ({shares})."
+        )
+    items = sparsity.get("items")
+    if items is not None:
+        line = (
+            f"- `rank_items` takes the features of {items['known']:,} known items from a table in "
+            f"the file ({items['bytes']:,} bytes)"
+        )
+        if items["as_of_the_cut_off"]:
+            line += (
+                f"; {', '.join(items['as_of_the_cut_off'])} keep changing and are there as they "
+                "were when the examples were built: `rank` takes them as they are now"
+            )
+        lines.append(line + ".")
     negatives = config.pipeline.negatives
     if negatives is not None:
         lines.append(

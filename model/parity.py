@@ -13,16 +13,18 @@ import pyarrow as pa
 
 from configs.contract import PRESENT, Contract
 from configs.errors import ExportError
+from configs.model import ExportConfig
 from model import calibration as calibrations
-from model import scores
+from model import frozen_weights, scores
 from model.calibration import Calibration
 from model.combine import combine
 from model.data import Examples
 from model.encoding import Encoded, Encoder
 from model.evaluation import LOWER_IS_BETTER, Predictions, task_metrics
+from model.item_table import ItemTable
 from model.ranker import Ranker
-from model.raw import Raw, raw_values, take
-from model.servable import RANK, ROWS
+from model.raw import Raw, feature_of, raw_values, take
+from model.servable import RANK, RANK_ITEMS, ROWS
 
 MARGIN = 1e-5
 """Relative change of a gate's input under which a row that changes its experts is undecided."""
@@ -68,10 +70,12 @@ def check_parity(
     table: pa.Table,
     tolerance: float,
     calibration: Calibration | None = None,
+    items: ItemTable | None = None,
 ) -> dict[str, Any]:
-    """Compare both signatures of a loaded SavedModel with the Keras model.
+    """Compare the signatures of a loaded SavedModel with the Keras model.
 
-    `serving_default` gets the rows as they are, `rank` every row's item for another row's user.
+    `serving_default` gets the rows as they are, `rank` every row's item for another row's user,
+    `rank_items` the same with the item table's features.
 
     Args:
         signatures: of the loaded SavedModel.
@@ -80,9 +84,10 @@ def check_parity(
         table: rows to compare on, with the features as columns.
         tolerance: largest relative difference.
         calibration: that was exported with it.
+        items: the item table that was exported with it.
 
     Returns:
-        rows (compared, both signatures together), undecided (rows that differ because tiny
+        rows (compared, all signatures together), undecided (rows that differ because tiny
         changes of the gate's input change their experts), largest_difference (of the others).
 
     Raises:
@@ -91,7 +96,10 @@ def check_parity(
     compared, undecided, largest = 0, 0, 0.0
     for start in range(0, table.num_rows, _BATCH):
         part = table.slice(start, _BATCH)
-        for name, raw, encoded in (_rows(encoder, part), _pairs(encoder, part)):
+        trials = [_rows(encoder, part), _pairs(encoder, part)]
+        if items is not None:
+            trials.append(_known(encoder, part, items))
+        for name, raw, encoded in trials:
             received = {k: v.numpy() for k, v in signatures[name](**raw).items()}
             expected = expected_scores(ranker, encoder, encoded, calibration)
             worst = relative_differences(encoder.contract, expected, received)
@@ -134,7 +142,7 @@ def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
 
 
 def harden(
-    ranker: Ranker, encoder: Encoder, examples: Examples, tolerance: float
+    ranker: Ranker, encoder: Encoder, examples: Examples, options: ExportConfig
 ) -> dict[str, dict[str, Any]]:
     """Switch every gate to its k-sparse form and measure what that does to the metrics.
 
@@ -142,10 +150,10 @@ def harden(
         ranker: its gates are hardened in place.
         encoder: of its contract.
         examples: rows to measure on.
-        tolerance: largest loss of a task's AUC, or relative rise of its RMSE.
+        options: its tolerances.
 
     Returns:
-        By task: metric, before, after, loss.  Empty where no gate has another form.
+        What `changes` returns; empty where no gate has another form.
 
     Raises:
         ExportError: a task loses more.
@@ -156,23 +164,93 @@ def harden(
         gate.harden()
     if not any(gate.properties.sparse_at_inference for gate in soft):
         return {}
-    after = _measure(ranker, encoder, examples)
+    return changes(
+        before,
+        _measure(ranker, encoder, examples),
+        "hardening the gates to their k-sparse form",
+        ("hardening_tolerance", options.hardening_tolerance),
+        options.log_loss_tolerance,
+        f"on {len(examples)} test rows",
+        "The gates have not converged: train longer, raise the gate's entropy_weight or anneal its "
+        "gamma, or allow more in the configuration",
+    )
+
+
+def round_weights(
+    ranker: Ranker, encoder: Encoder, examples: Examples, options: ExportConfig
+) -> dict[str, dict[str, Any]]:
+    """Round the weights as the file stores them and measure what that does to the metrics.
+
+    Arguments, result and errors as of `harden`; the ranker's weights are rounded in place.
+    """
+    if options.weights == "float32":
+        return {}
+    before = _measure(ranker, encoder, examples)
+    frozen_weights.round_weights(ranker, options.weights)
+    return changes(
+        before,
+        _measure(ranker, encoder, examples),
+        f"storing the weights as {options.weights}",
+        ("weights_tolerance", options.weights_tolerance),
+        options.log_loss_tolerance,
+        f"on {len(examples)} test rows",
+        "Store them in a finer type (export.weights), or allow more in the configuration",
+    )
+
+
+def changes(
+    before: Mapping[str, Mapping[str, Any]],
+    after: Mapping[str, Mapping[str, Any]],
+    what: str,
+    limit: tuple[str, float],
+    log_loss_limit: float,
+    where: str,
+    advice: str,
+) -> dict[str, dict[str, Any]]:
+    """Hold the change of every task's metrics to the tolerances.
+
+    Args:
+        before: metrics by task.
+        after: the same later.
+        what: was done in between.
+        limit: name and value of the largest loss of AUC, or relative rise of RMSE.
+        log_loss_limit: largest relative rise of a binary task's log loss.
+        where: the rows, in words.
+        advice: what to do.
+
+    Returns:
+        By task that changed: metric, before, after, loss and, of binary tasks, log_loss: before,
+        after, rise (relative).
+
+    Raises:
+        ExportError: a task loses more.
+    """
     report: dict[str, dict[str, Any]] = {}
     for name, task in before.items():
         old, new = task["value"], after[name]["value"]
-        if old is None or new is None or old == new:
+        if old is None or new is None:
             continue
-        loss = (new - old) / old if task["metric"] in LOWER_IS_BETTER and old else old - new
-        report[name] = {"metric": task["metric"], "before": old, "after": new, "loss": loss}
-        if loss > tolerance:
-            relative = " (relative)" if task["metric"] in LOWER_IS_BETTER else ""
-            raise ExportError(
-                f"task {name!r}: hardening the gates to their k-sparse form changes "
-                f"{task['metric'].upper()} from {old:.4f} to {new:.4f} on {len(examples)} test "
-                f"rows, a loss of {loss:.4f}{relative}; export.hardening_tolerance allows "
-                f"{tolerance:g}. The gates have not converged: train longer, raise the gate's "
-                "entropy_weight or anneal its gamma, or allow more in the configuration"
+        lower = task["metric"] in LOWER_IS_BETTER
+        loss = (new - old) / old if lower and old else old - new
+        losses = [(task["metric"], old, new, loss, *limit, lower)]
+        found = {"metric": task["metric"], "before": old, "after": new, "loss": loss}
+        if task["type"] == "binary":
+            was, now = task["log_loss"], after[name]["log_loss"]
+            rise = (now - was) / was if was else now - was
+            found["log_loss"] = {"before": was, "after": now, "rise": rise}
+            losses.append(
+                ("log_loss", was, now, rise, "log_loss_tolerance", log_loss_limit, bool(was))
             )
+        if any(was != now for _, was, now, *_ in losses):
+            report[name] = found
+        for metric, was, now, lost, option, allowed, relative in losses:
+            if lost > allowed:
+                raise ExportError(
+                    f"task {name!r}: {what} changes {metric.upper().replace('_', ' ')} from "
+                    f"{was:.4f} to {now:.4f} {where}, a loss of {lost:.4f}"
+                    f"{' (relative)' if relative else ''}; export.{option} allows {allowed:g}. "
+                    f"{advice}"
+                )
     return report
 
 
@@ -205,6 +283,22 @@ def _pairs(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
         for name, values in encoder(table).items()
     }
     return RANK, raw, encoded
+
+
+def _known(encoder: Encoder, table: pa.Table, items: ItemTable) -> tuple[str, Raw, Encoded]:
+    """The same for `rank_items`: the items are the table's, where it is complete."""
+    contract = encoder.contract
+    kind = items.ids.type
+    codes = encoder(table, [contract.item])[contract.item]
+    rows = items.rows_of(table[contract.item].combine_chunks().cast(kind), codes)
+    complete = np.flatnonzero(items.complete[rows])
+    table, rows = table.take(complete), rows[complete]
+    _, raw, encoded = _pairs(encoder, table)
+    others = {name for name in items.encoded if name.removesuffix(PRESENT) != contract.item}
+    raw = {name: v for name, v in raw.items() if feature_of(name) not in items.names} | {
+        name: v for name, v in raw.items() if feature_of(name) == contract.item
+    }
+    return RANK_ITEMS, raw, encoded | {name: items.encoded[name][rows] for name in others}
 
 
 def _numpy(value: Any) -> np.ndarray:

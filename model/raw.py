@@ -40,6 +40,11 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
     return raw
 
 
+def feature_of(name: str) -> str:
+    """The feature that an input of a signature belongs to."""
+    return name.removesuffix(PRESENT).removesuffix(LENGTH)
+
+
 def take(raw: Raw, rows: np.ndarray | slice) -> Raw:
     """Some rows of every input."""
     return {name: values[rows] for name, values in raw.items()}

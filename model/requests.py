@@ -9,10 +9,12 @@ import pyarrow as pa
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from configs.contract import Contract
+from configs.contract import Contract, NumberFeature
 from configs.files import write_json
-from model.raw import Raw, raw_values, take
-from model.servable import RANK, ROWS
+from model.example_signatures import CLASSIFY, REGRESS
+from model.item_table import ItemTable
+from model.raw import Raw, feature_of, raw_values, take
+from model.servable import RANK, RANK_ITEMS, ROWS
 
 GOLDEN = "golden.json"
 WARMUP = "tf_serving_warmup_requests"
@@ -25,7 +27,12 @@ ROW_COUNTS = (1, 32)
 
 
 def write(
-    folder: Path, model: str, contract: Contract, table: pa.Table, signatures: Mapping[str, Any]
+    folder: Path,
+    model: str,
+    contract: Contract,
+    table: pa.Table,
+    signatures: Mapping[str, Any],
+    items: ItemTable | None = None,
 ) -> None:
     """Write `golden.json` and `tf_serving_warmup_requests`.
 
@@ -35,6 +42,7 @@ def write(
         contract: of the version.
         table: real rows to take requests from.
         signatures: of the loaded SavedModel, which answers the golden request.
+        items: the item table in the file.
     """
     golden = rank_request(contract, table, 8)
     answer = {name: value.numpy() for name, value in signatures[RANK](**golden).items()}
@@ -50,9 +58,24 @@ def write(
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     rows = raw_values(contract, table, names)
     requests += [(ROWS, take(rows, np.arange(count) % table.num_rows)) for count in ROW_COUNTS]
+    if items is not None and items.complete[: len(items.ids)].any():
+        known = np.flatnonzero(items.complete[: len(items.ids)])
+        for count in CANDIDATES:
+            raw = rank_request(contract, table, count)
+            raw = {name: v for name, v in raw.items() if feature_of(name) not in items.names}
+            ids = items.ids.take(pa.array(known[np.arange(count) % len(known)]))
+            raw |= raw_values(contract, pa.table({contract.item: ids}), [contract.item])
+            requests.append((RANK_ITEMS, raw))
+    logs = [_prediction_log(model, signature, raw) for signature, raw in requests]
+    examples = [
+        _example(contract, table, row) for row in range(min(table.num_rows, ROW_COUNTS[-1]))
+    ]
+    for name in sorted(signatures):
+        if name == CLASSIFY or name.startswith(REGRESS):
+            logs += [_example_log(model, name, examples[:count]) for count in ROW_COUNTS]
     with tf.io.TFRecordWriter(str(folder / WARMUP)) as writer:
-        for signature, raw in requests:
-            writer.write(_prediction_log(model, signature, raw).SerializeToString())
+        for log in logs:
+            writer.write(log.SerializeToString())
 
 
 def rank_request(contract: Contract, table: pa.Table, candidates: int) -> Raw:
@@ -84,3 +107,32 @@ def _prediction_log(model: str, signature: str, raw: Raw) -> prediction_log_pb2.
     return prediction_log_pb2.PredictionLog(
         predict_log=prediction_log_pb2.PredictLog(request=request)
     )
+
+
+def _example(contract: Contract, table: pa.Table, row: int) -> tf.train.Example:
+    """A row as a tf.Example; missing values are left out."""
+    made = tf.train.Example()
+    for name, feature in contract.of_side("user", "item", "context"):
+        value = table[name][row].as_py()
+        if value is None:
+            continue
+        values, held = value if isinstance(value, list) else [value], made.features.feature[name]
+        if isinstance(feature, NumberFeature):
+            held.float_list.value.extend(float(v) for v in values if np.isfinite(v))
+        elif feature.dtype == "string":
+            held.bytes_list.value.extend(str(v).encode() for v in values if v is not None)
+        else:
+            held.int64_list.value.extend(int(v) for v in values if v is not None)
+    return made
+
+
+def _example_log(
+    model: str, signature: str, examples: list[tf.train.Example]
+) -> prediction_log_pb2.PredictionLog:
+    """A Classify or Regress call."""
+    log = prediction_log_pb2.PredictionLog()
+    kind = log.classify_log if signature == CLASSIFY else log.regress_log
+    kind.request.model_spec.name = model
+    kind.request.model_spec.signature_name = signature
+    kind.request.input.example_list.examples.extend(examples)
+    return log

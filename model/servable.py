@@ -16,12 +16,13 @@ from model.example_signatures import example_signatures, set_methods
 from model.frozen_linear import Halves
 from model.frozen_mixture import FrozenMixture
 from model.frozen_weights import Kind, Stored
+from model.item_table import ItemTable
 from model.ranker import Ranker
 
 Tensor = Any
 Scores = dict[str, Tensor]
 
-ROWS, RANK, WATCH = "serving_default", "rank", "watch"
+ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
 """Names of the signatures over raw values."""
 
 UNSEEN = "unseen/"
@@ -36,11 +37,13 @@ class Servable:
                           `user_index` (N,) int32 in [0, M), `task_weights` (M, T) float32 in the
                           contract's order of tasks
 
+        rank_items        as `rank` but of the item features its id alone; the others are those of
+                          the item table (left out without one)
         watch             inputs as `rank`
 
-    The first two answer one score per task, (N,) float32 in the task's own units, and the combined
-    `score`; `watch` how many unseen ids each feature that has a vocabulary holds, `unseen/<name>`
-    () int32 (it is left out where no feature has one).
+    The first three answer one score per task, (N,) float32 in the task's own units, and the
+    combined `score`; `watch` how many unseen ids each feature that has a vocabulary holds,
+    `unseen/<name>` () int32 (it is left out where no feature has one).
     The signatures of `model.example_signatures` give the scores of `serving_default` for
     serialised tf.Examples.
 
@@ -50,6 +53,8 @@ class Servable:
         calibration: of binary tasks' probabilities.
         kind: how the file stores experts' kernels and embedding tables; the ranker's are rounded
             to it.
+        items: the known items' features.
+        precompute: whether what known items add to the first layers is stored, too.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Servable:
         encoder: Encoder,
         calibration: Calibration | None = None,
         kind: Kind = "float32",
+        items: ItemTable | None = None,
+        precompute: bool = False,
     ) -> None:
         self.contract = encoder.contract
         self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
@@ -82,6 +89,13 @@ class Servable:
             int(side.sum()),
             kind,
         )
+        self._items = items
+        self._precomputed = precompute and items is not None
+        self.item_bytes = 0 if items is None else items.bytes()
+        """Size of the item table, precomputed halves included."""
+        if items is not None and precompute:
+            columns_of_items = ranker.embedder(items.encoded, names=self.item_names)
+            self.item_bytes += self.mixture.know(columns_of_items.numpy())
 
     def signatures(self) -> dict[str, Any]:
         """All signatures as concrete functions."""
@@ -99,6 +113,11 @@ class Servable:
             ROWS: score_rows.get_concrete_function(**rows),
             RANK: tf.function(self.rank, autograph=False).get_concrete_function(**rank),
         }
+        if self._items is not None:
+            known = raw_inputs(contract, [*self.user_names, contract.item])
+            known |= {name: rank[name] for name in ("user_index", "task_weights")}
+            ranked = tf.function(self.rank_items, autograph=False)
+            functions[RANK_ITEMS] = ranked.get_concrete_function(**known)
         if any(unseen_codes(contract, name) is not None for name in contract.features):
             watch = tf.function(self.watch, autograph=False)
             functions[WATCH] = watch.get_concrete_function(**rank)
@@ -109,11 +128,12 @@ class Servable:
         signatures = self.signatures()
         root = tf.Module()
         root.tables = self._encode.tables
+        root.items = [] if self._items is None else self._items.tables
         root.weights = list(
             {id(v): v for f in signatures.values() for v in f.graph.variables}.values()
         )
         tf.saved_model.save(root, str(folder), signatures=signatures)
-        set_methods(str(folder), signatures.keys() - {ROWS, RANK, WATCH})
+        set_methods(str(folder), signatures.keys() - {ROWS, RANK, RANK_ITEMS, WATCH})
 
     def score_rows(self, **raw: Tensor) -> Scores:
         """Signature `serving_default`."""
@@ -125,7 +145,17 @@ class Servable:
 
     def rank(self, user_index: Tensor, task_weights: Tensor, **raw: Tensor) -> Scores:
         """Signature `rank`."""
-        task_scores = self._score(raw, user_index)
+        return self._combine(self._score(raw, user_index), user_index, task_weights)
+
+    def rank_items(self, user_index: Tensor, task_weights: Tensor, **raw: Tensor) -> Scores:
+        """Signature `rank_items`."""
+        items, name = self._items, self.contract.item
+        assert items is not None
+        rows = items.index(raw[name], self._encode(raw, [name])[name])
+        return self._combine(self._score(raw, user_index, rows), user_index, task_weights)
+
+    def _combine(self, task_scores: Scores, user_index: Tensor, task_weights: Tensor) -> Scores:
+        """Add the combined score, by each user's weights."""
         stacked = tf.stack(list(task_scores.values()), axis=1)
         weights = tf.gather(task_weights, user_index)
         return task_scores | {"score": combine(self.contract.combine, stacked, weights)}
@@ -144,18 +174,32 @@ class Servable:
             counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
         return counts
 
-    def _score(self, raw: dict[str, Tensor], user_index: Tensor | None) -> Scores:
-        """Score per task, (N,)."""
+    def _score(
+        self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
+    ) -> Scores:
+        """Score per task, (N,); `rows` (N,) of the item table, if the items are to be its."""
         users = self._encode(raw, self.user_names)
+
+        def embed_items() -> Tensor:
+            if rows is None:
+                encoded = self._encode(raw, self.item_names)
+            else:
+                assert self._items is not None
+                encoded = self._items.features(rows)
+            return self._embed(encoded, self.item_names)
+
+        known = rows is not None and self._precomputed
         halves = Halves(
-            self._embed(users, self.user_names),
-            self._embed(self._encode(raw, self.item_names), self.item_names),
-            user_index,
+            self._embed(users, self.user_names), rows if known else embed_items(), user_index
         )
         ids = users[self.contract.user]
         if user_index is not None:
             ids = tf.gather(ids, user_index)
-        outputs = self.mixture(halves, lambda: self._in_order(halves), ids)
+
+        def gate_input() -> Tensor:
+            return self._in_order(halves._replace(item=embed_items()) if known else halves)
+
+        outputs = self.mixture(halves, gate_input, ids)
         logits = {
             task: self._ranker.towers[task](output)
             for task, output in zip(self.contract.tasks, outputs, strict=True)

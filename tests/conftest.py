@@ -47,7 +47,9 @@ def smaller(config: Any) -> Any:
     model = config.model.model_copy(update={"experts": experts, "embedding_dim": 8})
     train = config.train.model_copy(update={"epochs": 1, "learning_rate": 0.002})
     # Gates that become sparse by training have had no time to.
-    export = config.export.model_copy(update={"hardening_tolerance": 0.5})
+    export = config.export.model_copy(
+        update={"hardening_tolerance": 0.5, "log_loss_tolerance": 0.5}
+    )
     return config.model_copy(update={"model": model, "train": train, "export": export})
 
 

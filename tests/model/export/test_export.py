@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.framework import op_def_registry
 from tensorflow_serving.apis import prediction_log_pb2
 
 from configs.contract import FrozenContract
@@ -119,15 +121,64 @@ def test_warm_up_requests_fit_the_signatures(version) -> None:
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     sizes = []
     for record in tf.data.TFRecordDataset([str(path)]):
-        request = prediction_log_pb2.PredictionLog.FromString(record.numpy()).predict_log.request
+        log = prediction_log_pb2.PredictionLog.FromString(record.numpy())
+        kind = log.WhichOneof("log_type")
+        request = getattr(log, kind).request
         assert request.model_spec.name == "case"
-        inputs = {name: tf.make_ndarray(proto) for name, proto in request.inputs.items()}
         signature = request.model_spec.signature_name
-        answer = signatures[signature](**{name: tf.constant(v) for name, v in inputs.items()})
-        sizes.append((signature, len(answer["score"])))
-    assert sizes == [("rank", n) for n in (1, 16, 128, 512)] + [
-        ("serving_default", n) for n in (1, 32)
+        if kind == "predict_log":
+            inputs = {name: tf.make_ndarray(proto) for name, proto in request.inputs.items()}
+            answer = signatures[signature](**{n: tf.constant(v) for n, v in inputs.items()})
+            sizes.append((kind, signature, len(answer["score"])))
+        else:
+            examples = [e.SerializeToString() for e in request.input.example_list.examples]
+            answer = signatures[signature](inputs=tf.constant(examples))
+            output = answer["scores" if kind == "classify_log" else "outputs"]
+            assert np.isfinite(output).all()
+            sizes.append((kind, signature, len(output)))
+    assert sizes == [
+        *(("predict_log", "rank", n) for n in (1, 16, 128, 512)),
+        *(("predict_log", "serving_default", n) for n in (1, 32)),
+        *(("classify_log", "classify", n) for n in (1, 32)),
+        *(("regress_log", "regress/dwell", n) for n in (1, 32)),
     ]
+
+
+def test_the_folder_is_what_tensorflow_serving_documents(version) -> None:
+    """What its SavedModel loader, its name check and its warm-up ask of a version."""
+    assert str(int(version.name)) == version.name
+    assert (version / "saved_model.pb").is_file()
+    assert (version / "variables" / "variables.index").is_file()
+    assert list((version / "variables").glob("variables.data-*-of-*"))
+    saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+    (graph,) = saved.meta_graphs
+    assert list(graph.meta_info_def.tags) == ["serve"]
+    methods = {name: s.method_name for name, s in graph.signature_def.items() if name[0] != "_"}
+    assert methods["serving_default"] == methods["rank"] == "tensorflow/serving/predict"
+    assert methods["classify"] == "tensorflow/serving/classify"
+    assert methods["regress/dwell"] == "tensorflow/serving/regress"
+    classify = graph.signature_def["classify"]
+    assert [(k, i.dtype) for k, i in classify.inputs.items()] == [("inputs", tf.string)]
+    assert {k: i.dtype for k, i in classify.outputs.items()} == {
+        "classes": tf.string,
+        "scores": tf.float32,
+    }
+    regress = graph.signature_def["regress/dwell"]
+    assert {k: i.dtype for k, i in regress.outputs.items()} == {"outputs": tf.float32}
+
+    # No operations but TensorFlow's own, neither of other libraries nor Python's.
+    nodes = [
+        *graph.graph_def.node,
+        *(n for f in graph.graph_def.library.function for n in f.node_def),
+    ]
+    functions = {f.signature.name for f in graph.graph_def.library.function}
+    used = {node.op for node in nodes} - functions
+    assert [name for name in used if op_def_registry.get(name) is None] == []
+    assert not [name for name in used if "PyFunc" in name]
+
+    path = version / "assets.extra" / "tf_serving_warmup_requests"
+    records = list(tf.data.TFRecordDataset([str(path)]))  # its default limit is 1000
+    assert 0 < len(records) <= 1000
 
 
 def test_unused_experts_take_no_room(case, tmp_path) -> None:
@@ -168,7 +219,7 @@ def test_gates_that_have_not_converged_are_refused(case, tmp_path) -> None:
     assert not (tmp_path / "models").exists()
 
     config = json.loads((checkpoint / "config.json").read_text())
-    config["export"]["hardening_tolerance"] = 1e9
+    config["export"] |= {"hardening_tolerance": 1e9, "log_loss_tolerance": 1e9}
     (checkpoint / "config.json").write_text(json.dumps(config))
     version = export(checkpoint, case.examples, tmp_path / "models")
     sparsity = read(version, "sparsity.json")
@@ -294,7 +345,7 @@ def test_what_jax_scores_and_trains_exports_to_the_same_scores(case, tmp_path, t
     changes = {
         "model": {"gates": gates},
         "train": {"epochs": 1, "batch_size": 64},
-        "export": {"hardening_tolerance": 1e9},
+        "export": {"hardening_tolerance": 1e9, "log_loss_tolerance": 1e9},
     }
     answers = tmp_path / "scores.npz"
     if trained:

@@ -1,0 +1,136 @@
+"""Scores put right: downsampled negatives, and means of labels trained on their logarithm."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from sklearn.linear_model import LogisticRegression
+
+from configs.files import ExamplesFolder
+from model import calibration, correction
+from model import checkpoint as checkpoints
+from model.calibration import sigmoid
+from model.export import export
+from model.raw import raw_values
+
+KEPT = 0.1
+
+
+def log_rows(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features (N, 2), and labels (N, 3): click, dwell (unknown), and like where clicked."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (rows, 2))
+    click = rng.random(rows) < sigmoid(x @ [1.0, 0.5] - 2)
+    like = rng.random(rows) < sigmoid(x @ [-0.5, 1.0] - 1)
+    labels = np.full((rows, 3), np.nan, np.float32)
+    labels[:, 0], labels[click, 2] = click, like[click]
+    return x, labels
+
+
+def fit(x: np.ndarray, y: np.ndarray) -> LogisticRegression:
+    return LogisticRegression(C=1e6).fit(x[~np.isnan(y)], y[~np.isnan(y)])
+
+
+@pytest.mark.parametrize("method", [None, "platt", "isotonic"])
+def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> None:
+    contract = case.config().contract
+    x, labels = log_rows(200_000, 0)
+    stays = (labels[:, 0] == 1) | (np.random.default_rng(9).random(len(x)) < KEPT)
+    (validation, known), (test, _) = log_rows(60_000, 1), log_rows(20_000, 2)
+    nothing = np.zeros(len(known), bool)
+    shares = correction.shares(contract, KEPT, ("click",), known, nothing)
+    assert shares == {"click": pytest.approx(KEPT)}  # likes are masked on what was left out
+    assert correction.shares(contract, 1.0, (), known, nothing) == {}
+    assert correction.shares(contract, KEPT, (), known, ~nothing) == {}  # sampled ones all stay
+    for t, task in ((0, "click"), (2, "like")):
+        logits = {}
+        for log, rows in (("full", slice(None)), ("downsampled", stays)):
+            model = fit(x[rows], labels[rows, t])
+            offset = np.log(shares.get(task, 1.0)) if log == "downsampled" else 0.0
+            raw = model.decision_function(test)
+            found = raw + offset
+            if method is not None:
+                shown = {
+                    name: model.decision_function(validation) + offset for name in contract.tasks
+                }
+                curves, _ = calibration.fit(contract, method, shown, known)
+                # As it goes into the file: one curve on the logits of the model.
+                found = np.asarray(correction.after(curves[task], offset)(raw.astype(np.float32)))
+            logits[log] = found
+            uncorrected = raw
+        p, q = sigmoid(logits["full"]), sigmoid(logits["downsampled"])
+        assert np.abs(p - q).mean() < 0.006
+        if task == "click":
+            assert np.abs(p - sigmoid(uncorrected)).mean() > 0.2
+            np.testing.assert_allclose(  # the formula
+                sigmoid(raw + np.log(KEPT)),
+                sigmoid(raw) / (sigmoid(raw) + (1 - sigmoid(raw)) / KEPT),
+            )
+
+
+def test_negatives_that_are_anothers_positives_all_stay(case) -> None:
+    contract = case.config().contract
+    labels = np.array([[0, np.nan, 0]] * 6 + [[0, np.nan, 1]] * 2 + [[1, np.nan, 0]] * 3, float)
+    shares = correction.shares(contract, 0.5, (), labels, np.zeros(11, bool))
+    assert shares == {"click": pytest.approx(5 / 8), "like": pytest.approx(6 / 9)}
+
+
+def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) -> None:
+    loaded = checkpoints.load(case.checkpoint())
+    contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
+    rng = np.random.default_rng(0)
+    z = rng.normal(0, 1, 50_000)
+    of_task = statistics.tasks["dwell"]
+    labels = np.full((50_000, 3), np.nan)
+    labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + rng.normal(0, 0.8, 50_000))
+    logits = dict.fromkeys(contract.tasks, z)
+    factors = correction.smearing(contract, statistics, logits, labels)
+    assert factors == {"dwell": pytest.approx(np.exp(0.8**2 / 2), rel=0.02)}
+    offset = np.log(factors["dwell"]) / of_task.std
+    score = np.expm1((z + offset) * of_task.std + of_task.mean)
+    assert score.mean() == pytest.approx(labels[:, 1].mean(), rel=0.02)
+    # Where the residuals are few and wild, it does not help, and is left out.
+    labels[:, 1] = np.expm1(z * of_task.std + of_task.mean)
+    labels[:5, 1] *= 1e4
+    labels[5:25, 1] = 0.0
+    found = correction.smearing(contract, statistics, logits, labels)
+    assert found == {} or found["dwell"] < 2
+
+
+def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
+    checkpoint = case.checkpoint(
+        seed=1,
+        export={"smearing": True, "calibration": "platt"},
+        pipeline=case.config().pipeline.model_dump(mode="json")
+        | {"downsample": {"keep": 0.25, "tasks": ["click"]}},
+    )
+    path = ExamplesFolder(checkpoint).statistics
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"negatives_kept": 0.25}))
+    version = export(checkpoint, case.examples, tmp_path / "models")
+    metrics = json.loads((version / "assets.extra" / "metrics.json").read_text())
+    card = (version / "assets.extra" / "README.md").read_text()
+    shares = {task: found["share"] for task, found in metrics["negatives"]["tasks"].items()}
+    assert shares["click"] == pytest.approx(0.25)
+    assert 0.25 < shares["like"] < 1  # some of its negatives are clicks
+    assert f"share of each task's negatives (click 0.250, like {shares['like']:.3f})" in card
+
+    loaded = checkpoints.load(checkpoint)
+    table = pq.read_table(case.examples / "test")
+    contract = loaded.encoder.contract
+    names = [name for name, _ in contract.of_side("user", "item", "context")]
+    raw = raw_values(contract, table, names)
+    scores = tf.saved_model.load(str(version)).signatures["serving_default"](**raw)
+    z = np.asarray(loaded.ranker.forward(loaded.encoder(table)).logits["dwell"], np.float64)
+    of_task = loaded.encoder.statistics.tasks["dwell"]
+    smeared = metrics["smearing"].get("dwell")
+    factor = 1.0 if smeared is None else smeared["factor"]
+    expected = factor * np.exp(z * of_task.std + of_task.mean) - 1
+    np.testing.assert_allclose(scores["dwell"], expected, rtol=1e-3)
+    labels = table["label/click"].to_numpy()
+    loss = metrics["calibration"]["tasks"]["click"]["after"]["log_loss"]
+    p = np.asarray(scores["click"], np.float64)
+    assert loss == pytest.approx(
+        -np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)), rel=1e-4
+    )
