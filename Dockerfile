@@ -19,6 +19,9 @@ COPY serving serving
 USER multigate
 EXPOSE 8500 8501
 ENV MODEL_NAME=model MODEL_BASE_PATH=/models/model
+# Readiness, for Docker and Compose; Kubernetes asks over gRPC itself (deploy/server.yaml).
+HEALTHCHECK --start-period=180s --start-interval=2s --timeout=5s \
+    CMD ["python", "-m", "serving.health"]
 # Inside a container the port must be reachable from outside it.
 ENTRYPOINT ["python", "-m", "multigate", "serve", "--host=0.0.0.0"]
 

@@ -83,7 +83,8 @@ def running(kind: Kind, base: Path, candidates: int) -> Iterator[tuple[int, dict
     server = kind.start(base, "--candidates", str(candidates))
     assert server.stdout is not None
     try:
-        line = server.stdout.readline()
+        # Triton prints to standard output before.
+        line = next((line for line in server.stdout if line.startswith('{"port"')), "")
         if not line:
             raise SystemExit(f"{kind.name}: ended at its start; run benchmarks/servers.py to see")
         yield server.pid, json.loads(line)

@@ -14,8 +14,9 @@ from configs import Config, DataError
 from configs.contract import Contract
 from configs.files import LABEL, REQUEST, ExamplesFolder
 from jobs.requests import RankRequest, requests_from_examples
-from jobs.show import say, show_evaluation, show_manifest, show_ranked
+from jobs.show import say, show_evaluation, show_manifest
 from serving.client import RankClient, Ranking
+from serving.show import show_ranked
 
 
 def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:

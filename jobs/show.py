@@ -1,14 +1,11 @@
 """Results as people read them in a terminal."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-from serving.client import RankedItem
 
 # Without a terminal, rich would fold the tables at 80 columns.
 _CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
@@ -73,18 +70,3 @@ def show_recall(result: dict[str, Any]) -> None:
         for name, values in found["recall"].items():
             table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in values.values()))
         _CONSOLE.print(table)
-
-
-def show_ranked(title: str, ranked: Sequence[RankedItem]) -> None:
-    """Print one ranked list: place, item, combined score and each task's score."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("place", justify="right")
-    table.add_column("item")
-    table.add_column("score", justify="right")
-    tasks = list(ranked[0]["tasks"]) if ranked else []
-    for task in tasks:
-        table.add_column(task, justify="right")
-    for place, item in enumerate(ranked, start=1):
-        values = (f"{item['tasks'][task]:.4g}" for task in tasks)
-        table.add_row(str(place), str(item["item_id"]), f"{item['score']:.4g}", *values)
-    _CONSOLE.print(table)

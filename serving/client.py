@@ -27,7 +27,8 @@ from serving.security import client_credentials, token_metadata
 
 # Retries only while nine calls in ten succeed: retries of every failure would feed an overload.
 # The budget covers the calls of one connection to a worker that dies: 50 at once.
-_SERVICE_CONFIG = {
+SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],  # over all addresses that the target has
     "methodConfig": [
         {
             "name": [{"service": "multigate.RankingService"}],
@@ -124,7 +125,7 @@ class RankClient:
         self._timeout = timeout
         self._metadata = token_metadata(token)
         options = [
-            ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+            ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
             ("grpc.max_receive_message_length", _MAX_MESSAGE),
             ("grpc.max_send_message_length", _MAX_MESSAGE),
             # Channels of one process to one target would share a connection.

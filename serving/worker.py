@@ -4,6 +4,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -58,9 +59,11 @@ def run_worker(
         server = Server(options, pickle.loads(configs) if configs is not None else None, fleet)
         server.start()
     except ServingError as error:
-        orders.send(Failed(str(error)))
+        with suppress(OSError):  # of a supervisor that is gone
+            orders.send(Failed(str(error)))
         return
-    orders.send(Ready(server.describe()))
+    with suppress(OSError):  # taking orders finds the same, and stops
+        orders.send(Ready(server.describe()))
     taker = Orders(server, orders, stop, force)
     threading.Thread(target=taker.take, name="orders", daemon=True).start()
     while not stop.wait(0.5):  # a signal may go to a thread of TensorFlow's, see serving.signals

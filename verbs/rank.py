@@ -45,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from jobs.show import show_ranked
     from serving.client import RankClient, parse_ids
     from serving.security import read_tokens
+    from serving.show import show_ranked
 
     items = [item for item in options.items.split(",") if item]  # the empty text is no id
     with RankClient(

@@ -1,0 +1,286 @@
+"""What a server keeps of callers who misbehave: threads, descriptors and memory over minutes.
+
+    python benchmarks/soak.py --model_base_path models/deskdrop [--minutes 10]
+
+Starts `multigate serve --workers 2` and, all at once: callers who check each answer against the
+first one to the same request; callers who cancel; requests whose bytes are wrong; readers who never
+read; connections that break off in the middle of a handshake.  One of the two workers is killed
+with SIGKILL time and again; the other one and the supervisor are measured every second.  At last
+SIGTERM, under load.
+
+Prints what was seen and, last, one JSON line; exit status 1 where something leaked or failed: an
+answer that was another one's, a status that none of this explains, a process left behind, or, from
+the first third to the last, more than 10 threads or 20 descriptors or an eighth of the memory more.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.servers import NAME, RANK, rank_requests
+from serving.client import SERVICE_CONFIG
+from serving.protos import ranking_pb2
+
+WORKERS = 2
+EXPLAINED = {"OK", "UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"}
+ENDING = {"UNAVAILABLE", "CANCELLED"}  # what calls get while the server stops
+WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "OK", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty settings
+
+
+class Soak:
+    """Callers of all kinds, until told to stop."""
+
+    def __init__(self, port: int, requests: list[bytes]) -> None:
+        self.port = port
+        self.requests = requests
+        self.stop = threading.Event()
+        self.ending = threading.Event()
+        """The server has been told to stop."""
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self._threads: list[threading.Thread] = []
+
+    def start(self, what: Callable[[int], None], count: int) -> None:
+        """Run `what` in so many threads."""
+        for place in range(count):
+            thread = threading.Thread(target=what, args=(place,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def join(self) -> None:
+        """Wait until all callers have stopped."""
+        self.stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _channel(self) -> grpc.Channel:
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+        ]
+        return grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
+
+    def checking(self, place: int) -> None:
+        """Calls whose answers must stay the same."""
+        first: dict[int, Any] = {}
+        rng = random.Random(place)
+        with self._channel() as channel:
+            rank = channel.unary_unary(RANK, None, ranking_pb2.RankResponse.FromString)
+            while not self.stop.is_set():
+                which = rng.randrange(len(self.requests))
+                try:
+                    answer = rank(self.requests[which], timeout=30)
+                except grpc.RpcError as error:
+                    # Until then retries make up for the workers that are killed.
+                    ending = self.ending.is_set()
+                    what = "checked, at the end," if ending else "checked"
+                    self._saw(what, error.code().name, ENDING if ending else set())
+                    time.sleep(0.01)
+                    continue
+                self.counts["checked OK"] += 1
+                scores = dict(zip(answer.item_index, answer.score, strict=True))
+                before = first.setdefault(which, scores)
+                if any(abs(before[item] - score) > 1e-4 for item, score in scores.items()):
+                    self.problems.append(f"request {which}: another answer than before")
+
+    def cancelling(self, place: int) -> None:
+        """Calls that end before they are answered."""
+        rng = random.Random(100 + place)
+        with self._channel() as channel:
+            rank = channel.unary_unary(RANK)
+            while not self.stop.is_set():
+                call = rank.future(rng.choice(self.requests), timeout=30)
+                time.sleep(rng.random() * 0.01)
+                call.cancel()
+                self._saw("cancelled", call.code().name, EXPLAINED)
+
+    def malformed(self, place: int) -> None:
+        """Requests with a few bytes changed."""
+        rng = random.Random(200 + place)
+        with self._channel() as channel:
+            rank = channel.unary_unary(RANK)
+            while not self.stop.is_set():
+                raw = bytearray(rng.choice(self.requests))
+                for _ in range(rng.randrange(1, 4)):
+                    raw[rng.randrange(len(raw))] = rng.randrange(256)
+                try:
+                    rank(bytes(raw), timeout=30)
+                except grpc.RpcError as error:
+                    self._saw("malformed", error.code().name, WRONG)
+                time.sleep(0.005)
+
+    def never_reading(self, place: int) -> None:
+        """Connections that ask for answers and read none of them."""
+        while not self.stop.is_set():
+            with socket.socket() as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                if self._connect(one):
+                    self.counts["never read"] += 1
+                    self.stop.wait(2)
+
+    def half_open(self, place: int) -> None:
+        """Connections that stop talking after a part of the handshake, and then are reset."""
+        rng = random.Random(300 + place)
+        while not self.stop.is_set():
+            with socket.socket() as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                if self._connect(one, rng.randrange(len(PREFACE))):
+                    self.counts["half open"] += 1
+                    self.stop.wait(0.2)
+
+    def _connect(self, one: socket.socket, size: int = len(PREFACE)) -> bool:
+        try:
+            one.connect(("127.0.0.1", self.port))
+            one.sendall(PREFACE[:size])
+        except OSError:  # a worker died in between
+            time.sleep(0.05)
+            return False
+        return True
+
+    def _saw(self, what: str, code: str, explained: set[str]) -> None:
+        self.counts[f"{what} {code}"] += 1
+        if code not in explained:
+            self.problems.append(f"{what} call: {code}")
+
+
+def footprint(process: psutil.Process) -> tuple[int, int, int]:
+    """Threads, descriptors, and bytes of memory."""
+    return process.num_threads(), process.num_fds(), process.memory_info().rss
+
+
+def growth(samples: list[tuple[int, int, int]]) -> dict[str, float]:
+    """From the median of the first third, after a warm-up, to that of the last."""
+    third = max(len(samples) // 3, 1)
+    early, late = samples[third // 2 : third + third // 2], samples[-third:]
+    first = [statistics.median(one[place] for one in early) for place in range(3)]
+    last = [statistics.median(one[place] for one in late) for place in range(3)]
+    return {
+        "threads": last[0] - first[0],
+        "descriptors": last[1] - first[1],
+        "memory": round(last[2] / first[2] - 1, 3),
+    }
+
+
+def leaks(grown: dict[str, float]) -> bool:
+    """Whether that is more than chance."""
+    return grown["threads"] > 10 or grown["descriptors"] > 20 or grown["memory"] > 0.125
+
+
+def start(base: Path) -> tuple[subprocess.Popen[str], int]:
+    """The server and its port."""
+    flags = ["--model_name", NAME, "--model_base_path", str(base), "--port", "0"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "multigate", "serve", *flags, "--workers", str(WORKERS)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    if not line:
+        raise SystemExit("the server ended at its start")
+    return server, int(line.rpartition(":")[2])
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The server processes, oldest first."""
+    found = []
+    for child in psutil.Process(pid).children():
+        try:
+            if child.num_threads() > 8:  # the helper of multiprocessing has one
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return sorted(found, key=lambda child: child.create_time())
+
+
+def soak(base: Path, minutes: float, candidates: int) -> dict[str, Any]:
+    """Run it all."""
+    server, port = start(base)
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    callers = Soak(port, rank_requests(base, candidates))
+    try:
+        measured, victim = workers_of(server.pid)[:2]
+        for what, count in (
+            (callers.checking, 4),
+            (callers.cancelling, 2),
+            (callers.malformed, 1),
+            (callers.never_reading, 2),
+            (callers.half_open, 2),
+        ):
+            callers.start(what, count)
+        samples: dict[str, list[tuple[int, int, int]]] = {"worker": [], "supervisor": []}
+        seconds, kills = 60 * minutes, 0
+        began = killed = time.monotonic()
+        while time.monotonic() - began < seconds:
+            time.sleep(min(1.0, seconds / 60))
+            samples["worker"].append(footprint(measured))
+            samples["supervisor"].append(footprint(psutil.Process(server.pid)))
+            others = [one for one in workers_of(server.pid) if one != measured]
+            if time.monotonic() - killed > max(seconds / 12, 15) and others:
+                victim = others[0]
+                victim.kill()
+                killed, kills = time.monotonic(), kills + 1
+        if not measured.is_running():
+            callers.problems.append("the worker that nobody killed died")
+        callers.ending.set()
+        processes += psutil.Process(server.pid).children(recursive=True)
+        server.send_signal(signal.SIGTERM)
+        status = server.wait(60)
+    finally:
+        callers.join()
+        if server.poll() is None:
+            server.kill()
+    _, alive = psutil.wait_procs(set(processes), 10)
+    grown = {who: growth(found) for who, found in samples.items()}
+    problems = sorted(set(callers.problems))
+    problems += [f"{who} leaks" for who, one in grown.items() if leaks(one)]
+    problems += [f"process {one.pid} is left behind" for one in alive]
+    if status != 0:
+        problems.append(f"exit status {status} after SIGTERM")
+    last = {who: found[-1] for who, found in samples.items()}
+    return {
+        "minutes": minutes,
+        "kills": kills,
+        "calls": dict(sorted(callers.counts.items())),
+        "growth": grown,
+        "threads": {who: one[0] for who, one in last.items()},
+        "descriptors": {who: one[1] for who, one in last.items()},
+        "mebibytes": {who: one[2] >> 20 for who, one in last.items()},
+        "problems": problems,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--candidates", type=int, default=20, help="of each call")
+    options = parser.parse_args()
+    found = soak(options.model_base_path, options.minutes, options.candidates)
+    for problem in found["problems"]:
+        print(problem)
+    print(json.dumps(found))
+    sys.exit(1 if found["problems"] else 0)
+
+
+if __name__ == "__main__":
+    main()
