@@ -132,7 +132,8 @@ class ExamplesFolder:
 
     Layout: `train/`, `validation/` and `test/` with Parquet parts, `vocabularies/<feature>.parquet`
     (value, count; most frequent first), `snapshot/users/` and `snapshot/items/` with Parquet parts
-    (features as of the cut-off), `statistics.json`, `contract.json`, `manifest.json`, `rejects/`.
+    (features as of the cut-off), `statistics.json`, `contract.json`, `manifest.json`,
+    `report.json`, `rejects/`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -140,6 +141,7 @@ class ExamplesFolder:
         self.statistics = root / "statistics.json"
         self.contract = root / "contract.json"
         self.manifest = root / "manifest.json"
+        self.report = root / "report.json"
         self.rejects = root / "rejects"
 
     def split(self, name: str) -> Path:

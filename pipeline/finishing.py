@@ -105,7 +105,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         name: [] for name in vocabulary.features(config.contract)
     }
     paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
-    with SplitWriter(paths, example_schema(config)) as writer:
+    with SplitWriter(paths, example_schema(config), plan.records) as writer:
         for examples in pieces:
             writer.write(examples)
             training = examples.filter(pl.col("split") == "train")

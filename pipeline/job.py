@@ -18,6 +18,7 @@ from typing import Any
 from configs import Config, DataError
 from configs.files import new_folder, write_json
 from pipeline import (
+    data_report,
     erasure,
     finishing,
     inputs,
@@ -45,6 +46,8 @@ def run(
     *,
     span: tuple[datetime, datetime] | None = None,
     forget: Path | None = None,
+    previous: Path | None = None,
+    records: bool = False,
 ) -> dict[str, Any]:
     """Make examples from a log.
 
@@ -57,6 +60,8 @@ def run(
         span: make only the examples whose labels close between these two instants, and read only
             what they need; see `window`.
         forget: ids of users to forget, one a line, beside those of `pipeline.forget`.
+        previous: the previous run's folder of examples, for the drift in `report.json`.
+        records: whether to write tf.Example records beside the Parquet parts.
 
     Returns:
         The manifest, as in `manifest.json`.
@@ -67,6 +72,8 @@ def run(
             where there are too many, are left in `<out>.rejects`.
     """
     check(config)
+    if previous is not None:
+        data_report.read(previous)  # before the work, not after it
     log = config.pipeline.log
     window = None if span is None else plan_window(config, *span)
     shards = inputs.shards(config, data)
@@ -83,7 +90,7 @@ def run(
         work = folder.absolute() / ".work"
         work.mkdir()
         buckets = count_buckets(config, shards)
-        plan = Plan(config, folder.absolute(), work, out, buckets, window)
+        plan = Plan(config, folder.absolute(), work, out, buckets, window, records)
         if forgotten is not None:
             forgotten.to_frame("user").write_ipc(plan.file("forgotten", 0))
         for source in ("users", "items"):
@@ -113,6 +120,8 @@ def run(
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
+        report = data_report.report(config, plan.examples, account, previous)
+        write_json(plan.examples.report, report)
         shutil.rmtree(work)
     return account
 

@@ -30,6 +30,8 @@ class Plan:
     buckets: int
     window: Window | None = None
     """What a run of some days reads and makes; None where the whole log is."""
+    records: bool = False
+    """Whether tf.Example records are written beside the Parquet parts."""
 
     @property
     def examples(self) -> ExamplesFolder:

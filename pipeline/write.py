@@ -8,6 +8,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.tfrecord import write_records
+
 _ROWS = 1 << 16
 
 
@@ -24,10 +26,12 @@ class SplitWriter:
     Args:
         paths: of the parts, by split.
         schema: of all.
+        records: whether to write tf.Example records beside each part.
     """
 
-    def __init__(self, paths: dict[str, Path], schema: pa.Schema) -> None:
-        self._paths, self._schema = paths, schema
+    def __init__(self, paths: dict[str, Path], schema: pa.Schema, records: bool = False) -> None:
+        self._paths, self._schema, self._records = paths, schema, records
+        self._record_files: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
         self.rows = dict.fromkeys(paths, 0)
         """Rows written, by split."""
@@ -43,6 +47,10 @@ class SplitWriter:
                 self._writers[name] = pq.ParquetWriter(path, self._schema, compression="zstd")
             table = rows.select(self._schema.names).to_arrow().cast(self._schema)
             self._writers[name].write_table(table, row_group_size=_ROWS)
+            if self._records:
+                if name not in self._record_files:
+                    self._record_files[name] = path.with_suffix(".tfrecord").open("wb")
+                write_records(pl.DataFrame(table), self._record_files[name])
             self.rows[name] += len(rows)
 
     def __enter__(self) -> "SplitWriter":
@@ -54,7 +62,7 @@ class SplitWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for writer in self._writers.values():
+        for writer in (*self._writers.values(), *self._record_files.values()):
             writer.close()
 
 

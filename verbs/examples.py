@@ -27,6 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_forget(parser)
     parser.add_argument(
+        "--format",
+        choices=("parquet", "tfrecord"),
+        default="parquet",
+        help="tfrecord writes tf.Example records beside the Parquet parts",
+    )
+    parser.add_argument(
+        "--previous", type=Path, help="the previous run's examples, for the report's drift"
+    )
+    parser.add_argument("--report", type=Path, help="HTML file to write: report.json for people")
+    parser.add_argument(
         "--max_reject_rate",
         type=float,
         metavar="SHARE",
@@ -56,6 +66,19 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             )
         changed = config.pipeline.model_copy(update={"max_reject_rate": options.max_reject_rate})
         config = config.model_copy(update={"pipeline": changed})
-    manifest = job.run(config, options.data, options.out, span=span, forget=options.forget)
+    manifest = job.run(
+        config,
+        options.data,
+        options.out,
+        span=span,
+        forget=options.forget,
+        previous=options.previous,
+        records=options.format == "tfrecord",
+    )
     show_manifest(manifest, options.out)
+    if options.report is not None:
+        from jobs.data_page import write_page
+        from pipeline import data_report
+
+        write_page(options.report, data_report.read(options.out))
     return manifest

@@ -1,0 +1,236 @@
+"""The data report: what a run's examples look like, and how they differ from the previous run's.
+
+`report.json` in the folder of examples. Numbers of the logged impressions of all splits, sampled
+negatives left out: how many negatives are drawn is a choice, no property of the log.
+
+Drift of a feature is its population stability index, PSI = sum over bins (p - q) ln(p / q), with
+the shares p of this run and q of the previous one (Siddiqi, Credit Risk Scorecards, 2006, which
+also gives the rule of thumb: above 0.1 look, above 0.25 act). The bins are the previous run's: of
+numbers its deciles, of ids its most frequent values and the rest, of lists their lengths, and
+everywhere what is missing. Shares below `_LEAST` count as that much, so that none is infinite.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from configs import Config, DataError
+from configs.contract import Feature, IdListFeature, NumberFeature
+from configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
+from configs.statistics import Statistics
+
+_TOP = 20  # values of an id, and lengths of lists, that drift is measured on
+_POPULAR = 100
+_REASONS = 10
+_LEAST = 1e-4
+_MISSING = ""  # the empty text is never a value
+
+
+def report(
+    config: Config, folder: ExamplesFolder, account: dict[str, Any], previous: Path | None = None
+) -> dict[str, Any]:
+    """Describe a folder of examples.
+
+    Args:
+        config: its configuration.
+        folder: the examples, statistics and vocabularies.
+        account: the manifest.
+        previous: the previous run's folder of examples, for the drift.
+
+    Raises:
+        DataError: `previous` has no report.
+    """
+    before = None if previous is None else read(previous)
+    statistics = Statistics.read(folder.statistics)
+    found: dict[str, Any] = {
+        "name": account["name"],
+        "cut_off": account["cut_off"],
+        "rows": account["rows"],
+        "negatives_kept": statistics.negatives_kept,
+        "splits": {name: _split(folder, name) for name in SPLITS},
+        "labels": {
+            task: {name: _label(folder, name, task) for name in SPLITS}
+            for task in config.contract.tasks
+        },
+        "features": {
+            name: _feature(
+                config, folder, name, feature, (before or {}).get("features", {}).get(name)
+            )
+            for name, feature in config.contract.features.items()
+        },
+        "vocabularies": _vocabularies(folder),
+        "rejected": dict(list(account["rejected"].items())[:_REASONS]),
+        "popular": _popular(config, folder),
+    }
+    found["drift"] = None if before is None else drift(found, before)
+    return found
+
+
+def read(examples: Path) -> dict[str, Any]:
+    """Read the report of a folder of examples.
+
+    Raises:
+        DataError: there is none, or it is damaged.
+    """
+    path = ExamplesFolder(examples).report
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no report here; expected a folder of examples") from None
+    except ValueError as error:
+        raise DataError(f"{path}: not valid JSON: {error}") from None
+
+
+def drift(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Compare two reports.
+
+    Returns:
+        `features`: PSI by feature, null where the two have no bins in common; `labels`: mean of the
+        training labels before and now; `rows` before and now; `cut_off` before.
+    """
+    return {
+        "cut_off": before["cut_off"],
+        "rows": {"before": before["rows"]["rows_in"], "now": now["rows"]["rows_in"]},
+        "features": {
+            name: None
+            if name not in before["features"]
+            else stability(feature["compared"], before["features"][name]["shares"])
+            for name, feature in now["features"].items()
+        },
+        "labels": {
+            task: {
+                "before": before["labels"].get(task, {}).get("train", {}).get("mean"),
+                "now": splits["train"]["mean"],
+            }
+            for task, splits in now["labels"].items()
+        },
+    }
+
+
+def stability(now: dict[str, float] | None, before: dict[str, float]) -> float | None:
+    """The population stability index of two tables of shares by bin; null where one is absent."""
+    if not now or not before:
+        return None
+    others = [1 - math.fsum(shares.values()) for shares in (now, before)]
+    pairs = [(now.get(name, 0.0), before.get(name, 0.0)) for name in sorted({*now, *before})]
+    total = 0.0
+    for pair in (*pairs, others):
+        p, q = (max(share, _LEAST) for share in pair)
+        total += (p - q) * math.log(p / q)
+    return round(total, 6)
+
+
+def _scan(folder: ExamplesFolder, splits: Iterable[str] = SPLITS) -> pl.LazyFrame:
+    paths = [path for name in splits for path in sorted(folder.split(name).glob("*.parquet"))]
+    return pl.scan_parquet(paths).filter(~pl.col(SAMPLED))
+
+
+def _only(frame: pl.LazyFrame) -> dict[str, Any]:
+    return dict(frame.collect(engine="streaming").row(0, named=True))
+
+
+def _split(folder: ExamplesFolder, name: str) -> dict[str, Any]:
+    paths = sorted(folder.split(name).glob("*.parquet"))
+    logged, first, last = pl.col(SAMPLED).not_(), pl.col(TIME).min(), pl.col(TIME).max()
+    found = _only(
+        pl.scan_parquet(paths).select(
+            rows=pl.len(), impressions=logged.sum(), first=first, last=last
+        )
+    )
+    times = {key: None if found[key] is None else found[key].isoformat() for key in _TIMES}
+    return {"rows": found["rows"], "impressions": found["impressions"], **times}
+
+
+_TIMES = ("first", "last")
+
+
+def _label(folder: ExamplesFolder, name: str, task: str) -> dict[str, Any]:
+    label = pl.col(LABEL + task)
+    found = _only(
+        _scan(folder, [name]).select(
+            count=label.count(), masked=label.null_count(), mean=label.cast(pl.Float64).mean()
+        )
+    )
+    return found
+
+
+def _feature(
+    config: Config,
+    folder: ExamplesFolder,
+    name: str,
+    feature: Feature,
+    before: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Coverage and shares by bin; `compared`: shares by the previous run's bins.
+
+    The user's own id has no shares: a report names no users.
+    """
+    own = name == config.contract.user
+    values = _scan(folder).select(pl.col(name).alias("value"))
+    edges: list[float] = []
+    if isinstance(feature, NumberFeature):
+        edges = _deciles(values)
+    elif isinstance(feature, IdListFeature):
+        values = values.select(pl.col("value").list.len().cast(pl.Int64).replace({0: None}))
+    counts = _counts(values, edges)
+    rows = sum(counts.values())
+    missing = counts.get(_MISSING, 0)
+    compared = None
+    if before is not None and not own:
+        same_kind = bool(before["edges"]) == isinstance(feature, NumberFeature)
+        if same_kind:
+            known = None if edges else set(before["shares"])
+            compared = _shares(_counts(values, before["edges"]), known)
+    return {
+        "kind": feature.kind,
+        "coverage": 1 - missing / rows if rows else None,
+        "edges": edges,
+        "shares": {} if own else _shares(counts, None),
+        "compared": compared,
+    }
+
+
+def _deciles(values: pl.LazyFrame) -> list[float]:
+    value = pl.col("value").cast(pl.Float64)
+    found = _only(values.select(value.quantile(at / 10).alias(str(at)) for at in range(1, 10)))
+    return sorted({edge for edge in found.values() if edge is not None})
+
+
+def _counts(values: pl.LazyFrame, edges: list[float]) -> dict[str, int]:
+    """Rows by bin: between the edges, or by value where there are none."""
+    value = pl.col("value")
+    if edges:
+        value = sum((value > edge).cast(pl.Int64) for edge in edges)
+    bins = values.select(bin=value.cast(pl.String).fill_null(_MISSING))
+    counted = bins.group_by("bin").agg(pl.len()).collect(engine="streaming")
+    return dict(counted.sort("len", "bin", descending=[True, False]).iter_rows())
+
+
+def _shares(counts: dict[str, int], known: set[str] | None) -> dict[str, float]:
+    """Shares of the bins that are known, else of the largest; what they lack of 1 is the rest's."""
+    total = sum(counts.values())
+    names = list(counts)[:_TOP] if known is None else [name for name in counts if name in known]
+    return {name: counts[name] / total for name in names}
+
+
+def _vocabularies(folder: ExamplesFolder) -> dict[str, int]:
+    paths = sorted(folder.vocabulary("any").parent.glob("*.parquet"))
+    return {path.stem: _only(pl.scan_parquet(path).select(rows=pl.len()))["rows"] for path in paths}
+
+
+def _popular(config: Config, folder: ExamplesFolder) -> list[dict[str, Any]]:
+    """The items with most positives: impressions with any binary label of 1; the first by item."""
+    binary = [name for name, task in config.contract.tasks.items() if task.type == "binary"]
+    if not binary:
+        return []
+    positive = pl.any_horizontal([(pl.col(LABEL + n) == 1).fill_null(False) for n in binary])
+    items = _scan(folder).group_by(item=pl.col(config.contract.item))
+    counted = items.agg(positives=positive.sum(), impressions=pl.len()).filter(
+        pl.col("positives") > 0
+    )
+    ordered = counted.sort("positives", "item", descending=[True, False]).head(_POPULAR)
+    return ordered.collect(engine="streaming").to_dicts()
