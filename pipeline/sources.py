@@ -25,6 +25,7 @@ from pipeline.lines import REJECT, Lines, read_lines, reject
 from pipeline.places import Place
 
 _LONGEST_HEADER = 1 << 20
+_MOST_COLUMNS = 1 << 14  # a file of more is no log; each costs milliseconds
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,10 @@ def _read_csv(
                 yield _nothing(reject(1, "not text: the first line holds zero bytes"))
                 return
             header = parse_header(lines.text[0], form)
+            if len(header) > _MOST_COLUMNS:
+                many = f"malformed line: a header of {len(header)} columns"
+                yield _nothing(reject(1, many, lines.text[0]))
+                return
             lines = Lines(lines.text[1:], lines.number[1:], lines.rejects)
         frame, source, rejects = parse_delimited(lines, header, form)
         yield Chunk(
