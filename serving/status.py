@@ -130,6 +130,9 @@ class Call:
             callback()
 
 
+_NO_MESSAGE = "the bytes received are not its request message"
+
+
 class _Malformed:
     """Stands for a message whose bytes are not of its type."""
 
@@ -161,9 +164,10 @@ class StatusInterceptor(grpc.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(self._refuse)
         if method not in self._handlers:
             handler = continuation(call)
-            if handler is None or handler.unary_unary is None:
+            if handler is None:
                 return handler
-            self._handlers[method] = self._wrap(method, handler)
+            wrap = _wrap_stream if handler.unary_unary is None else self._wrap
+            self._handlers[method] = wrap(method, handler)
         return self._handlers[method]
 
     def _refuse(self, requests: Any, context: Any) -> Any:
@@ -178,13 +182,6 @@ class StatusInterceptor(grpc.ServerInterceptor):
         method = path.rpartition("/")[2]
         always = path == f"{_HEALTH}Check"  # must answer while draining
 
-        def deserialize(data: bytes) -> Any:
-            # gRPC would answer INTERNAL for bytes that do not parse, as if the bug were ours.
-            try:
-                return handler.request_deserializer(data)
-            except Exception:
-                return _Malformed()
-
         def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
             logs.begin()
@@ -193,9 +190,7 @@ class StatusInterceptor(grpc.ServerInterceptor):
                 if self.draining and not always:
                     raise DrainingError("the server is stopping; call another one")
                 if isinstance(request, _Malformed):
-                    raise InvalidRequestError(
-                        f"{method}: the bytes received are not its request message"
-                    )
+                    raise InvalidRequestError(f"{method}: {_NO_MESSAGE}")
                 response = handler.unary_unary(request, context)
             except Exception as error:
                 code, message = _status(method, error)
@@ -208,7 +203,47 @@ class StatusInterceptor(grpc.ServerInterceptor):
                 context.abort(code, message)
             return response
 
-        return grpc.unary_unary_rpc_method_handler(answer, deserialize, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(
+            answer, _forgiving(handler.request_deserializer), handler.response_serializer
+        )
+
+
+def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """GRPC would answer INTERNAL for bytes that do not parse, as if the bug were ours."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except Exception:
+            return _Malformed()
+
+    return read
+
+
+def _wrap_stream(path: str, handler: Any) -> Any:
+    """The handler of a method with streams (health's Watch, reflection), for malformed bytes."""
+
+    def checked(request: Any, context: Any) -> Any:
+        if isinstance(request, _Malformed):
+            context.abort(InvalidRequestError.code, f"{path.rpartition('/')[2]}: {_NO_MESSAGE}")
+        return request
+
+    def one(request: Any, context: Any) -> Any:
+        return handler.unary_stream(checked(request, context), context)
+
+    def many(requests: Any, context: Any) -> Any:
+        return handler.stream_stream((checked(one, context) for one in requests), context)
+
+    wrapped = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.unary_stream is not None
+        else grpc.stream_stream_rpc_method_handler
+    )
+    return wrapped(
+        one if handler.unary_stream is not None else many,
+        _forgiving(handler.request_deserializer),
+        handler.response_serializer,
+    )
 
 
 def _log(
