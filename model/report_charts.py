@@ -184,9 +184,10 @@ def heatmap(
         top: share of the darkest shade; the largest there is where None.
     """
     largest = top or max((max(row) for row in rows.values()), default=0.0) or 1.0
+    width = (11 if side else 7.5) + 1.7 * len(heads)
     narrow = len(heads) > 16  # numbers fit only where cells are wide enough
     parts = [
-        f'<table class="heat" style="min-width: {8 + 1.55 * len(heads):.0f}rem">',
+        f'<table class="heat" style="min-width: {width:.0f}rem">',
         f'<caption class="hidden">{escape(title)}</caption><thead><tr><td class="first"></td>',
         *(f'<th scope="col">{escape(head)}</th>' for head in heads),
         '<th scope="col" class="side">per row</th>' if side else "",

@@ -8,6 +8,7 @@ from model.report_parts import SHOWN, changed, count, measured, percent, section
 
 _SLICES = 40
 _FEATURES = 15
+_SLIGHT = 0.05  # of predicted over observed, which is not worth a reader's first attention
 
 
 def verdict(found: Mapping[str, Any]) -> str:
@@ -174,9 +175,9 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
         said.append("Training is not all older than this split, although the split is by time.")
     for name, task in found["tasks"].items():
         rate = task["measures"].get("predicted_over_observed")
-        if rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]:
-            word = "more" if rate["value"] > 1 else "less"
-            said.append(f"{name} predicts {word} than happens: {rate['value']:.2f} times.")
+        beyond = rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]
+        if rate and beyond and abs(rate["value"] - 1) > _SLIGHT:
+            said.append(f"{name} predicts {rate['value']:.2f} times what is observed.")
         if task["value"] is None:
             said.append(f"{name} cannot be measured: {task['reason']}.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]

@@ -82,15 +82,15 @@ def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
     run = small_run.root / "run"
     version = run / "models/demo/1"
     both = ("--candidate", version, "--production", version, "--examples", run / "examples")
-    status, out, err = call("compare", *both, "--json")
+    text = (Path(__file__).parents[2] / "configs/demo.yaml").read_text()
+    rules = {"kind": "{calibration: null}", "strict": "{tasks: {click: {must_win: true}}}"}
+    for name, rule in rules.items():
+        (tmp_path / name).write_text(f"{text}\nevaluation: {{rules: {rule}}}\n")
+    status, out, err = call("compare", *both, "--config", tmp_path / "kind", "--json")
     assert (status, err) == (0, [])
     assert json.loads(out[-1])["verdict"] == "bless"
-    rules = tmp_path / "rules.yaml"
-    text = (Path(__file__).parents[2] / "configs/demo.yaml").read_text()
-    strict = "evaluation: {rules: {tasks: {click: {must_win: true}}}}"
-    rules.write_text(f"{text}\n{strict}\n")
     page = tmp_path / "verdict.html"
-    status, out, err = call("compare", *both, "--config", rules, "--report", page)
+    status, out, err = call("compare", *both, "--config", tmp_path / "strict", "--report", page)
     assert (status, err) == (1, [])
     assert any(line.strip() == "refused" for line in out)
     assert "click: it must win" in page.read_text()

@@ -181,6 +181,14 @@ def test_what_the_slices_are() -> None:
     assert new["missing"].tolist() == [False, False, True]
 
 
+def test_a_slice_that_is_nearly_the_whole_is_not_looked_at() -> None:
+    world = World()
+    world.columns["surface"] = pa.array(["home"] * 2800 + ["search"] * 200)
+    found = world.slices(World(1), slices={"surface": RULES["surface"]})
+    assert {row["value"] for row in found["rows"]} == {"search"}
+    assert found["slices"] == 1
+
+
 def test_default_slices_are_users_items_context_and_hour() -> None:
     found = slices.default_slices(contract())
     assert list(found) == ["user in training", "item in training", "surface", "hour of day"]
@@ -345,19 +353,21 @@ def test_points_behind_the_front_are_not_on_it() -> None:
 def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     off = {"value": 1.4, "low": 1.2, "high": 1.6}
     fine = {"value": 1.1, "low": 0.9, "high": 1.3}
+    slight = {"value": 0.97, "low": 0.96, "high": 0.98}
     look = {"marked": True, "slice": "surface", "value": "mail", "task": "click"}
     found = {
         "leaks": {"features": [], "limit": 0.9, "shared_rows": 0, "in_order": None},
         "tasks": {
             "click": {"value": 0.7, "measures": {"predicted_over_observed": off}},
             "like": {"value": 0.7, "measures": {"predicted_over_observed": fine}},
+            "share": {"value": 0.7, "measures": {"predicted_over_observed": slight}},
         },
         "slices": {"rows": [look]},
         "findings": ["Expert 2 is never used.", "Every task uses all."],
         "transfer": {"sentences": ["click is worse, beyond chance: negative transfer."]},
     }
     assert warnings(found) == [
-        "click predicts more than happens: 1.40 times.",
+        "click predicts 1.40 times what is observed.",
         "1 look at slices worse beyond chance, the worst of them surface: mail on click.",
         "Expert 2 is never used.",
         "click is worse, beyond chance: negative transfer.",
