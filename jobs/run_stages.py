@@ -20,7 +20,7 @@ from typing import Any
 from configs.config import Config
 from configs.contract import FrozenContract, fingerprint
 from configs.errors import RunError
-from configs.files import ExamplesFolder
+from configs.files import ExamplesFolder, write_json
 from configs.run import RunConfig
 from jobs import run_guards
 from jobs.publication import Base
@@ -81,8 +81,8 @@ class Night:
         """Fingerprint of the parts of the configuration that make a stage's output."""
         parts: dict[str, Any] = {
             "pipeline": {"contract": True, "pipeline": True},
-            # The export reads its options from the checkpoint.
-            "training": {"contract": True, "model": True, "train": True, "export": True},
+            "training": {"contract": True, "model": True, "train": True},
+            "export": {"export": True},
         }
         if stage not in parts:
             return ""
@@ -176,7 +176,12 @@ def training(night: Night) -> tuple[Values, str]:
 def export(night: Night) -> tuple[Values, str]:
     """Export a version, which is not published yet."""
     from jobs.export import export as write_version
+    from model.checkpoint import CONFIG
 
+    # Export reads its options from the checkpoint: they may have changed since it was trained.
+    path = night.folder.checkpoint / CONFIG
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, stored | {"export": night.config.export.model_dump(mode="json")})
     write_version(night.folder.checkpoint, night.folder.examples, night.folder.exports, version=1)
     sparsity = json.loads((night.folder.export / EXTRA / "sparsity.json").read_text("utf-8"))
     return {"parity": sparsity["parity"]}, content(night.folder.export)

@@ -29,6 +29,7 @@ CONTRACT: dict[str, Any] = {
             "group": "engagement",
             "type": "binary",
             "label": {"rule": "column", "column": "click"},
+            "score_weight": 1,
         },
         "rating": {
             "group": "satisfaction",

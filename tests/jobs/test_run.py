@@ -115,6 +115,19 @@ def test_another_configuration_must_be_forced(finished, nights, tmp_path):
         run(other, DAY, finished.logs, finished.copy(tmp_path / "runs"))
 
 
+def test_options_of_the_export_need_no_other_training(finished, nights, tmp_path):
+    """As after an export that was refused, by somebody who then allows more."""
+    runs = finished.unfinished(tmp_path / "runs", "export")
+    config = nights.config()
+    export = config.export.model_copy(update={"parity_rows": 77})
+    changed = config.model_copy(update={"export": export})
+    before = RunFolder(runs, DAY).record("training")
+    assert run(changed, DAY, finished.logs, runs)["version"] == 1
+    assert RunFolder(runs, DAY).record("training") == before
+    report = RunFolder(runs, DAY).export / "assets.extra/sparsity.json"
+    assert json.loads(report.read_text())["parity"]["rows"] == 2 * 77  # of two signatures
+
+
 def test_forced_from_the_export_on_it_is_the_same_version(finished, nights, tmp_path):
     """Production is the run's own version by then; what is forced is compared with it."""
     runs = finished.copy(tmp_path / "runs")
