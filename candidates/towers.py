@@ -96,7 +96,7 @@ class Tower(tf.Module):
                 pooled = self._pool(name, values)
                 parts.append(pooled)
                 direct.append(pooled)
-            elif isinstance(feature, IdFeature) or values.dtype.is_integer:
+            elif name in embedded(self._contract, [name]):
                 vectors = self._tables(name, values)
                 parts.append(vectors)
                 if name in (self._contract.user, self._contract.item):
