@@ -2,7 +2,8 @@
 
 A store holds the pipeline's snapshot: what an impression at the cut-off would see.  Numbers of
 `since` grow with the clock, as the pipeline's definition does while nothing new happens; counters
-and histories are as of the cut-off.
+and histories are as of the cut-off.  An id that the log does not name had no events: its counts are
+0, as the pipeline's are, and whatever else there is to know of it is missing.
 """
 
 import json
@@ -93,11 +94,23 @@ class OnlineFeatures:
             if isinstance(feature, NumberFeature) and feature.since is not None
         }
 
+        self._counted = [
+            name
+            for name, feature in contract.features.items()
+            if isinstance(feature, NumberFeature) and feature.count is not None
+        ]
+
     def read(self, question: Question) -> Stored:
         """The features asked for, as of now."""
         started = time.perf_counter()
         stored = self._store.read(question)
         self._observe(stored, time.perf_counter() - started)
+        counted = {
+            name: replace(column, present=np.ones_like(column.present))
+            for name in self._counted
+            if (column := stored.columns.get(name)) is not None
+        }
+        stored = replace(stored, columns={**stored.columns, **counted})
         if self._clock is None or stored.cut_off is None:
             return stored
         passed = max(self._clock() - stored.cut_off, 0.0)

@@ -47,6 +47,8 @@ TYPES = {
     "length": pa.float32(),
     "idle": pa.float32(),
     "lately": pa.float32(),
+    "views": pa.float32(),
+    "clicks": pa.float32(),
     "segment": pa.int64(),
     "recent": pa.list_(pa.string()),
     "tags": pa.list_(pa.string()),
@@ -448,6 +450,32 @@ def test_the_command_loads(examples, contract, store_of_redis, capsys):
     assert json.loads(said[-1])["rows"] == {"users": 3, "items": 6}
     keys = store_of_redis.client.keys(f"multigate:other:{contract.schema_fingerprint()}:*")
     assert len(keys) == 10
+
+
+def test_who_is_not_in_the_log_has_counts_of_zero(tmp_path):
+    count = {"of": "user", "events": ["view"]}
+    features = {
+        "user_id": {"kind": "id", "side": "user"},
+        "item_id": {"kind": "id", "side": "item"},
+        "views": {"kind": "number", "side": "user", "count": count},
+        "clicks": {"kind": "number", "side": "item", "count": count | {"of": "item"}},
+    }
+    task = {"group": "engagement", "type": "binary", "label": {"rule": "impression"}}
+    values = {"user": "user_id", "item": "item_id", "features": features, "tasks": {"view": task}}
+    contract = parse(Contract, values, "test")
+    rows = {
+        "users": {"user_id": ["a"], "views": [3.0]},
+        "items": {"item_id": ["i", "j"], "clicks": [4.0, 5.0]},
+    }
+    write_snapshot(
+        write_examples(tmp_path / "examples", contract, rows), tmp_path / "out", ["items"]
+    )
+    store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
+    question = Question(b"nobody", ["views"], bytes_of(["j", "new", "i"]), ["clicks"])
+    columns = OnlineFeatures(contract, store).read(question).columns
+    assert columns["clicks"].values.tolist() == [5, 0, 4]
+    assert columns["clicks"].present.all()
+    assert "views" not in columns  # of users, this store knows nothing
 
 
 def test_times_since_an_event_grow_with_the_clock(tmp_path):
