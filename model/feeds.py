@@ -172,12 +172,18 @@ class StreamFeed:
             self._signature = tf.nest.map_structure(
                 lambda a: tf.TensorSpec((None, None, *a.shape[1:]), a.dtype), first
             )
+
+        def cut(*chunk: Any) -> Any:
+            # Not `unbatch`, which crashes on a batch without rows, as a worker may have.
+            numbers = tf.data.Dataset.range(tf.shape(chunk[1], tf.int64)[0])
+            return numbers.map(lambda n: tf.nest.map_structure(lambda a: a[n], chunk))
+
         # Whole chunks cross from Python: a call costs as much for a batch as for a thousand.
         return (
             tf.data.Dataset.from_generator(
                 lambda: self._chunks(number, skip), output_signature=self._signature
             )
-            .unbatch()
+            .flat_map(cut)
             .prefetch(4)
         )
 
