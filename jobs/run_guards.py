@@ -2,9 +2,10 @@
 
     lost share = (rejects + orphans + late + duplicates + dropped) / rows of the log
 
-A rate p of n rows differs from an earlier one (p0, n0) if the difference is beyond the configured
-limit and beyond three standard errors, se^2 = s^2 / n + s0^2 / n0 with the labels' deviations s;
-a number n of impressions likewise, se^2 = n + n0.
+A mean over the rows of u users differs from an earlier one, of u0, if the difference is beyond the
+configured limit and beyond three standard errors, se^2 = s^2 / u + s0^2 / u0 with the deviations s
+of the rows: those of one user are alike, so that only users count. A number n of impressions
+likewise, se^2 = n + n0.
 """
 
 import json
@@ -37,9 +38,9 @@ def measure(config: Config, examples: Path, day: date) -> dict[str, Any]:
     Returns:
         `splits`: rows by split; `lost`: share of the log's rows; `delay`: seconds from the newest
         impression to the end of the date, None where no row has a time; `all` and `newest_day` (24
-        hours up to the newest impression; None without times), each with `impressions`, `labels`
-        (task -> rows, mean, std) and `coverage` (feature -> share with a value), of the impressions
-        that the log holds; sampled negatives are left out.
+        hours up to the newest impression; None without times), each with `impressions`, `users`,
+        `labels` (task -> rows, users, mean, std) and `coverage` (feature -> share with a value), of
+        the impressions that the log holds; sampled negatives are left out.
     """
     folder = ExamplesFolder(examples)
     manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
@@ -67,11 +68,13 @@ def measure(config: Config, examples: Path, day: date) -> dict[str, Any]:
 
 def _describe(rows: pl.LazyFrame, contract: Contract) -> dict[str, Any]:
     schema = rows.collect_schema()
-    asked: list[pl.Expr] = [pl.len().alias("impressions")]
+    user = pl.col(contract.user)
+    asked: list[pl.Expr] = [pl.len().alias("impressions"), user.n_unique().alias("users")]
     for task in contract.tasks:
         label = pl.col(LABEL + task)
         asked += [
             label.count().alias(f"rows/{task}"),
+            user.filter(label.is_not_null()).n_unique().alias(f"users/{task}"),
             label.cast(pl.Float64).mean().alias(f"mean/{task}"),
             label.cast(pl.Float64).std(ddof=0).alias(f"std/{task}"),
         ]
@@ -84,8 +87,9 @@ def _describe(rows: pl.LazyFrame, contract: Contract) -> dict[str, Any]:
     values = rows.select(asked).collect().row(0, named=True)
     return {
         "impressions": values["impressions"],
+        "users": values["users"],
         "labels": {
-            task: {key: values[f"{key}/{task}"] for key in ("rows", "mean", "std")}
+            task: {key: values[f"{key}/{task}"] for key in ("rows", "users", "mean", "std")}
             for task in contract.tasks
         },
         "coverage": {name: values[f"coverage/{name}"] for name in contract.features},
@@ -162,7 +166,8 @@ def _compare(facts: dict[str, Any], last: dict[str, Any], guards: Guards, period
         share, share0 = facts["coverage"][name], last["coverage"][name]
         if None in (share, share0):
             continue
-        error = math.sqrt(share * (1 - share) / n + share0 * (1 - share0) / n0)
+        variances = share * (1 - share) / facts["users"], share0 * (1 - share0) / last["users"]
+        error = math.sqrt(sum(variances))
         if share0 - share > max(guards.max_coverage_drop, _ERRORS * error):
             found.append(
                 f"max_coverage_drop: {period}: feature {name!r} has a value in {share:.1%} of the "
@@ -177,5 +182,5 @@ def _changed(now: dict[str, Any], before: dict[str, Any], limit: float) -> bool:
     if not now["rows"] or not before["rows"]:
         return False
     difference = abs(now["mean"] - before["mean"])
-    error = math.sqrt(now["std"] ** 2 / now["rows"] + before["std"] ** 2 / before["rows"])
+    error = math.sqrt(now["std"] ** 2 / now["users"] + before["std"] ** 2 / before["users"])
     return difference > max(limit * abs(before["mean"]), _ERRORS * error)

@@ -17,9 +17,10 @@ def facts() -> dict:
     def period(n: int) -> dict:
         return {
             "impressions": n,
+            "users": n,
             "labels": {
-                "click": {"rows": n, "mean": 0.2, "std": 0.4},
-                "rating": {"rows": n // 10, "mean": 3.0, "std": 1.0},
+                "click": {"rows": n, "users": n, "mean": 0.2, "std": 0.4},
+                "rating": {"rows": n // 10, "users": n // 10, "mean": 3.0, "std": 1.0},
             },
             "coverage": {"user_id": 1.0, "country": 0.9},
         }
@@ -83,12 +84,12 @@ def test_limits_come_from_the_configuration():
     assert len(judge(changed("all.impressions", 9400), facts(), strict)) == 2  # coverage of 0.9 too
 
 
-def test_chance_explains_the_rates_of_a_few_rows():
-    """50 rows at 0.2: se = 0.4 / sqrt(50) = 0.0566; 0.2 + 0.09 is 1.6 of them, 0.4 is 3.5."""
+def test_chance_explains_the_rates_of_a_few_users():
+    """500 rows of 50 users: se = 0.4 / sqrt(50) = 0.0566; 0.09 is 1.6 of them, 0.2 is 3.5."""
     few = facts()
-    few["newest_day"]["labels"]["click"] = {"rows": 50, "mean": 0.29, "std": 0.4}
+    few["newest_day"]["labels"]["click"] = {"rows": 500, "users": 50, "mean": 0.29, "std": 0.4}
     assert judge(few, facts(), Guards()) == []
-    few["newest_day"]["labels"]["click"] = {"rows": 50, "mean": 0.4, "std": 0.4}
+    few["newest_day"]["labels"]["click"] = {"rows": 500, "users": 50, "mean": 0.4, "std": 0.4}
     assert len(judge(few, facts(), Guards())) == 1
 
 
@@ -102,9 +103,19 @@ def test_chance_explains_a_few_rows_less():
     assert len(judge(few, last, Guards())) == 1
 
 
+def test_chance_explains_the_coverage_of_a_few_users():
+    """Deskdrop's: 44 rows of 13 users, 93 %; 34 of 20, 56 %: 0.37, and three of 0.131 are 0.39."""
+    few, last = facts(), facts()
+    few["newest_day"] |= {"impressions": 34, "users": 20, "coverage": {"likes": 0.559}}
+    last["newest_day"] |= {"impressions": 44, "users": 13, "coverage": {"likes": 0.932}}
+    assert judge(few, last, Guards()) == []
+    few["newest_day"]["users"] = last["newest_day"]["users"] = 100
+    assert len(judge(few, last, Guards())) == 1
+
+
 def test_a_label_that_is_gone_stops_the_run():
     gone = facts()
-    gone["newest_day"]["labels"]["rating"] = {"rows": 0, "mean": None, "std": None}
+    gone["newest_day"]["labels"]["rating"] = {"rows": 0, "users": 0, "mean": None, "std": None}
     (line,) = judge(gone, facts(), Guards())
     assert line == (
         "max_label_change: the newest day's examples: label 'rating' is masked in every row, at "
@@ -151,10 +162,16 @@ def test_what_is_measured(nights, tmp_path):
     assert found["all"]["impressions"] == 4
     assert found["all"]["labels"]["click"] == {
         "rows": 4,
+        "users": 4,
         "mean": 0.25,
         "std": pytest.approx((0.25 * 0.75) ** 0.5),
     }
-    assert found["all"]["labels"]["rating"] == {"rows": 2, "mean": 3.0, "std": 1.0}
+    assert found["all"]["labels"]["rating"] == {
+        "rows": 2,
+        "users": 2,
+        "mean": 3.0,
+        "std": 1.0,
+    }
     assert found["all"]["coverage"]["country"] == 0.5
     assert found["newest_day"]["impressions"] == 3  # not the row of 25 hours before
     assert found["newest_day"]["coverage"]["country"] == pytest.approx(1 / 3)
