@@ -113,7 +113,7 @@ class _Log(Frozen):
     def _check_zone(cls, zone: str) -> str:
         try:
             ZoneInfo(zone)
-        except (ValueError, OSError):
+        except (KeyError, ValueError, OSError):
             raise ValueError("expected a time zone such as UTC or Europe/Berlin") from None
         return zone
 

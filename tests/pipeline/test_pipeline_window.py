@@ -3,6 +3,7 @@
 import json
 import random
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,7 +13,8 @@ import multigate
 from configs import ConfigError, DataError
 from pipeline.audit import audit
 from pipeline.job import run
-from pipeline.window import look_back, parse_instant
+from pipeline.sources import Shard
+from pipeline.window import Window, look_back, needed, parse_instant
 
 DAYS = [datetime(2026, 11, 10 + day, tzinfo=UTC) for day in range(12)]
 HEADER = "time,event,item,user,session,value,device"
@@ -178,6 +180,25 @@ def test_days_of_a_zone(folder, event_config, tmp_path):
     span = tuple(parse_instant(day, "America/New_York") for day in ("2026-11-17", "2026-11-18"))
     manifest = run(config, folder, tmp_path / "out", span=span)
     assert list(manifest["files"]) == [f"date=2026-11-{day}/part.csv" for day in (14, 15, 16, 17)]
+
+
+def test_folders_name_days_and_other_files_are_read(event_config):
+    names = [
+        "date=2026-11-17/part.csv",
+        "date=20261117/hour=05/part.csv",
+        "all/date=2026-11-16/part.csv",
+        "date=2026-11-18/part.csv",  # begins when the window ends
+        "date=2026-11-15/part.csv",  # ended when it begins
+        "update=2026-11-01/part.csv",  # another key: of no day
+        "date=2026-02-30/part.csv",  # of no calendar's day
+        "date=2026-11-01.csv",  # a file, not a folder
+        "log.csv",
+    ]
+    shards = [Shard(Path(name), None, name) for name in names]
+    window = Window(DAYS[6], DAYS[7], DAYS[8])
+    kept = [shard.name for shard in needed(shards, window, event_config())]
+    assert kept == [*names[:3], *names[5:]]
+    assert len(needed(shards, Window(None, DAYS[7], DAYS[8]), event_config())) == 8
 
 
 REFUSED = [

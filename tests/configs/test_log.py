@@ -1,0 +1,81 @@
+"""What the configuration of a log refuses, in one line each."""
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+import yaml
+
+from configs import Config, ConfigError
+from configs.base import parse
+
+
+def preset() -> dict[str, Any]:
+    return yaml.safe_load(files("configs").joinpath("deskdrop.yaml").read_text(encoding="utf-8"))
+
+
+def changed(changes: dict[str, Any]) -> dict[str, Any]:
+    values = preset()
+    for path, value in changes.items():
+        at = values["pipeline"]
+        *parents, last = path.split("/")
+        for part in parents:
+            at = at.setdefault(part, {})
+        if value is None:
+            del at[last]
+        else:
+            at[last] = value
+    return values
+
+
+FEEDBACK = {"files": ["f.csv"], "columns": {"time": "t", "user": "u", "item": "i", "event": "e"}}
+TABLE = {"files": ["users.csv"], "key": "id", "time": "since"}
+REFUSED = [
+    ({"log/time_zone": "Mars/Olympus"}, "pipeline.log.time_zone: expected a time zone such as UTC"),
+    ({"log/partition": "dt=day"}, "pipeline.log.partition: string should match pattern"),
+    (
+        {"log/columns/event": None},
+        "columns.event: required where feedback has no files of its own",
+    ),
+    (
+        {"log/feedback": FEEDBACK | {"columns": {"time": "t", "user": "u", "item": "i"}}},
+        "feedback.columns.event: required: it tells feedback apart",
+    ),
+    (
+        {"attribute_by": "request"},
+        "attribute_by: 'request' needs a log of shape events whose columns name request",
+    ),
+    (
+        {"attribute_by": "request", "log/columns/request": "call", "log/feedback": FEEDBACK},
+        "attribute_by: 'request' needs log.feedback.columns.request",
+    ),
+    ({"users": TABLE, "log/unknown_time": 0}, "have no row in a dated table; received users.time"),
+    (
+        {
+            "negatives/exclude_within": "1d",
+            "negatives/exclude": "ever",
+            "split": {"by": "random", "validation": 0.1, "test": 0.1},
+        },
+        "negatives.exclude_within: 'ever' has no limit; remove one",
+    ),
+    (
+        {"negatives/exclude_within": "1d", "log/unknown_time": 0},
+        "negatives.exclude_within: needs the time of every event",
+    ),
+    ({"forget": "/etc/gone.txt"}, "pipeline.forget: expected a path or glob relative to the data"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_contradictions_are_named(changes, message):
+    with pytest.raises(ConfigError) as error:
+        parse(Config, changed(changes), "x.yaml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_feedback_of_its_own_needs_no_event_in_the_log():
+    changes = {"log/columns/event": None, "log/feedback": FEEDBACK}
+    changes["log/feedback"] = FEEDBACK | {"columns": FEEDBACK["columns"] | {"session": "s"}}
+    config = parse(Config, changed(changes), "x.yaml")
+    assert config.pipeline.log.columns.event is None
