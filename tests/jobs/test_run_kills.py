@@ -90,7 +90,7 @@ def test_a_killed_night_goes_on_where_it_was(forks, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_fifty_kills(forks, tmp_path):
     """Every stage, in the order of the stages, so that each kill finds work to interrupt."""
     chosen, hit = random.Random(11), 0
