@@ -20,7 +20,7 @@ from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
 from configs.log import EventLog
 from pipeline.columns import COLUMN, counters, history_features, table_features
 from pipeline.erasure import read_list, without
-from pipeline.inputs import form, shards, wanted_columns
+from pipeline.inputs import form, shards, single_columns, wanted_columns
 from pipeline.normalise import normalise
 from pipeline.sources import read
 from pipeline.tables import SINCE, read_table
@@ -191,7 +191,8 @@ def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
     """The log's good rows, some at a time, with the columns that are read here."""
     for shard in shards(config, data):
         wanted = wanted_columns(config, shard.feedback)
-        for chunk in read(shard, form(config, shard.feedback), wanted):
+        single = single_columns(config, shard.feedback)
+        for chunk in read(shard, form(config, shard.feedback), wanted, single):
             events, _ = normalise(chunk, config, shard.name, shard.feedback)
             names = ["user", "item", "row", "event", "event_id"]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]

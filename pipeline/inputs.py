@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs import Config
+from configs.contract import IdListFeature
 from configs.log import EventColumns, EventLog, Format, ImpressionColumns
 from pipeline import ranges
 from pipeline.columns import log_features, number_columns
@@ -55,6 +56,16 @@ def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColu
 def role_exists(config: Config, role: str) -> bool:
     """Whether any of the log's files have a column for a role."""
     return any(getattr(roles(config, side)[0], role, None) is not None for side in (False, True))
+
+
+def single_columns(config: Config, feedback: bool = False) -> set[str]:
+    """Those of the wanted columns that hold one value a row, not a list."""
+    lists = {
+        feature.column or name
+        for name, feature in log_features(config).items()
+        if isinstance(feature, IdListFeature)
+    }
+    return set(wanted_columns(config, feedback)) - (set() if feedback else lists)
 
 
 def wanted_columns(config: Config, feedback: bool = False) -> list[str]:

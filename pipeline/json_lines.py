@@ -1,6 +1,7 @@
 """Parses records of JSON, one object a line."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import polars as pl
@@ -10,13 +11,16 @@ from pipeline.lines import REJECT, Lines
 _FEW = 64
 
 
-def parse_json(lines: Lines, wanted: list[str]) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
+def parse_json(
+    lines: Lines, wanted: list[str], single: Collection[str] = ()
+) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
     """Parse JSON objects.
 
     Args:
         lines: records, (B,).
         wanted: the names to read. A list of values stays a list, and becomes a text with `|`
             between the values where the same name also holds plain values.
+        single: those of them that hold no lists.
 
     Returns:
         The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
@@ -35,7 +39,7 @@ def parse_json(lines: Lines, wanted: list[str]) -> tuple[pl.DataFrame, Lines, pl
             visit(start + count // 2, count - count // 2)
         else:
             for at in range(count):
-                row = _slow(texts[at], wanted)
+                row = _slow(texts[at], wanted, single)
                 if isinstance(row, str):
                     values = {"line": lines.number[start + at], "reason": row}
                     values["text"] = texts[at][:500]
@@ -66,10 +70,15 @@ def _fast(texts: pl.Series, wanted: list[str]) -> pl.DataFrame | None:
     frame = frame.select([name for name in wanted if name in frame.columns])
     if any(isinstance(kind, pl.Struct) for kind in frame.dtypes):
         return None
+    # Among texts, polars makes texts of lists and objects as well: what looks like one is parsed
+    # again, slowly.
+    for name, kind in frame.schema.items():
+        if kind == pl.String and frame[name].str.contains(r"^\s*[\[{]").any():
+            return None
     return frame
 
 
-def _slow(text: str, wanted: list[str]) -> pl.DataFrame | str:
+def _slow(text: str, wanted: list[str], single: Collection[str]) -> pl.DataFrame | str:
     """Parse one line; a text says why it cannot be used."""
     try:
         row = json.loads(text)
@@ -84,6 +93,8 @@ def _slow(text: str, wanted: list[str]) -> pl.DataFrame | str:
             isinstance(value, list) and any(isinstance(x, dict | list) for x in value)
         ):
             return f"{name}: expected a value, received nested JSON"
+        if isinstance(value, list) and name in single:
+            return f"{name}: expected one value, received a list"
         if name in row:
             values[name] = [_plain(value)]
     frame = pl.DataFrame(values) if values else pl.DataFrame({"__none": [None]})

@@ -48,7 +48,8 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
     rejected = []
     unused: Counter[str] = Counter()
     rows, latest, held = 0, None, Held(plan.buckets, plan.work, f"{number:05d}")
-    for chunk in read(source, form, wanted):
+    single = inputs.single_columns(config, source.feedback)
+    for chunk in read(source, form, wanted, single):
         columns = list(dict.fromkeys([*columns, *chunk.columns]))
         if not isinstance(form, JsonLinesFormat) and not set(wanted) <= set(columns) and columns:
             break  # `manifest.problem` names the column

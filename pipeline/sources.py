@@ -5,7 +5,7 @@ row at all (a malformed line, a damaged file) is a reject already.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +110,16 @@ def _shards(path: Place, name: str, wanted: str) -> list[Shard]:
     ]
 
 
-def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
+def read(
+    shard: Shard, form: Format, wanted: list[str], single: Collection[str] = ()
+) -> Iterator[Chunk]:
     """Read a shard.
 
     Args:
         shard: the file.
         form: its format.
         wanted: the columns to keep.
+        single: those of them that hold one value a row, where the format has lists.
 
     Yields:
         Chunks in the order of the file. A file without rows yields none, or one without rows
@@ -128,7 +131,7 @@ def read(shard: Shard, form: Format, wanted: list[str]) -> Iterator[Chunk]:
                 yield from _read_csv(stream, form, wanted, _header(shard, form))
         elif isinstance(form, JsonLinesFormat):
             with _open(shard) as stream:
-                yield from _read_json(stream, wanted)
+                yield from _read_json(stream, wanted, single)
         else:
             yield from _read_parquet(shard, wanted)
     except DamagedError as error:
@@ -196,9 +199,9 @@ def _read_csv(
         )
 
 
-def _read_json(stream: Stream, wanted: list[str]) -> Iterator[Chunk]:
+def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> Iterator[Chunk]:
     for lines in read_lines(stream, "utf-8"):
-        frame, source, rejects = parse_json(lines, wanted)
+        frame, source, rejects = parse_json(lines, wanted, single)
         yield Chunk(
             frame,
             source.number,

@@ -129,6 +129,7 @@ def test_json_of_all_kinds_of_damage(event_config, tmp_path):
         ),
         (lines[0][:-1] + f', "more": {deep}}}', "malformed line: not valid JSON"),
         (deep, "malformed line: "),
+        (json.dumps(whole | {"user": ["u1", "u2"]}), "user: expected one value, received a list"),
         (json.dumps(whole | {"user": "u" * (1 << 20)}), "user: longer than 1024 bytes"),
         (json.dumps(whole | {"time": -62135596800}), "time: outside the years 1970 to 2100"),
         (json.dumps(whole | {"time": 253402300799}), "time: outside the years 1970 to 2100"),

@@ -231,7 +231,7 @@ def test_json_of_mixed_and_broken_lines(tmp_path):
 def test_json_lists_survive_lines_without_them(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n{"note": "c|d"}\n')
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
-    assert chunk.frame["note"].to_list()[1] is None
+    assert chunk.frame["note"].to_list() == ["a|b", None, "c|d"]
     (tmp_path / "log.jsonl").write_text('{"note": ["a", "b"]}\n{"note": null}\n')
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
     assert chunk.frame["note"].to_list() == [["a", "b"], None]
@@ -278,3 +278,11 @@ def test_an_endless_line_is_skipped(size):
 
 def rejected_lines(found):
     return [row for lines in found for row in lines.rejects.select("line", "reason").rows()]
+
+
+@pytest.mark.parametrize("value", ['{"id": 3}', '["a", ["b"]]', "[{}]"])
+def test_json_among_texts_is_no_text(value, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"user": "a"}\n{"user": ' + value + '}\n{"user": "[x"}\n')
+    (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
+    assert chunk.frame["user"].to_list() == ["a", "[x"]
+    assert rejected([chunk]) == [(2, "user: expected a value, received nested JSON")]
