@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.base import Frozen, contradiction
 from configs.gates import GateConfig, Hierarchical, Softmax
@@ -145,6 +145,19 @@ class ExportConfig(Frozen):
     items: Literal["none", "features", "precomputed"] = "none"
     """Whether the file holds the known items' features, so that ids alone can be ranked;
     `precomputed` holds their half of the first layers besides, E * width numbers an item."""
+    xla: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Compile mixture and towers with XLA on batches padded to these sizes, ascending, each of
+    which is compiled when it first occurs (the warm-up requests have all of them); larger batches
+    are padded to multiples of the last. Nothing may then depend on how many rows an expert has:
+    gates that choose per example run every expert on every row, which costs what they save."""
+
+    @field_validator("xla")
+    @classmethod
+    def _check_xla(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if list(sizes) != sorted(set(sizes)):
+            raise contradiction(f"expected sizes that ascend, received {list(sizes)}")
+        return sizes
+
     snapshot: Literal["all", "items", "none"] = "all"
     """Whose features as of the cut-off a version carries for calls that leave them out: users' and
     items', items' only (where users are many), or nobody's."""

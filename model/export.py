@@ -100,6 +100,7 @@ def export(
         options.weights,
         items,
         precompute=options.items == "precomputed",
+        buckets=options.xla,
     )
     try:
         with new_folder(target) as folder:
@@ -142,7 +143,13 @@ def export(
                 ),
             )
             requests.write(
-                extra, loaded.config.name, loaded.encoder.contract, table, signatures, items
+                extra,
+                loaded.config.name,
+                loaded.encoder.contract,
+                table,
+                signatures,
+                items,
+                options.xla,
             )
             (extra / "README.md").write_text(
                 model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"

@@ -46,6 +46,8 @@ class FrozenMixture:
             first.
         user_width: Du.
         kind: how the file stores the experts' kernels.
+        static_shapes: whether no shape may depend on values, as XLA asks: experts that a dispatch
+            would run on some rows run on all.
 
     Raises:
         ExportError: a task's gate selects no expert at all.
@@ -58,6 +60,7 @@ class FrozenMixture:
         columns: np.ndarray,
         user_width: int,
         kind: Kind = "float32",
+        static_shapes: bool = False,
     ) -> None:
         self.user_width = user_width
         self._gates = mixture.gates
@@ -78,10 +81,17 @@ class FrozenMixture:
             weights = np.stack(known)  # (T, E)
             self.kept = np.flatnonzero(weights.any(axis=0)).tolist()
             self.constant_weights = weights[:, self.kept]
-        elif not all(g.static or g.properties.sparse_at_inference for g in mixture.gates):
+        elif static_shapes or not all(
+            g.static or g.properties.sparse_at_inference for g in mixture.gates
+        ):
             self.mode = "dense"
         self._experts = _FrozenExperts(
-            [mixture.experts[e] for e in self.kept], self.kept, columns, user_width, kind
+            [mixture.experts[e] for e in self.kept],
+            self.kept,
+            columns,
+            user_width,
+            kind,
+            static_shapes,
         )
 
     def know(self, items: np.ndarray) -> int:
@@ -192,7 +202,9 @@ class _FrozenExperts:
         columns: np.ndarray,
         user_width: int,
         kind: Kind,
+        static_shapes: bool,
     ) -> None:
+        self._static_shapes = static_shapes
         self._numbers = list(numbers)
         self._first: list[SplitKernel] = []  # (D, U1)
         self._biases: list[tf.Variable] = []  # (U1,)
@@ -242,6 +254,8 @@ class _FrozenExperts:
             users = each(user_index)
             return [self._run_items(s, items[s], tf.gather(once[s], users[s])) for s in range(S)]
 
+        if self._static_shapes:
+            return many_users()
         return tf.cond(tf.shape(halves.user)[0] == 1, one_user, many_users)
 
     def _user_half(self, s: int, user: Tensor) -> Tensor:

@@ -39,7 +39,11 @@ def text(
         f"floating-point operations in place of {flops['dense']:,}.",
     ]
     if sparsity["dense"]:
-        lines.append("A softmax gate weights every expert, so that none can be left out.")
+        lines.append(
+            "Batches are compiled by XLA, where every expert runs on every row."
+            if config.export.xla
+            else "A softmax gate weights every expert, so that none can be left out."
+        )
     for name, change in sparsity["hardening"].items():
         lines.append(
             f"Hardening the gates changed {name}'s {change['metric'].upper()} from "

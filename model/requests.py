@@ -1,6 +1,6 @@
 """Requests that travel with a version: one with its answer, and those that warm a server up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def write(
     table: pa.Table,
     signatures: Mapping[str, Any],
     items: ItemTable | None = None,
+    buckets: Sequence[int] = (),
 ) -> None:
     """Write `golden.json` and `tf_serving_warmup_requests`.
 
@@ -43,6 +44,7 @@ def write(
         table: real rows to take requests from.
         signatures: of the loaded SavedModel, which answers the golden request.
         items: the item table in the file.
+        buckets: sizes that batches are padded to, which all occur in the warm-up.
     """
     golden = rank_request(contract, table, 8)
     answer = {name: value.numpy() for name, value in signatures[RANK](**golden).items()}
@@ -54,13 +56,17 @@ def write(
             "outputs": {name: _as_json(value) for name, value in answer.items()},
         },
     )
-    requests = [(RANK, rank_request(contract, table, count)) for count in CANDIDATES]
+    candidates = sorted({*CANDIDATES, *buckets})
+    requests = [(RANK, rank_request(contract, table, count)) for count in candidates]
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     rows = raw_values(contract, table, names)
-    requests += [(ROWS, take(rows, np.arange(count) % table.num_rows)) for count in ROW_COUNTS]
+    requests += [
+        (ROWS, take(rows, np.arange(count) % table.num_rows))
+        for count in sorted({*ROW_COUNTS, *buckets})
+    ]
     if items is not None and items.complete[: len(items.ids)].any():
         known = np.flatnonzero(items.complete[: len(items.ids)])
-        for count in CANDIDATES:
+        for count in candidates:
             raw = rank_request(contract, table, count)
             raw = {name: v for name, v in raw.items() if feature_of(name) not in items.names}
             ids = items.ids.take(pa.array(known[np.arange(count) % len(known)]))

@@ -1,5 +1,6 @@
 """The graph that is served: raw features in, scores out, with the user's work done once."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from configs.contract import PRESENT, Combine
 from model import calibration as calibrations
 from model import scores
+from model.buckets import Buckets
 from model.calibration import Calibration
 from model.encoding import Encoder, unseen_codes
 from model.encoding_tensorflow import GraphEncoder, raw_inputs
@@ -55,6 +57,7 @@ class Servable:
             to it.
         items: the known items' features.
         precompute: whether what known items add to the first layers is stored, too.
+        buckets: sizes that batches are padded to, for XLA; none: not compiled.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Servable:
         kind: Kind = "float32",
         items: ItemTable | None = None,
         precompute: bool = False,
+        buckets: Sequence[int] = (),
     ) -> None:
         self.contract = encoder.contract
         self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
@@ -88,7 +92,9 @@ class Servable:
             columns,
             int(side.sum()),
             kind,
+            static_shapes=bool(buckets),
         )
+        self._buckets = Buckets(buckets) if buckets else None
         self._items = items
         self._precomputed = precompute and items is not None
         self.item_bytes = 0 if items is None else items.bytes()
@@ -199,13 +205,44 @@ class Servable:
         def gate_input() -> Tensor:
             return self._in_order(halves._replace(item=embed_items()) if known else halves)
 
+        if self._buckets is None:
+            logits = self._logits(halves, gate_input, ids)
+        else:
+            logits = self._compiled(halves, gate_input, ids, self._buckets)
+        logits = calibrations.apply(self._calibration, logits)
+        return scores.scores(self.contract, self._statistics, logits)
+
+    def _logits(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor
+    ) -> dict[str, Tensor]:
+        """Logit per task, (N,)."""
         outputs = self.mixture(halves, gate_input, ids)
-        logits = {
+        return {
             task: self._ranker.towers[task](output)
             for task, output in zip(self.contract.tasks, outputs, strict=True)
         }
-        logits = calibrations.apply(self._calibration, logits)
-        return scores.scores(self.contract, self._statistics, logits)
+
+    def _compiled(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor, buckets: Buckets
+    ) -> dict[str, Tensor]:
+        """`_logits` by XLA on padded batches."""
+        rows = tf.shape(halves.item)[0]
+        reads_columns = any(
+            not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
+        )
+        given = {"user": halves.user, "item": halves.item, "ids": ids}
+        if halves.user_index is not None:
+            given["user_index"] = halves.user_index
+        if reads_columns:
+            given["whole"] = gate_input()
+
+        def compute(**padded: Tensor) -> dict[str, Tensor]:
+            inside = Halves(padded["user"], padded["item"], padded.get("user_index"))
+            return self._logits(inside, lambda: padded["whole"], padded["ids"])
+
+        compiled = tf.function(compute, jit_compile=True, autograph=False)
+        found = compiled(**{name: buckets.pad(value) for name, value in given.items()})
+        return {task: z[:rows] for task, z in found.items()}
 
     def _embed(self, encoded: dict[str, Tensor], names: list[str]) -> Tensor:
         """Columns (N, d) of some features."""

@@ -1,6 +1,7 @@
 """What the exported graph computes: the Keras model's scores, on the selected experts only."""
 
 import re
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import tensorflow as tf
 
 from configs.contract import Combine
 from configs.errors import ExportError
+from configs.gates import GateConfig
 from model import checkpoint as checkpoints
-from model.parity import expected_scores, relative_differences
+from model.parity import check_parity, expected_scores, relative_differences
 from model.raw import raw_values, take
 from model.servable import Servable, combine
 
@@ -36,7 +38,27 @@ MORE_GATES: dict[str, dict[str, Any]] = {
     "xmoe": {"name": "xmoe", "num_selected": 2},
     "expert_choice": {"name": "expert_choice", "num_selected": 2},
     "comet": {"name": "comet", "num_selected": 2},
+    "vmoe": {"name": "vmoe", "num_selected": 2},
+    "gumbel_softmax": {"name": "gumbel_softmax"},
+    "softmax_selector": {"name": "softmax_selector", "num_selected": 2},
+    "sampled": {"name": "sampled"},
+    "hierarchical": {
+        "name": "hierarchical",
+        "num_groups": 3,
+        "primary": {"name": "topk", "num_selected": 2},
+        "secondary": {"name": "topk", "num_selected": 1},
+    },
 }
+
+EVERY_GATE = [*GATES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_GATES)]
+DISPATCHED = [
+    *("topk", "moesart", "dselect_k", "hash"),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in MORE_GATES
+        if name not in {"gumbel_softmax", "softmax_selector"}
+    ),
+]
 
 
 class Exported:
@@ -49,6 +71,7 @@ class Exported:
             gate.harden()
         self.contract = self.encoder.contract
         self.servable = Servable(self.ranker, self.encoder)
+        self.folder = folder
         self.servable.save(folder)
         self.graph = tf.Graph()
         self.session = tf.compat.v1.Session(graph=self.graph)
@@ -114,9 +137,27 @@ def exported(case, tmp_path_factory) -> Callable[[str], Exported]:
     return get
 
 
-@pytest.mark.parametrize(
-    "gate", [*GATES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_GATES)]
-)
+def test_every_gate_is_among_them() -> None:
+    named = {options["name"] for options in (GATES | MORE_GATES).values()}
+    (union, _) = typing.get_args(GateConfig)
+    assert named == {gate.model_fields["name"].default for gate in typing.get_args(union)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", [*GATES, *MORE_GATES])
+def test_thousands_of_rows_score_like_the_keras_model(case, exported, gate) -> None:
+    model = exported(gate)
+    signatures = tf.saved_model.load(str(model.folder)).signatures
+    table = pa.concat_tables(
+        pq.read_table(case.examples / split) for split in ("train", "validation", "test")
+    )
+    found = check_parity(signatures, model.ranker, model.encoder, table, 1e-5)
+    assert found["rows"] == 3600
+    assert found["undecided"] <= 2  # counted apart, and rare
+    assert found["largest_difference"] <= 1e-5
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
 def test_both_signatures_score_like_the_keras_model(exported, gate) -> None:
     model = exported(gate)
     received = model.call("serving_default", model.raw("user", "item", "context"))
@@ -211,7 +252,7 @@ def evaluated_rows(
     return {expert: counts[0] for expert, counts in rows.items()}
 
 
-@pytest.mark.parametrize("gate", ["topk", "moesart", "dselect_k", "hash"])
+@pytest.mark.parametrize("gate", DISPATCHED)
 def test_the_graph_evaluates_the_selected_experts_and_no_more(exported, gate) -> None:
     model = exported(gate)
     for signature, request, table in (
@@ -260,7 +301,15 @@ def test_gates_of_different_kinds(case, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "gate", ["topk", "dselect_k", "topk_static", pytest.param("comet", marks=pytest.mark.slow)]
+    "gate",
+    [
+        *("topk", "dselect_k", "topk_static"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in GATES | MORE_GATES
+            if name not in {"topk", "dselect_k", "topk_static"}
+        ),
+    ],
 )
 def test_a_row_scores_the_same_in_any_company(exported, gate) -> None:
     model = exported(gate)

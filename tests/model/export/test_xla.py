@@ -1,0 +1,48 @@
+"""Padded batches compiled by XLA: the same scores, loaded without our code."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from configs.errors import ConfigError
+from model.buckets import Buckets
+from model.export import export
+
+
+def test_sizes_that_batches_are_padded_to() -> None:
+    buckets = Buckets([4, 16])
+    sizes = [int(buckets.size(tf.constant(rows))) for rows in (0, 1, 4, 5, 16, 17, 32, 33)]
+    assert sizes == [4, 4, 4, 16, 16, 32, 32, 48]
+    padded = buckets.pad(tf.ones([5, 2]))
+    np.testing.assert_array_equal(padded, [[1, 1]] * 5 + [[0, 0]] * 11)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        {"name": "topk", "num_selected": 2},
+        pytest.param({"name": "topk", "static": True}, marks=pytest.mark.slow),
+        pytest.param({"name": "hash"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_compiled_version_is_checked_like_any_other(case, tmp_path, gate) -> None:
+    options = {"xla": [64], "parity_rows": 60}
+    checkpoint = case.checkpoint(model={"gate": gate}, export=options)
+    version = export(checkpoint, case.examples, tmp_path / "models")  # whose parity holds
+    report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
+    assert report["parity"]["rows"] == 120
+    assert report["dense"] == (not gate.get("static", False))
+    graph = tf.saved_model.load(str(version)).signatures["rank"].graph
+    compiled = [
+        function.signature.name
+        for function in graph.as_graph_def().library.function
+        if function.attr["_XlaMustCompile"].b
+    ]
+    assert compiled
+
+
+def test_sizes_have_to_ascend(case) -> None:
+    with pytest.raises(ConfigError, match=r"xla: expected sizes that ascend, received \[64, 16\]"):
+        case.config(export={"xla": [64, 16]})
