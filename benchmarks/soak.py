@@ -35,7 +35,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.servers import NAME, RANK, rank_requests
-from serving.client import SERVICE_CONFIG
+from serving.client import CHANNEL_OPTIONS
 from serving.protos import ranking_pb2
 
 WORKERS = 2
@@ -72,11 +72,7 @@ class Soak:
             thread.join(30)
 
     def _channel(self) -> grpc.Channel:
-        options = [
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-        ]
-        return grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
+        return grpc.insecure_channel(f"127.0.0.1:{self.port}", CHANNEL_OPTIONS)
 
     def checking(self, place: int) -> None:
         """Calls whose answers must stay the same."""

@@ -33,7 +33,7 @@ SERVICE_CONFIG = {
         {
             "name": [{"service": "multigate.RankingService"}],
             "retryPolicy": {
-                "maxAttempts": 3,
+                "maxAttempts": 4,
                 "initialBackoff": "0.05s",
                 "maxBackoff": "1s",
                 "backoffMultiplier": 2,
@@ -45,6 +45,20 @@ SERVICE_CONFIG = {
 }
 
 _MAX_MESSAGE = 64 << 20  # bytes
+
+CHANNEL_OPTIONS = [
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    # Channels of one process to one target would share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A connection may meet a worker that is just dying: the next try is for another one.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # A server that has vanished is noticed, and the next call connects anew.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
 
 
 class CallError(ServingError):
@@ -124,16 +138,7 @@ class RankClient:
         self._target = target
         self._timeout = timeout
         self._metadata = token_metadata(token)
-        options = [
-            ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-            ("grpc.max_receive_message_length", _MAX_MESSAGE),
-            ("grpc.max_send_message_length", _MAX_MESSAGE),
-            # Channels of one process to one target would share a connection.
-            ("grpc.use_local_subchannel_pool", 1),
-            # A server that has vanished is noticed, and the next call connects anew.
-            ("grpc.keepalive_time_ms", 60_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-        ]
+        options = CHANNEL_OPTIONS
         if tls or ca or certificate or key:
             credentials = client_credentials(ca, certificate, key)
             self._channels = [

@@ -1,0 +1,146 @@
+"""Latency while versions are swapped, beside latency without.
+
+    python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100]
+
+The server gets constant load (an open loop) for as long as so many swaps took, without a swap and
+with one version after the other published by rename; rounds of both alternate, so that both meet
+what else the machine does.  No call may fail.  Prints one JSON line last; exit status 1 where one
+did.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.load import OPTIONS, open_loop
+from benchmarks.servers import NAME, RANK, rank_requests
+from serving.client import RankClient
+from serving.versions import scan
+
+ROUNDS = 5
+
+
+def publish(source: Path, base: Path, version: int) -> None:
+    """A copy of the version under another number, whole or not at all."""
+    partial = base / f".{version}.partial"
+    shutil.copytree(source, partial)
+    partial.rename(base / str(version))
+
+
+def swap(source: Path, base: Path, target: str, versions: range, pause: float) -> None:
+    """Publish one version after the other, each once the one before serves."""
+    with RankClient(target, timeout=60) as client:
+        for version in versions:
+            publish(source, base, version)
+            while client.contract(NAME).model_version != version:
+                time.sleep(0.02)
+            shutil.rmtree(base / str(version - 1), ignore_errors=True)
+            time.sleep(pause)
+
+
+@contextlib.contextmanager
+def server_of(base: Path) -> Iterator[str]:
+    """A server in a process of its own; its address."""
+    flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise SystemExit("the server ended at its start")
+        yield line.split()[-1]
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def loaded(
+    target: str, requests: list[bytes], rate: float, seconds: float
+) -> tuple[list[float], Counter[str]]:
+    """Constant load for so many seconds."""
+    channels = [grpc.insecure_channel(target, OPTIONS) for _ in range(4)]
+    try:
+        methods = [channel.unary_unary(RANK) for channel in channels]
+        for method in methods:
+            method(requests[0], timeout=60)
+        return open_loop(methods, requests, rate, seconds)
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def measure(source: Path, swaps: int, rate: float, pause: float) -> dict[str, Any]:
+    """Both latencies, in rounds."""
+    requests = rank_requests(source.parent, 100)
+    latencies: dict[str, list[float]] = {"with": [], "without": []}
+    statuses: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        publish(source, base, 1)
+        with server_of(base) as target:
+            version = 1
+            for place in range(ROUNDS):
+                versions = range(version + 1, version + 1 + -(-swaps // ROUNDS))
+                version = versions[-1]
+                began = time.monotonic()
+                swapping = threading.Thread(
+                    target=swap, args=(source, base, target, versions, pause)
+                )
+                swapping.start()
+                while swapping.is_alive():
+                    some, codes = loaded(target, requests, rate, 2.0)
+                    latencies["with"] += some
+                    statuses += codes
+                took = time.monotonic() - began
+                some, codes = loaded(target, requests, rate, took)
+                latencies["without"] += some
+                statuses += codes
+                print(f"round {place + 1}: {len(versions)} swaps in {took:.1f} s", flush=True)
+    centiles = {name: statistics.quantiles(found, n=1000) for name, found in latencies.items()}
+    return {
+        "p99_with_over_without": round(centiles["with"][989] / centiles["without"][989], 2),
+        "swaps": version - 1,
+        "rate": rate,
+        "calls": {name: len(found) for name, found in latencies.items()},
+        "p50_ms": {name: round(found[499] * 1e3, 2) for name, found in centiles.items()},
+        "p99_ms": {name: round(found[989] * 1e3, 2) for name, found in centiles.items()},
+        "statuses": dict(statuses),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
+    parser.add_argument("--swaps", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=100, help="calls a second")
+    parser.add_argument("--pause", type=float, default=1.0, help="seconds between swaps")
+    options = parser.parse_args()
+    source = next(iter(scan(options.model_base_path).values()))
+    found = measure(source, options.swaps, options.rate, options.pause)
+    print(json.dumps(found))
+    sys.exit(0 if set(found["statuses"]) == {"OK"} else 1)
+
+
+if __name__ == "__main__":
+    main()
