@@ -128,7 +128,7 @@ class ExportConfig(Frozen):
     """Largest relative difference from the Keras model's scores."""
     hardening_tolerance: float = Field(0.005, ge=0)
     """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
-    log_loss_tolerance: float = Field(0.02, ge=0)
+    log_loss_tolerance: float = Field(0.05, ge=0)
     """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights:
     its order may stay while its probabilities shift."""
     parity_rows: int = Field(4096, ge=1)

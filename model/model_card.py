@@ -49,6 +49,11 @@ def text(
             f"Hardening the gates changed {name}'s {change['metric'].upper()} from "
             f"{change['before']:.4f} to {change['after']:.4f}."
         )
+        if (loss := change.get("log_loss")) is not None:
+            lines.append(
+                f"Its log loss went from {loss['before']:.4f} to {loss['after']:.4f}"
+                + (", before calibration." if "calibration" in metrics else ".")
+            )
     stored = metrics["weights"]
     if stored["stored_as"] != "float32":
         lines.append(f"Experts and embeddings are stored as {stored['stored_as']}.")
