@@ -21,6 +21,7 @@ from model.scored import Scored, read_contract, score
 
 BLESS, REFUSE = "bless", "refuse"
 RANKING = "ndcg@10"
+CHANCE = 0.5  # AUC of a score that knows nothing
 
 
 def compare(
@@ -189,9 +190,23 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
     ranked = found["ranking"]
     if ranked is not None and ranked["difference"] and rules.largest_ranking_loss is not None:
         reasons.extend(_loss("ranking", ranked, rules.largest_ranking_loss, rules.judge))
+    reasons.extend(_nothing_learnt(found))
     if not measured:
         reasons.append("No task has labels of both classes here: nothing could be measured.")
     return reasons
+
+
+def _nothing_learnt(found: dict[str, Any]) -> list[str]:
+    """Refuse a model of which no binary task is shown to rank better than chance."""
+    areas = [
+        task["candidate"]
+        for task in found["tasks"].values()
+        if not task.get("missing") and task["metric"] == "auc"
+    ]
+    lows = [area["low"] for area in areas if area["low"] is not None]
+    if not lows or max(lows) > CHANCE:
+        return []
+    return ["No task is shown to rank better than chance: no AUC's interval is above 0.5."]
 
 
 def table(result: Mapping[str, Any]) -> Table:

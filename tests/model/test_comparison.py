@@ -127,6 +127,15 @@ class Made:
         return judge(found, parse(Rules, rules or {}, "rules"))
 
 
+def test_a_model_that_learnt_nothing_is_refused(tiny: Any) -> None:
+    made = Made(tiny)
+    noise = made.rng.permutation(made.p)
+    (reason,) = made.judge(noise, None)
+    assert reason == "No task is shown to rank better than chance: no AUC's interval is above 0.5."
+    (reason,) = made.judge(np.full_like(made.p, made.labels.mean()), None)
+    assert reason.startswith("No task is shown to rank better than chance")
+
+
 def test_a_miscalibrated_candidate_is_refused(tiny: Any) -> None:
     made = Made(tiny)
     assert made.judge(made.p, made.p) == []
