@@ -1,6 +1,7 @@
 """Make training examples from raw logs."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--report", type=Path, help="HTML file to write: report.json for people")
     parser.add_argument(
+        "--beam",
+        type=shlex.split,
+        metavar="OPTIONS",
+        help="Beam's own options in quotes, such as '--runner=FlinkRunner'; default: this machine",
+    )
+    parser.add_argument(
         "--max_reject_rate",
         type=float,
         metavar="SHARE",
@@ -70,6 +77,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         config,
         options.data,
         options.out,
+        options.beam,
         span=span,
         forget=options.forget,
         previous=options.previous,
