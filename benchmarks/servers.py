@@ -16,6 +16,7 @@ ends when its standard input closes; `model` prints CPU seconds per call.
 import argparse
 import json
 import random
+import signal
 import struct
 import sys
 import tempfile
@@ -325,6 +326,7 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
         [sys.executable, "-m", "mlserver.cli.main", "start", folder],
         env=os.environ | {"PYTHONPATH": path},
         stdout=sys.stderr,
+        start_new_session=True,
     )
     try:
         with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
@@ -341,8 +343,11 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
         requests = infer_requests(base, candidates, dataplane_pb2.ModelInferRequest)
         announce(grpc_port, INFER, requests, folder)
     finally:
-        server.terminate()
-        server.wait()
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def model_alone(base: Path, candidates: int, seconds: float) -> None:
