@@ -11,6 +11,7 @@ publication  export                              the version in the base folder
 """
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cached_property
@@ -218,7 +219,39 @@ def decision(night: Night) -> tuple[Values, str]:
         replicates=options.replicates,
         seed=options.seed,
     )
-    return found | {key: verdict[key] for key in ("verdict", "reasons", "tasks", "ranking")}, ""
+    found |= {key: verdict[key] for key in ("verdict", "reasons", "tasks", "ranking")}
+    if production is None and verdict["verdict"] == comparison.BLESS:
+        report = night.folder.report.with_suffix(".json")
+        reasons = first_version(json.loads(report.read_text(encoding="utf-8"))["tasks"])
+        if reasons:
+            found |= {"verdict": comparison.REFUSE, "reasons": reasons}
+    return found, ""
+
+
+def first_version(tasks: Values) -> list[str]:
+    """What speaks against a version that has nothing to replace.
+
+    Some task's loss on the test split has to be below that of the best constant score: the label's
+    rate for binary tasks, its mean for regression. Luck alone takes an AUC above 0.5.
+
+    Args:
+        tasks: of `model.evaluation.task_metrics`.
+
+    Returns:
+        The reasons; none where it may be published.
+    """
+    for task in tasks.values():
+        if not task["rows"]:
+            continue
+        if task["type"] == "binary":
+            loss, rate = task["log_loss"], task["rate"]
+            constant = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+        else:
+            scale = task.get("trained_on", task)
+            loss, constant = scale["mse"], scale["label_std"] ** 2
+        if loss < constant:  # false where it is not finite
+            return []
+    return ["No task's loss on the test split is below that of a constant score."]
 
 
 def publication(night: Night) -> tuple[Values, str]:

@@ -20,7 +20,7 @@ from jobs.lock import locked
 from jobs.publication import Base
 from jobs.run import run
 from jobs.run_folder import LOCK, RunFolder
-from jobs.run_stages import Night, pipeline
+from jobs.run_stages import Night, first_version, pipeline
 from serving.servable import Servable
 from serving.versions import missing_files
 
@@ -168,6 +168,19 @@ def test_a_model_that_learnt_nothing_is_no_first_version(finished, nights, tmp_p
     result = run(untrained, DAY, finished.logs, runs)
     assert (result["state"], result["version"], result["production"]) == ("refused", None, None)
     assert result["reasons"]
+
+
+def test_what_a_first_version_has_to_beat():
+    """A rate of 0.25: -0.25 log 0.25 - 0.75 log 0.75 = 0.5623; a deviation of 2: 4."""
+    binary = {"type": "binary", "rows": 100, "rate": 0.25, "log_loss": 0.5624}
+    regression = {"type": "regression", "rows": 100, "mse": 4.1, "label_std": 2.0}
+    masked = {"type": "binary", "rows": 0}
+    tasks = {"click": binary, "rating": regression, "like": masked}
+    (reason,) = first_version(tasks)
+    assert reason == "No task's loss on the test split is below that of a constant score."
+    assert first_version(tasks | {"click": binary | {"log_loss": 0.5622}}) == []
+    assert first_version(tasks | {"rating": regression | {"mse": 3.9}}) == []
+    assert first_version({"click": binary | {"log_loss": float("nan")}})
 
 
 def test_an_export_that_was_damaged_is_not_published(finished, nights, tmp_path):
