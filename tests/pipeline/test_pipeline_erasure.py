@@ -58,7 +58,7 @@ def bytes_of(out):
         path.relative_to(out).as_posix(): path.read_bytes()
         for path in out.rglob("*.*")
         if path.is_file()
-        and path.name not in ("manifest.json", "contract.json")
+        and path.name not in ("manifest.json", "report.json")
         and path.parent.name != "rejects"
     }
 
