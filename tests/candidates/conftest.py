@@ -25,7 +25,7 @@ def trained(small_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained
         update={"embedding_dim": 8, "units": (16,), "epochs": 2, "batch_size": 512, "recall_at": 20}
     )
     config = small_run.config.model_copy(update={"candidates": options})
-    examples = small_run.root / "examples"
+    examples = small_run.root / "run" / "examples"
     train(config, examples, root / "checkpoint", show=lambda line: None)
     version = export(root / "checkpoint", examples, root / "models")
     return Trained(config, examples, root / "checkpoint", version)
