@@ -18,7 +18,8 @@ of; MLServer wants its own versions too.  Each gets an environment of its own:
     uv pip install --python envs/pytriton/bin/python nvidia-pytriton tensorflow-cpu==2.20.* \
         pydantic PyYAML
     uv venv --python 3.11 envs/mlserver
-    uv pip install --python envs/mlserver/bin/python mlserver tensorflow-cpu pydantic PyYAML
+    uv pip install --python envs/mlserver/bin/python mlserver 'uvloop<0.22' tensorflow-cpu \
+        pydantic PyYAML
 
 named by --pytriton and --mlserver (or PYTRITON and MLSERVER); without them both are left out.
 Prints a table and, last, one JSON line with the ratios at 16 callers and 100 candidates.
