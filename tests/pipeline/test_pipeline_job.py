@@ -64,6 +64,7 @@ def test_shuffled_rows_in_other_files_give_the_same_bytes(baseline, event_config
         "statistics.json",
         "contract.json",
         "manifest.json",
+        "report.json",
         "rejects",
     }
 
