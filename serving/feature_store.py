@@ -53,6 +53,8 @@ class Stored:
     """(1,) for features of the user, (N,) for those of items."""
     problem: str = ""
     """Why the store said nothing."""
+    asked: bool = True
+    """Whether it was asked at all: one that fails again and again is left alone for a moment."""
     cut_off: float | None = None
     """Seconds since 1970 up to which the features know the log."""
 

@@ -88,10 +88,11 @@ class Gauge(Counter):
         with self._lock:
             self._numbers[values] = number
 
-    def forget(self, *values: str) -> None:
-        """Report no number for these label values any more."""
+    def forget(self, first: str) -> None:
+        """Report no number any more whose first label has this value."""
         with self._lock:
-            self._numbers.pop(values, None)
+            for values in [one for one in self._numbers if one[0] == first]:
+                del self._numbers[values]
 
 
 class Histogram(Metric):
@@ -148,6 +149,17 @@ class ServerMetrics:
         self.candidates = Histogram(
             "multigate_candidates", "Candidates of one Rank call.", _ROWS, ["model"]
         )
+        self.recommendations = Counter(
+            "multigate_recommendations_total",
+            "Recommend calls by where their candidates come from: retrieved, or popular and why.",
+            ["model", "source"],
+        )
+        self.retrieval_time = Histogram(
+            "multigate_retrieval_seconds",
+            "Time until the candidate model answered, or was given up.",
+            _LATENCY,
+            _MODEL,
+        )
         self.missing = Counter(
             "multigate_missing_values_total",
             "Values that a Rank call left out, for which the missing rule stood in.",
@@ -163,6 +175,11 @@ class ServerMetrics:
         )
         self.store_failures = Counter(
             "multigate_feature_store_failures_total", "Questions without an answer.", _MODEL
+        )
+        self.store_skips = Counter(
+            "multigate_feature_store_skips_total",
+            "Of these, questions that were not put, because several before had failed.",
+            _MODEL,
         )
         self.scores = Histogram(
             "multigate_score",
@@ -234,10 +251,10 @@ class ServerMetrics:
         self.latency.observe(seconds, method)
 
     def forget_model(self, name: str) -> None:
-        """Report no version for a model that is served no longer."""
-        gauges = (self.version, self.loaded_at, self.exported_at, self.experts, self.features_at)
-        for gauge in gauges:
-            gauge.forget(name)
+        """Report no state of a model that is served no longer; counters stay."""
+        for metric in vars(self).values():
+            if isinstance(metric, Gauge):
+                metric.forget(name)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""

@@ -26,6 +26,7 @@ from typing import Any
 from configs.contract import Contract, FrozenContract, IdListFeature, Side
 from configs.errors import DataError, ServingError
 from configs.files import ExamplesFolder
+from serving.breaker import Breaker
 from serving.feature_store import (
     Column,
     Question,
@@ -81,11 +82,17 @@ class RedisStore:
             for place, name in enumerate(features)
         }
         self._current = _Current()
+        self._breaker = Breaker(f"feature store of model {name!r}")
         with suppress(self._error):  # a question will find out, and say so
             self._follow(self._redis.get(f"{self._prefix}:current"))
 
     def read(self, question: Question) -> Stored:
-        """The features asked for; the problem where Redis does not answer in time."""
+        """The features asked for; the problem where Redis does not answer in time.
+
+        A Redis that has not answered several times in a row is asked again after a moment only.
+        """
+        if not self._breaker.allows():
+            return Stored(problem="no answer several times in a row; not asked", asked=False)
         asked = self._current
         keys: list[Any] = [f"{self._prefix}:current"]
         asks_user = question.user is not None and bool(question.user_features)
@@ -99,7 +106,9 @@ class RedisStore:
             current, *rows = self._redis.mget(keys)
         except self._error as error:
             reason = f"{type(error).__name__}: {error}"
+            self._breaker.failed(reason)
             return Stored(problem=f"no answer within {self._seconds:g} s ({reason:.100})")
+        self._breaker.worked()
         if current is None:
             return Stored(problem="no features are loaded for this model and schema")
         if current != asked.text:

@@ -50,7 +50,10 @@ def open_store(
         store = RedisStore(address, model, contract, schema, seconds)
 
     def observe(stored: Stored, seconds: float) -> None:
-        metrics.store_time.observe(seconds, model)
+        if stored.asked:
+            metrics.store_time.observe(seconds, model)
+        else:
+            metrics.store_skips.add(model)
         if stored.problem:
             metrics.store_failures.add(model)
         elif stored.cut_off is not None:

@@ -1,5 +1,6 @@
 """Several models: the configuration file, version policies, labels, and reloads."""
 
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_the_file_is_read_as_tensorflow_serving_reads_it(tmp_path):
         + config("b", "b", "model_version_policy { latest { num_versions: 3 } }")
         + config("c", "c", "model_version_policy { all {} } version_labels { key: 'x' value: 9 }")
         + config("d", "d", "model_version_policy { specific { versions: 3 versions: 4 } }")
+        + "config { name: 'e' base_path: 'e' model_platform: 'candidates/a' }"
         + "}"
     )
     assert read_model_configs(path) == [
@@ -58,6 +60,7 @@ def test_the_file_is_read_as_tensorflow_serving_reads_it(tmp_path):
         ModelConfig("b", Path("b"), VersionPolicy(latest=3)),
         ModelConfig("c", Path("c"), VersionPolicy(latest=None), {"x": 9}),
         ModelConfig("d", Path("d"), VersionPolicy(latest=None, specific=frozenset({3, 4}))),
+        ModelConfig("e", Path("e"), ranker="a"),
     ]
 
 
@@ -72,7 +75,20 @@ def test_the_file_is_read_as_tensorflow_serving_reads_it(tmp_path):
         ("custom_model_config {}", "custom_model_config: not supported"),
         (
             "model_config_list { config { name: 'a' base_path: 'x' model_platform: 'torch' } }",
-            "model 'a': model_platform: expected 'tensorflow', received 'torch'",
+            "model 'a': model_platform: expected 'tensorflow' or 'candidates/RANKER', "
+            "received 'torch'",
+        ),
+        (
+            "model_config_list { config { name: 'c' base_path: 'x' model_platform: "
+            "'candidates/r' } }",
+            "model 'c': model_platform: expected 'candidates/RANKER' with one of the rankers "
+            r"\(none\), received 'r'",
+        ),
+        (
+            "model_config_list { config { name: 'r' base_path: 'x' } "
+            "config { name: 'c' base_path: 'x' model_platform: 'candidates/r' } "
+            "config { name: 'd' base_path: 'x' model_platform: 'candidates/r' } }",
+            "model 'd': model 'r' has the candidate model 'c' already",
         ),
         (
             f"model_config_list {{ {config('a', 'x', 'model_version_policy { specific {} }')} }}",
@@ -208,6 +224,11 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
         assert version_of(client, "b") == 1
 
         # Only the other one, under another policy.
+        metrics = running.server.metrics
+        metrics.score_shift.set(0.5, "small", "click")
+        metrics.share_shift.set(0.5, "small", "age", "missing")
+        metrics.experts.set(2.0, "small")
+        metrics.answered("Rank", "OK", 0.1)
         policy = "model_version_policy { all {} }"
         running.models.HandleReloadConfigRequest(
             reload_request(config("b", tmp_path / "a", policy)), timeout=60
@@ -215,7 +236,9 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
         assert running.server.models.serving() == {"b": [1, 2]}
         assert code_of(client, "small") == "NOT_FOUND"
         text = running.server.metrics.text()
-        assert 'multigate_model_version{model="small"}' not in text
+        gauges = re.findall(r"^# TYPE (\w+) gauge$", text, re.MULTILINE)
+        assert {"multigate_model_version", "multigate_score_stability_index"} <= set(gauges)
+        assert not [one for one in gauges if f'\n{one}{{model="small"' in text]
         assert 'multigate_model_version{model="b"} 2' in text
 
 

@@ -57,6 +57,8 @@ class Process:
 
     def __enter__(self):
         self.line = self.process.stdout.readline()
+        if not self.line:
+            pytest.fail(f"the server did not start: {self.process.communicate(timeout=60)[1]}")
         self.target = self.line.split()[-1]
         return self
 

@@ -26,6 +26,8 @@ from serving.options import ServerOptions
 from serving.workers import Supervisor
 from verbs.common import import_tensorflow
 
+pytestmark = pytest.mark.xdist_group("fleet")  # one fleet, whose tests build on one another
+
 CALL = {
     "user": {"user_id": "u1"},
     "context": {"hour": 9},
