@@ -133,11 +133,11 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
     with plain_failures(), beam.Pipeline(options=pipeline_options(options)) as p:
         read = (
             p
-            | "Files" >> beam.Create(list(enumerate(shards)))
+            | "Files" >> beam.Create(list(enumerate(shards)), reshuffle=False)
             | "Spread" >> beam.Reshuffle()
             | "Read" >> beam.Map(reading.read_shard, plan)
         )
-        verdict = p | "Once read" >> beam.Create([None])
+        verdict = p | "Once read" >> beam.Create([None], reshuffle=False)
         verdict |= "Judge" >> beam.Map(reading.judge, every(read), plan)
         labelled = (
             read
@@ -147,19 +147,19 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
             | "Spread buckets" >> beam.Reshuffle()
             | "Label" >> beam.FlatMap(labelling.label_bucket, one(verdict), plan)
         )
-        known = p | "Once labelled" >> beam.Create([None])
+        known = p | "Once labelled" >> beam.Create([None], reshuffle=False)
         known |= "Catalogue" >> beam.Map(labelling.merge_catalogue, every(labelled), plan)
         sampled = labelled | "Sample" >> beam.Map(sampling.sample_bucket, one(known), plan)
         counted = (
             p
-            | "Items" >> beam.Create(list(range(plan.buckets)))
+            | "Items" >> beam.Create(list(range(plan.buckets)), reshuffle=False)
             | "Spread items" >> beam.Reshuffle()
             | "Count" >> beam.Map(finishing.count_items, every(sampled), one(verdict), plan)
         )
         finished = sampled | "Finish bucket" >> beam.Map(
             finishing.finish_bucket, every(counted), plan
         )
-        last = p | "Once finished" >> beam.Create([None])
+        last = p | "Once finished" >> beam.Create([None], reshuffle=False)
         last | "Finish" >> beam.Map(finishing.finish, every(finished), plan)
 
 
