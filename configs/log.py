@@ -190,6 +190,10 @@ class Negatives(Frozen):
     exclude_within: Duration | None = None
     """Leave out only what the user had touched so lately; anything longer ago may be drawn again.
     Absent: all of the past, which a run of some days must then read from its beginning."""
+    unmatched: Literal["keep", "mask"] = "keep"
+    """What becomes of the labels of rule `impression` where the item could not have been anybody's
+    negative, since the log had not shown it before, or not within `recent`. Kept, they teach that
+    whatever nobody has seen yet is always viewed; `mask` leaves such impressions to other tasks."""
 
 
 class Downsample(Frozen):

@@ -11,6 +11,7 @@ import polars as pl
 
 from configs import Config
 from configs.files import IMPRESSION, LABEL, SAMPLED, TIME
+from configs.labels import ImpressionLabel
 from pipeline import catalogue, computed, labels, tables
 from pipeline.columns import example_schema, table_features
 
@@ -58,6 +59,8 @@ def assemble(
             if not len(some):
                 continue
             made = block[some["at"].to_numpy()].with_columns(some["split"])
+            if sampling is not None and sampling.unmatched == "mask":
+                made = _without_unmatched(made, some["matched"], config)
             made = _with_negatives(
                 made, some, None if taken is None else taken[one:two], side_tables, config
             )
@@ -83,6 +86,16 @@ def _taken(
         found.with_columns(at=drawn.cast(pl.Int64)), on="at", how="left", maintain_order="left"
     )
     return placed.drop("at")
+
+
+def _without_unmatched(made: pl.DataFrame, matched: pl.Series, config: Config) -> pl.DataFrame:
+    """Mask the labels that tell logged from sampled, where no negative could be as the row is."""
+    names = [
+        LABEL + name
+        for name, task in config.contract.tasks.items()
+        if isinstance(task.label, ImpressionLabel)
+    ]
+    return made.with_columns(pl.when(matched).then(pl.col(name)).alias(name) for name in names)
 
 
 def _with_negatives(

@@ -63,6 +63,34 @@ def draw(
     return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
 
 
+def matched(impressions: pl.DataFrame, pool: pl.DataFrame, negatives: Negatives) -> pl.Series:
+    """Which logged impressions have an item that somebody's negative at that time could have.
+
+    Args:
+        impressions: columns `item`, `time`.
+        pool: as for `draw`.
+        negatives: what may be drawn.
+
+    Returns:
+        (B,) flags: the log had shown the item strictly before, and within `recent`.
+    """
+    if negatives.exclude == "ever" and negatives.recent is None:
+        return pl.Series([True] * len(impressions), dtype=pl.Boolean)
+    queries = impressions.with_row_index("__row").sort("time", nulls_last=False)
+    found = queries.join_asof(
+        pool.filter(pl.col("time").is_not_null())
+        .select("item", "time", shown=pl.col("time"))
+        .sort("time"),
+        on="time",
+        by="item",
+        strategy="backward",
+        allow_exact_matches=False,
+        tolerance=negatives.recent,
+        check_sortedness=False,  # sorted above; Polars cannot tell within groups
+    )
+    return found.sort("__row")["shown"].is_not_null()
+
+
 def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Series:
     """Which logged impressions stay where negatives are downsampled.
 

@@ -21,7 +21,8 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
     """Split one bucket's impressions, sample their negatives, and ask for the items' counters.
 
     Writes `rows`: the examples' `at` (row of their impression), `slot` (of the draw; -1 for the
-    impression itself), `item`, `impression` (number), `split`; in the examples' order.
+    impression itself), `item`, `impression` (number), `split`, and with `unmatched: mask` the flags
+    `matched`; in the examples' order.
 
     Returns:
         `bucket`, `negatives`, `negatives_missing`, `not_kept` (impressions left out by
@@ -64,6 +65,10 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
             split=splits.gather(of),
         )
         rows = pl.concat([kept, drawn]).sort("at", "slot")
+        if sampling.unmatched == "mask":
+            asked_of = impressions.select(item=pl.col(contract.item), time=pl.col(TIME))
+            flags = negatives.matched(asked_of, pool, sampling)
+            rows = rows.with_columns(matched=flags.gather(rows["at"]))
     rows.write_ipc(plan.file("rows", number), compression="lz4")
     if counters(config, "item"):
         times = impressions[TIME].gather(rows["at"])

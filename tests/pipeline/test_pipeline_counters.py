@@ -226,3 +226,26 @@ def test_an_event_type_that_never_occurs_is_named_where_it_stands(event_config, 
             random_lines(0, rows=60),
             **{"contract.features.user_likes.count.events": ["LUKE"]},
         )
+
+
+def test_a_missing_age_tells_nothing_where_unmatched_views_are_masked(
+    event_config, tmp_path, read_examples
+):
+    rng = random.Random(5)
+    lines = [f"{T + 7 * n},VIEW,i{n // 5 - rng.randrange(5)},u{n % 9},s,,web" for n in range(200)]
+    lines += [f"{T + 60},{event},i0,u1,s,2,web" for event in ("LIKE", "BUY", "RATE", "DISLIKE")]
+    policy = {"pipeline.negatives": {"per_positive": 2, "recent": "200s", "unmatched": "mask"}}
+    make(event_config, tmp_path / "mask", lines, **policy)
+    policy["pipeline.negatives"].pop("unmatched")
+    make(event_config, tmp_path / "keep", lines, **policy)
+    examples, kept = (read_examples(tmp_path / name / "out") for name in ("mask", "keep"))
+    assert examples.drop("label/view").equals(kept.drop("label/view"))
+    first = pl.col("item_age").is_null()
+    assert set(kept.filter(first)["label/view"]) == {1.0}
+    assert set(examples.filter(first)["label/view"]) == {None}
+    assert examples.filter(first)["label/like"].null_count() == 0
+    told = examples.filter(pl.col("label/view").is_not_null())
+    assert set(told["label/view"]) == {0.0, 1.0}
+    # What is left was shown in the 200 s before, positive or negative.
+    assert examples["label/view"].null_count() < len(examples) / 4
+    assert told.filter(~pl.col("meta/sampled")).height > 100

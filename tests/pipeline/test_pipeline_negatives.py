@@ -8,7 +8,7 @@ import pytest
 
 from configs.log import Negatives
 from pipeline.catalogue import as_of
-from pipeline.negatives import draw, numbers
+from pipeline.negatives import draw, matched, numbers
 from pipeline.urn import thin
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -119,6 +119,26 @@ def test_recent_draws_what_was_shown_within_the_span_before(time, allowed, sampl
     drawn = draw(positives, touched_by(a={"q": 1}), thin(SHOWN, policy).sort("time"), policy, 0)
     assert set(drawn["item"]) == allowed
     assert len(drawn) == (40 if allowed else 0)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "popularity"])
+@pytest.mark.parametrize("recent", [None, 10])
+def test_an_impression_is_matched_where_its_item_could_be_drawn_for_another_user(recent, sampling):
+    policy = Negatives(recent=recent and timedelta(seconds=recent), sampling=sampling)
+    pool = thin(SHOWN, policy).sort("time", "item", nulls_last=False)
+    cases = [(time, item) for time in [*range(0, 62, 3), 20, 21, 29, None] for item in "wxyzn"]
+    asked = table(time=[time for time, _ in cases], item=[item for _, item in cases])
+    flags = matched(asked, pool, policy)
+    for (time, item), flag in zip(cases, flags, strict=True):
+        positives = table(user=["a"] * 60, time=[time] * 60, impression=list(range(60)))
+        drawn = draw(positives, touched_by(a={"q": 1}), pool, policy, 0)
+        assert flag == (item in set(drawn["item"])), (time, item)
+    assert 0 < flags.sum() < len(flags)
+
+
+def test_all_are_matched_where_draws_know_no_time():
+    asked = table(time=[0, None], item=["w", "n"])
+    assert matched(asked, POOL, Negatives(exclude="ever")).to_list() == [True, True]
 
 
 def test_recent_draws_are_even_however_often_an_item_was_shown():
