@@ -14,6 +14,7 @@ from configs.labels import EventLabel
 from configs.log import EventLog, Log, PipelineConfig
 from configs.model import ExportConfig, ModelConfig, TrainConfig
 from configs.run import RunConfig
+from configs.tune import TuneConfig
 
 PRESETS = ("demo", "deskdrop", "movielens")
 
@@ -30,6 +31,7 @@ class Config(Frozen):
     export: ExportConfig = ExportConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     candidates: CandidatesConfig = CandidatesConfig()
+    tune: TuneConfig = TuneConfig()
     run: RunConfig = RunConfig()
 
     @model_validator(mode="after")

@@ -1,0 +1,130 @@
+"""The search: settings by name, trials that go on, and what is refused."""
+
+import json
+import sqlite3
+
+import pytest
+
+from configs.base import parse
+from configs.config import Config
+from configs.errors import ConfigError, DataError
+from configs.tune import TuneConfig
+from jobs import tune as search
+
+SPACE = {
+    "train.learning_rate": {"low": 0.0005, "high": 0.01, "log": True},
+    "model.experts.units": {"choices": [[8], [16]]},
+    "model.embedding_dim": {"low": 4, "high": 8, "whole": True},
+}
+
+
+def with_search(config, **options):
+    values = config.model_dump(mode="json")
+    values["tune"] = {"space": SPACE, "trials": 2, **options}
+    return parse(Config, values, "test")
+
+
+@pytest.fixture(scope="module")
+def found(small_run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tune") / "search"
+    config = with_search(small_run.config)
+    examples = small_run.root / "run/examples"
+    result = search.tune(config, examples, out, lambda checkpoint: {"name": checkpoint.name})
+    return config, examples, out, result
+
+
+def test_the_best_trial_is_kept(found):
+    _, _, out, result = found
+    trials = json.loads((out / "trials.json").read_text())
+    assert [trial["state"] for trial in trials] == ["complete", "complete"]
+    best = min(trials, key=lambda trial: trial["val_loss"])
+    assert result["best"]["number"] == best["number"]
+    assert result["best"]["val_loss"] == best["val_loss"]
+    trained = json.loads((out / "best/config.json").read_text())
+    settings = result["best"]["settings"]
+    assert trained["train"]["learning_rate"] == settings["train.learning_rate"]
+    assert trained["model"]["experts"]["units"] == settings["model.experts.units"]
+    assert trained["model"]["embedding_dim"] == settings["model.embedding_dim"]
+    history = json.loads((out / "best/history.json").read_text())["epochs"]
+    assert min(epoch["val_loss"] for epoch in history) == best["val_loss"]
+    assert [trial["measured"]["name"] for trial in trials] == ["trial-0", "trial-1"]
+    assert not list(out.glob("trial-*"))
+
+
+def test_a_search_goes_on_where_it_was_cut_off(found, tmp_path):
+    import shutil
+
+    config, examples, out, _ = found
+    again = tmp_path / "search"
+    shutil.copytree(out, again)
+    # As a killed process leaves it: the second trial begun and never told.
+    with sqlite3.connect(again / "study.db") as database:
+        database.execute("UPDATE trials SET state = 'RUNNING' WHERE number = 1")
+    before = json.loads((out / "trials.json").read_text())
+    search.tune(config, examples, again)
+    after = json.loads((again / "trials.json").read_text())
+    assert [trial["state"] for trial in after] == ["complete", "fail", "complete"]
+    assert after[2]["settings"] == before[1]["settings"]
+    assert after[2]["val_loss"] == before[1]["val_loss"]
+
+
+def test_a_finished_search_trains_nothing(found):
+    config, examples, out, result = found
+    assert search.tune(config, examples, out) == result
+
+
+def test_another_space_is_refused(found):
+    config, examples, out, _ = found
+    other = with_search(config, space={"train.learning_rate": {"low": 0.1, "high": 0.2}})
+    with pytest.raises(DataError, match="another space; choose another folder"):
+        search.tune(other, examples, out)
+
+
+def test_hopeless_trials_are_pruned(found, tmp_path):
+    config, examples, _, _ = found
+    values = config.model_dump(mode="json")
+    values["train"] |= {"epochs": 3, "patience": 3}
+    values["tune"] = {
+        "space": {"train.learning_rate": {"choices": [0.005, 1e-8]}},
+        "trials": 6,
+        "prune_after": 2,
+        "sampler": "random",
+        "seed": 2,
+    }
+    search.tune(parse(Config, values, "test"), examples, tmp_path / "search")
+    trials = json.loads((tmp_path / "search/trials.json").read_text())
+    states = {(json.loads(t["settings"]["train.learning_rate"]), t["state"]) for t in trials}
+    assert (0.005, "complete") in states
+    assert (1e-8, "pruned") in states
+    assert (0.005, "pruned") not in states
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"train.speed": {"low": 1, "high": 2}}, "no setting 'train.speed'.*train.epochs"),
+        ({"train.learning_rate": {"low": -1, "high": 2}}, "learning_rate"),
+        ({"model.gate.name.k": {"low": 1, "high": 2}}, "no setting 'model.gate.name.k'"),
+        ({}, "tune.space: expected at least one setting"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_trained(found, tmp_path, space, message):
+    config, examples, _, _ = found
+    with pytest.raises(ConfigError, match=message):
+        search.tune(with_search(config, space=space), examples, tmp_path / "search")
+    assert not (tmp_path / "search").exists()
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"contract.tasks.click.weight": {"low": 1, "high": 2}}, "settings of model or train"),
+        ({"train.learning_rate": {"low": 2, "high": 1}}, "low below high"),
+        ({"train.learning_rate": {"low": 0, "high": 1, "log": True}}, "low above 0"),
+        ({"train.epochs": {"low": 1.5, "high": 3, "whole": True}}, "whole limits"),
+        ({"train.epochs": {"choices": []}}, "at least 1"),
+    ],
+)
+def test_a_space_that_makes_no_sense(space, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(TuneConfig, {"space": space}, "file.yaml")

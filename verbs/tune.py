@@ -1,0 +1,40 @@
+"""Search for better settings."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verbs.common import add_config, add_examples, import_tensorflow
+
+HELP = "search for better settings of the model and its training"
+EXAMPLE = "multigate tune --config tuned.yaml --examples examples --out search"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_config(parser)
+    add_examples(parser)
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the search; an earlier one goes on"
+    )
+    parser.add_argument("--trials", type=int, help="instead of the configuration's tune.trials")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    import_tensorflow()
+    from configs import load
+    from jobs.tune import tune
+
+    config = load(options.config)
+    if options.trials is not None:
+        config = config.model_copy(
+            update={"tune": config.tune.model_copy(update={"trials": options.trials})}
+        )
+    result = tune(config, options.examples, options.out)
+    best = result["best"]
+    print(f"best: trial {best['number']}, validation loss {best['val_loss']:.5f}")
+    for name, value in best["settings"].items():
+        print(f"  {name}: {value}")
+    print(f"checkpoint {best['checkpoint']}")
+    return result
