@@ -82,7 +82,7 @@ def changed(config: Config, settings: dict[str, Any]) -> Config:
     values = config.model_dump(mode="json")
     for name, value in settings.items():
         *path, last = name.split(".")
-        place = values
+        place: Any = values
         for step in path:
             place = place.get(step) if isinstance(place, dict) else None
         if not isinstance(place, dict) or last not in place:
