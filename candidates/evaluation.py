@@ -73,7 +73,8 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         split: "validation" or "test".
 
     Returns:
-        `split`, `items`, and `questions`: by kind, how many `questions`, how many of them are
+        `split`, `positives` (the task whose positives are the answers), `items`, and `questions`:
+        by kind, how many `questions`, how many of them are
         `cold` (the user had touched nothing), `answers`, `unknown_answers` (share that no method
         can find) and `recall`: method -> k -> mean over questions of the share of right answers
         among the best k.
@@ -97,7 +98,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         kind: _measure(model, pairs, items, ask(earlier, pairs, items, kind, _QUESTIONS), ks)
         for kind in KINDS
     }
-    return {"split": split, "items": len(items), "questions": found}
+    return {"split": split, "positives": task, "items": len(items), "questions": found}
 
 
 def _measure(

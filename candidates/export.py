@@ -10,8 +10,9 @@ Layout of a version, besides TensorFlow's own files:
 
 Signature `retrieve` (also `serving_default`): raw user and context features of M users, named as in
 the ranker's `rank` signature, and `k`, a scalar int32; outputs `items` (M, K) raw ids and `scores`
-(M, K) float32, best first, K = min(k, number of items). It loads with `tf.saved_model.load` and
-needs no Keras.
+(M, K) float32, best first, K = min(k, number of items); `known` (M,) bool: whether the user's id
+or an item of a history is in the vocabulary, so that the answer is more than a guess. It loads with
+`tf.saved_model.load` and needs no Keras.
 """
 
 import logging
@@ -26,12 +27,13 @@ from candidates.keras2 import tf
 from candidates.pairs import Catalogue, catalogue, catalogue_of_splits, positive_task, read_pairs
 from candidates.retrieval import Retrieval
 from candidates.training import load
+from configs.contract import IdFeature, IdListFeature
 from configs.errors import ExportError
 from configs.files import SPLITS, ExamplesFolder, new_folder, write_json
 from configs.version_folders import new_version
 from model.encoding import Encoder
 from model.encoding_tensorflow import GraphEncoder, raw_inputs
-from model.raw import raw_values, take
+from model.raw import as_json, raw_values, take
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class Retriever(tf.Module):
     def __init__(self, model: Retrieval, items: Catalogue) -> None:
         super().__init__(name="retriever")
         self._names = model.user_features
+        self._contract = model.encoder.contract
         self._encode = GraphEncoder(model.encoder)
         self._lookups = list(self._encode.tables.values())
         self._tower = model.user_tower
@@ -63,10 +66,25 @@ class Retriever(tf.Module):
         )
 
     def _retrieve(self, raw: dict[str, Any], k: Any) -> dict[str, Any]:
-        users = self._tower(self._encode(raw, self._names))
+        encoded = self._encode(raw, self._names)
         wanted = tf.clip_by_value(k, 0, self._items)
-        scores, numbers = self._index(users, k=wanted)
-        return {"items": tf.gather(self._ids, numbers), "scores": scores}
+        scores, numbers = self._index(self._tower(encoded), k=wanted)
+        items = tf.gather(self._ids, numbers)
+        return {"items": items, "scores": scores, "known": self._known(encoded)}
+
+    def _known(self, encoded: dict[str, Any]) -> Any:
+        """Whether anything is known of each user, (M,)."""
+        known = encoded[self._contract.user] > self._unseen(self._contract.user)
+        for name, feature in self._contract.of_side("user"):
+            if isinstance(feature, IdListFeature) and feature.share == self._contract.item:
+                known |= tf.reduce_any(encoded[name] > self._unseen(self._contract.item), axis=1)
+        return known
+
+    def _unseen(self, name: str) -> int:
+        """The last code of ids that are not in the vocabulary; hashed ids are never unseen."""
+        feature = self._contract.features[self._contract.vocabulary_of(name)]
+        assert isinstance(feature, IdFeature)
+        return 0 if feature.hash_buckets is not None else feature.oov_buckets
 
 
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
@@ -178,16 +196,12 @@ def _check(
             f"expected at most {_TOLERANCE:g}; nothing was published; report this"
         )
     first = take(raw, slice(0, 1))
+    answer = take({name: value.numpy() for name, value in found.items()}, slice(0, 1))
     return {
-        "inputs": {name: _plain(value) for name, value in first.items()} | {"k": k},
-        "outputs": {"items": _plain(found["items"].numpy()[0]), "scores": scores[0].tolist()},
+        "signature": SIGNATURE,
+        "inputs": as_json(first | {"k": np.array(k, np.int32)}),
+        "outputs": as_json(answer),
     }
-
-
-def _plain(values: np.ndarray) -> list[Any]:
-    """Values for JSON; the bytes that TensorFlow gives for text as text."""
-    as_text = np.vectorize(lambda one: one.decode() if isinstance(one, bytes) else one, [object])
-    return (as_text(values) if values.dtype == object and values.size else values).tolist()
 
 
 def _as_tensor(ids: np.ndarray) -> Any:

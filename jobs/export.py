@@ -1,24 +1,34 @@
-"""Export with the feature store that a version carries: the model's part and the server's."""
+"""Export with what the server takes from a version: its feature store and the popular items."""
 
 from pathlib import Path
 
+from configs.files import ExamplesFolder, write_json
 from configs.model import ExportConfig
 
 _SOURCES = {"all": ("users", "items"), "items": ("items",)}
 
 
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
-    """Export a checkpoint as `model.export.export` does, with its snapshot (`export.snapshot`).
+    """Export a checkpoint as `model.export.export` does, with what only the server reads.
+
+    That is the snapshot (`export.snapshot`), and the report's popular items, which stand in where
+    Recommend has no candidates.
 
     Returns:
         `out/<version>`, complete.
     """
     from model import export as exporting
+    from pipeline import data_report
     from serving.snapshot_writer import write_snapshot
     from serving.stores import FOLDER
+    from serving.versions import POPULAR
 
-    def add_snapshot(folder: Path, options: ExportConfig) -> None:
+    def add_stores(folder: Path, options: ExportConfig) -> None:
+        if ExamplesFolder(examples).report.exists():
+            popular = data_report.read(examples)["popular"]
+            items, counts = ([one[key] for one in popular] for key in ("item", "positives"))
+            write_json(folder / POPULAR, {"items": items, "counts": counts})
         if options.snapshot != "none":
             write_snapshot(examples, folder / FOLDER, _SOURCES[options.snapshot])
 
-    return exporting.export(checkpoint, examples, out, version=version, finish=add_snapshot)
+    return exporting.export(checkpoint, examples, out, version=version, finish=add_stores)

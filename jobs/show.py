@@ -54,6 +54,23 @@ def show_comparison(result: dict[str, Any]) -> None:
         _CONSOLE.print(f"  {reason}", highlight=False, markup=False)
 
 
+def show_multistage(result: dict[str, Any]) -> None:
+    """Print what the first stage finds and costs, by how many items it hands on."""
+    table = Table(
+        title=f"{result['questions']:,} questions of the test split about {result['items']:,} "
+        f"items; {100 * result['unknown_answers']:.1f} % of the answers are not among them",
+        title_justify="left",
+    )
+    for name in ("ranked", "recall of the first stage", "NDCG@10", "loss", "95 % interval"):
+        table.add_column(name, justify="right")
+    for count, found in result["retrieved"].items():
+        low, high = found["interval"]
+        values = (f"{found[name]:.4f}" for name in ("recall", "ndcg", "loss"))
+        table.add_row(f"{count} retrieved", *values, f"{low:.4f} to {high:.4f}")
+    table.add_row("all", "", f"{result['ndcg_all']:.4f}", "", "")
+    _CONSOLE.print(table)
+
+
 def show_recall(result: dict[str, Any]) -> None:
     """Print how many of the right answers each method finds, by k."""
     for kind, found in result["questions"].items():

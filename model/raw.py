@@ -1,6 +1,7 @@
 """Tables of examples as the raw inputs of an exported signature, as a client would send them."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,18 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
 def feature_of(name: str) -> str:
     """The feature that an input of a signature belongs to."""
     return name.removesuffix(PRESENT).removesuffix(LENGTH)
+
+
+def as_json(arrays: Raw) -> dict[str, Any]:
+    """Arrays as a golden request has them: dtype, shape, and values in row-major order."""
+    return {
+        name: {
+            "dtype": "string" if values.dtype == object else values.dtype.name,
+            "shape": list(values.shape),
+            "values": [v.decode() if isinstance(v, bytes) else v for v in values.ravel().tolist()],
+        }
+        for name, values in arrays.items()
+    }
 
 
 def take(raw: Raw, rows: np.ndarray | slice) -> Raw:

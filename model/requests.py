@@ -13,7 +13,7 @@ from configs.contract import Contract, NumberFeature
 from configs.files import write_json
 from model.example_signatures import CLASSIFY, REGRESS
 from model.item_table import ItemTable
-from model.raw import Raw, feature_of, raw_values, take
+from model.raw import Raw, as_json, feature_of, raw_values, take
 from model.servable import RANK, RANK_ITEMS, ROWS
 
 GOLDEN = "golden.json"
@@ -52,8 +52,8 @@ def write(
         folder / GOLDEN,
         {
             "signature": RANK,
-            "inputs": {name: _as_json(value) for name, value in golden.items()},
-            "outputs": {name: _as_json(value) for name, value in answer.items()},
+            "inputs": as_json(golden),
+            "outputs": as_json(answer),
         },
     )
     candidates = sorted({*CANDIDATES, *buckets})
@@ -96,11 +96,6 @@ def rank_request(contract: Contract, table: pa.Table, candidates: int) -> Raw:
         "user_index": np.zeros(candidates, np.int32),
         "task_weights": np.array([weights], np.float32),
     }
-
-
-def _as_json(value: np.ndarray) -> dict[str, Any]:
-    dtype = "string" if value.dtype == object else value.dtype.name
-    return {"dtype": dtype, "shape": list(value.shape), "values": value.ravel().tolist()}
 
 
 def _prediction_log(model: str, signature: str, raw: Raw) -> prediction_log_pb2.PredictionLog:

@@ -1,4 +1,4 @@
-"""A client for Rank that needs grpcio and protobuf only.
+"""A client for Rank and Recommend that needs grpcio and protobuf only.
 
 with RankClient("localhost:8500") as client:
     for item in client.rank("demo", user={"user_id": "u1"}, item_ids=["a", "b"]):
@@ -16,11 +16,12 @@ import grpc
 from configs.errors import ServingError
 from serving.packing import (
     Feature,
+    add_counts,
     add_floors,
     add_weights,
     model_spec,
-    naming,
     rank_request,
+    recommend_request,
 )
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.security import client_credentials, token_metadata
@@ -101,6 +102,23 @@ class Ranking(list[RankedItem]):
         self.schema: str = response.schema
         self.request_id: str = response.request_id
         self.warnings: list[str] = list(response.warnings)
+
+
+class Recommendation(Ranking):
+    """Ranked items that the server found, and where it found them.
+
+    An item's `index` is its place among the candidates that were found.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(response.ranking)
+        self.source: str = ranking_pb2.Source.Name(response.source)
+        """RETRIEVED, or POPULAR where popular items stood in; `warnings` says why."""
+        self.candidates_name: str = response.candidates_name
+        self.candidates_version: int | None = (
+            response.candidates_version if response.HasField("candidates_version") else None
+        )
+        """None where no version of the candidate model serves."""
 
 
 class RankClient:
@@ -194,12 +212,55 @@ class RankClient:
         add_weights(request, weights or {})
         add_floors(request, floors or {})
         request.request_id = request_id
-        if limit is not None:
-            if limit < 1:
-                raise ServingError(f"limit: expected 1 or more, received {limit}")
-            with naming("limit"):
-                request.limit = limit
+        add_counts(request, limit=limit)
         return Ranking(self._call(next(self._stubs).Rank, request, timeout))
+
+    def recommend(
+        self,
+        model: str,
+        *,
+        user: Mapping[str, Feature | None],
+        context: Mapping[str, Feature | None] | None = None,
+        exclude: Sequence[str] | Sequence[int] = (),
+        candidates: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        floors: Mapping[str, Sequence[float | None]] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        label: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Recommendation:
+        """Have the server find candidates for one user, and rank them.
+
+        Args:
+            model: name of the ranker, which has a candidate model.
+            user: user features by name; those that are absent come from the feature store.
+            context: context features by name.
+            exclude: items that the answer must not have, beside those of the user's history.
+            candidates: how many to rank; the server's number where absent.
+            weights: task weights that replace the contract's in the combined score.
+            floors: lowest and highest score that an item may have, by task.
+            limit: items of the answer at most; all candidates where absent.
+            version: of the ranker; the newest where absent.
+            label: of the version, in place of its number.
+            request_id: names the call in logs; the server chooses one where empty.
+            timeout: seconds; the client's where absent.
+
+        Returns:
+            Ranked items, best first.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+            ServingError: a value is of a type that no feature has.
+        """
+        spec = model_spec(model, version, label)
+        request = recommend_request(spec, user, context or {}, exclude)
+        add_weights(request, weights or {})
+        add_floors(request, floors or {})
+        request.request_id = request_id
+        add_counts(request, limit=limit, candidates=candidates)
+        return Recommendation(self._call(next(self._stubs).Recommend, request, timeout))
 
     def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
         """What a request may say: the GetContractResponse of the model that serves.

@@ -11,10 +11,10 @@ from tensorflow_serving.apis import (
 )
 
 from serving.layout import DEFAULT, Arrays
-from serving.manager import Served
 from serving.models import Models
 from serving.prediction import Prediction, requested
 from serving.servable import Signature
+from serving.served import Served
 from serving.status import Call, InvalidRequestError
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"

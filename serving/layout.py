@@ -10,11 +10,12 @@ import numpy as np
 
 from configs.contract import LENGTH, PRESENT, Contract, IdListFeature, NumberFeature
 
-DEFAULT, RANK = "serving_default", "rank"
+DEFAULT, RANK, RETRIEVE = "serving_default", "rank", "retrieve"
 USER_INDEX, TASK_WEIGHTS, SCORE = "user_index", "task_weights", "score"
+COUNT, ITEMS, SCORES, KNOWN = "k", "items", "scores", "known"
 
-Role = Literal["value", "list", "length", "present", "index", "weights"]
-Axis = Literal["rows", "users"]
+Role = Literal["value", "list", "length", "present", "index", "weights", "count"]
+Axis = Literal["rows", "users", "call"]
 Arrays = dict[str, np.ndarray]
 
 
@@ -32,15 +33,16 @@ class Input:
 
     @property
     def dimensions(self) -> int:
-        """Lists (N, L) and weights (M, T) have two."""
-        return 2 if self.role in {"list", "weights"} else 1
+        """Lists (N, L) and weights (M, T) have two, a count none."""
+        return {"list": 2, "weights": 2, "count": 0}.get(self.role, 1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The inputs of one signature, by name."""
+    """Inputs and outputs of one signature, by name."""
 
     inputs: dict[str, Input]
+    outputs: frozenset[str] = frozenset()
 
     @property
     def on_users(self) -> frozenset[str]:
@@ -53,7 +55,7 @@ def default_layout(contract: Contract) -> Layout:
     inputs: dict[str, Input] = {}
     for name, feature in contract.of_side("user", "context", "item"):
         inputs |= _inputs_of(name, feature, "rows")
-    return Layout(inputs)
+    return Layout(inputs, frozenset({*contract.tasks, SCORE}))
 
 
 def rank_layout(contract: Contract) -> Layout:
@@ -63,7 +65,21 @@ def rank_layout(contract: Contract) -> Layout:
         inputs |= _inputs_of(name, feature, "rows" if feature.side == "item" else "users")
     inputs[USER_INDEX] = Input("int32", "rows", "index")
     inputs[TASK_WEIGHTS] = Input("float32", "users", "weights")
-    return Layout(inputs)
+    return Layout(inputs, frozenset({*contract.tasks, SCORE}))
+
+
+def retrieve_layout(contract: Contract) -> Layout:
+    """`retrieve` of a candidate model: M users with their context, and how many items of each."""
+    inputs: dict[str, Input] = {}
+    for name, feature in contract.of_side("user", "context"):
+        inputs |= _inputs_of(name, feature, "users")
+    inputs[COUNT] = Input("int32", "call", "count")
+    return Layout(inputs, frozenset({ITEMS, SCORES, KNOWN}))
+
+
+def ranker_layouts(contract: Contract) -> dict[str, Layout]:
+    """Signatures that a ranker must have."""
+    return {DEFAULT: default_layout(contract), RANK: rank_layout(contract)}
 
 
 def value_dtype(feature: Any) -> str:

@@ -5,20 +5,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from configs.errors import ServingError
-from serving.batching import Batcher
-from serving.feature_store import OnlineFeatures
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
-from serving.reference import Reference
-from serving.request import RequestReader
-from serving.servable import LoadError, Servable, Signature
+from serving.servable import LoadError, Servable
+from serving.served import Version
 from serving.status import LOG, InvalidRequestError, NotServedError
-from serving.stores import open_store
-from serving.versions import GRAPH, Stamp, experts_per_row, scan, stamp
+from serving.versions import GRAPH, Stamp, scan, stamp
 from serving.warmup import prepare
 
 State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
@@ -39,56 +35,42 @@ class Record:
     """Of the folder at the last attempt."""
 
 
-class Served:
-    """A version that serves, with the queues of its signatures."""
+V = TypeVar("V", bound=Version)
+
+
+class Manager(Generic[V]):
+    """Keeps the good versions of one model ready that its policy asks for."""
 
     def __init__(
         self,
-        model: str,
-        servable: Servable,
+        config: ModelConfig,
+        kind: type[V],
         options: ServerOptions,
         metrics: ServerMetrics,
-        store: OnlineFeatures | None = None,
-        reference: Reference | None = None,
+        schema: str = "",
     ) -> None:
-        self.model = model
-        self.servable = servable
-        self.store = store
-        self.reference = reference
-        """What the test split looked like, where the version says so."""
-        self.reader = RequestReader(servable.contract, options.max_candidates, store)
-        self.batchers = {
-            name: Batcher(
-                signature,
-                signature.layout,
-                (model, name),
-                metrics,
-                max_rows=options.max_batch_rows,
-                slots=options.batch_slots,
-                max_queued=options.max_queued_calls,
-            )
-            for name, signature in servable.signatures.items()
-            if signature.layout is not None
-        }
+        """Make a manager that has not started.
 
-    def signature(self, name: str) -> Signature | None:
-        """A signature by name."""
-        return self.servable.signatures.get(name)
-
-
-class Manager:
-    """Keeps the good versions of one model ready that its policy asks for."""
-
-    def __init__(self, config: ModelConfig, options: ServerOptions, metrics: ServerMetrics) -> None:
+        Args:
+            config: of the model.
+            kind: what its versions are.
+            options: of the server.
+            metrics: where loads are counted.
+            schema: of a candidate model, that of its ranker, which every version must have.
+        """
         self.name = config.name
+        self.ranker = config.ranker
+        """Of a candidate model, the ranker that it finds candidates for."""
         self.labels = dict(config.labels)
         """Version of each label; replaced whole by a reload."""
         self._policy = config.policy
         self._base = config.base_path
+        self._kind = kind
         self._options = options
         self._metrics = metrics
+        self._schema = schema
         self._lock = threading.Lock()
-        self._serving: dict[int, Served] = {}
+        self._serving: dict[int, V] = {}
         self._records: dict[int, Record] = {}
         self._stop = threading.Event()
         self._poller = threading.Thread(target=self._follow, name="versions", daemon=True)
@@ -96,9 +78,21 @@ class Manager:
     def start(self) -> None:
         """Load the versions of the policy that can serve, then follow the base path.
 
+        A candidate model may start without any: popular items stand in until there is one.
+
         Raises:
             ServingError: there is no version, or none that can serve.
         """
+        if self.ranker:
+            self.poll()
+            if not self._serving:
+                LOG.warning(
+                    "model %s: no version of %s serves yet; popular items stand in for it",
+                    self.name,
+                    self._base,
+                )
+            self._poller.start()
+            return
         if not self._base.is_dir():
             raise ServingError(f"{self._base}: expected a folder of versions, there is none")
         if not scan(self._base):
@@ -124,7 +118,7 @@ class Manager:
         for version, one in served.items():
             self._retire(version, one)
 
-    def acquire(self, version: int | None = None, label: str = "") -> Served:
+    def acquire(self, version: int | None = None, label: str = "") -> V:
         """A version for one call, which must release its servable.
 
         Args:
@@ -161,9 +155,20 @@ class Manager:
             raise InvalidRequestError(f"version label {label!r}: model {self.name!r} has {known}")
         return self.labels[label]
 
-    def keeps(self, config: ModelConfig) -> bool:
-        """Whether a configuration asks for what is here already, labels aside."""
-        return (config.base_path, config.policy) == (self._base, self._policy)
+    def keeps(self, config: ModelConfig, schema: str = "") -> bool:
+        """Whether a configuration asks for what is here already, labels aside.
+
+        Args:
+            config: of the model of this name.
+            schema: as when the manager was made.
+        """
+        wanted = (config.base_path, config.policy, config.ranker, schema)
+        return wanted == (self._base, self._policy, self.ranker, self._schema)
+
+    def schema(self) -> str:
+        """Of the versions that serve, which share it; empty where none does."""
+        with self._lock:
+            return next((one.servable.schema for one in self._serving.values()), "")
 
     def check_labels(self, labels: Mapping[str, int]) -> None:
         """Refuse a label for a version that does not serve.
@@ -235,24 +240,19 @@ class Manager:
         self._record(version, Record("LOADING"))
         started = time.monotonic()
         try:
-            servable, store = self._ready(version, folder)
+            served = self._ready(version, folder)
         except LoadError as error:
             message = str(error)
             self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d does not serve: %s", self.name, version, message)
             return False
-        served = Served(
-            self.name, servable, self._options, self._metrics, store, _reference(folder)
-        )
         with self._lock:
             self._serving[version] = served
             self._records[version] = Record("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
         self._metrics.loaded_at.set(time.time(), self.name)
         self._metrics.exported_at.set((folder / GRAPH).stat().st_mtime, self.name)
-        if (experts := experts_per_row(folder)) is not None:
-            self._metrics.experts.set(experts, self.name)
         LOG.info(
             "model %s version %d serves after %.1f s",
             self.name,
@@ -261,44 +261,42 @@ class Manager:
         )
         return True
 
-    def _ready(self, version: int, folder: Path) -> tuple[Servable, OnlineFeatures | None]:
+    def _ready(self, version: int, folder: Path) -> V:
         options = self._options
         parallelism = (
             options.tensorflow_intra_op_parallelism,
             options.tensorflow_inter_op_parallelism,
         )
-        servable = Servable.load(version, folder, parallelism)
+        servable = Servable.load(version, folder, parallelism, self._kind.layouts)
         try:
-            with self._lock:
-                schemas = {one.servable.schema for one in self._serving.values()}
-            if schemas and servable.schema not in schemas:
-                raise LoadError(
-                    f"{folder}: schema {servable.schema} differs from {', '.join(schemas)} of the "
-                    "version that serves, whose clients would break; restart the server to "
-                    "change features or tasks"
-                )
-            store = open_store(
-                self.name,
-                folder,
-                servable.contract,
-                servable.schema,
-                options.feature_store,
-                options.feature_store_timeout_ms / 1e3,
-                options.feature_clock,
-                self._metrics,
-            )
+            self._check_schema(folder, servable.schema)
             prepare(servable, folder, options.enable_model_warmup)
+            return self._kind.open(self.name, folder, servable, options, self._metrics)
         except ServingError as error:
             servable.retire()
             raise LoadError(str(error)) from None
-        return servable, store
 
-    def _retire(self, version: int, served: Served) -> None:
+    def _check_schema(self, folder: Path, schema: str) -> None:
+        if self._schema:
+            if schema != self._schema:
+                raise LoadError(
+                    f"{folder}: schema {schema} differs from {self._schema} of model "
+                    f"{self.ranker!r}, which would rank its candidates; export both from the same "
+                    "examples"
+                )
+            return
+        serves = self.schema()
+        if serves and schema != serves:
+            raise LoadError(
+                f"{folder}: schema {schema} differs from {serves} of the version that serves, "
+                "whose clients would break; restart the server to change features or tasks"
+            )
+
+    def _retire(self, version: int, served: V) -> None:
         self._record(version, Record("UNLOADING"))
 
         def closed() -> None:
-            if served.store is not None:
-                served.store.close()
+            served.close()
             self._record(version, Record("END"))
 
         served.servable.retire(closed)
@@ -307,12 +305,3 @@ class Manager:
     def _record(self, version: int, record: Record) -> None:
         with self._lock:
             self._records[version] = record
-
-
-def _reference(folder: Path) -> Reference | None:
-    """What the test split looked like; a version serves without it as well."""
-    try:
-        return Reference.read(folder)
-    except (OSError, ValueError) as error:
-        LOG.warning("%s; nothing is compared with the test split", error)
-        return None

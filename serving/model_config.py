@@ -9,7 +9,14 @@ model_config_list {
     version_labels { key: "stable" value: 3 }
     version_labels { key: "canary" value: 4 }
   }
+  config {
+    name: "deskdrop-candidates"
+    base_path: "models/deskdrop-candidates"
+    model_platform: "candidates/deskdrop"
+  }
 }
+
+The last one finds the candidates that the ranker of that name ranks when Recommend is called.
 """
 
 from dataclasses import dataclass, field
@@ -20,6 +27,9 @@ from google.protobuf import text_format
 from tensorflow_serving.config import model_server_config_pb2
 
 from configs.errors import ServingError
+
+CANDIDATES = "candidates/"
+"""How the platform of a candidate model begins; the ranker's name follows."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class ModelConfig:
     policy: VersionPolicy = VersionPolicy()
     labels: dict[str, int] = field(default_factory=dict)
     """Version of each label."""
+    ranker: str = ""
+    """Of a candidate model, the name of the model that ranks what it finds."""
 
 
 def read_model_configs(path: Path) -> list[ModelConfig]:
@@ -82,7 +94,29 @@ def model_configs(message: Any) -> list[ModelConfig]:
         found[one.name] = one
     if not found:
         raise ServingError("model_config_list: expected at least one config, received none")
+    _check_rankers(found)
     return list(found.values())
+
+
+def _check_rankers(configs: dict[str, ModelConfig]) -> None:
+    """Every candidate model has a ranker of its own."""
+    taken: dict[str, str] = {}
+    for name, config in configs.items():
+        if not config.ranker:
+            continue
+        ranker = configs.get(config.ranker)
+        if ranker is None or ranker.ranker:
+            rankers = [repr(one.name) for one in configs.values() if not one.ranker]
+            raise ServingError(
+                f"model {name!r}: model_platform: expected '{CANDIDATES}RANKER' with "
+                f"one of the rankers {', '.join(rankers) or '(none)'}, received {config.ranker!r}"
+            )
+        if config.ranker in taken:
+            raise ServingError(
+                f"model {name!r}: model {config.ranker!r} has the candidate model "
+                f"{taken[config.ranker]!r} already; configure one of them"
+            )
+        taken[config.ranker] = name
 
 
 def _model_config(config: Any) -> ModelConfig:
@@ -91,9 +125,15 @@ def _model_config(config: Any) -> ModelConfig:
     where = f"model {config.name!r}"
     if not config.base_path:
         raise ServingError(f"{where}: base_path: required, the folder of its numbered versions")
-    if config.model_platform not in {"", "tensorflow"} or config.model_type:
-        received = config.model_platform or f"model_type {config.model_type}"
-        raise ServingError(f"{where}: model_platform: expected 'tensorflow', received {received!r}")
+    platform, ranker = config.model_platform, ""
+    if platform.startswith(CANDIDATES):
+        platform, ranker = "", platform.removeprefix(CANDIDATES)
+    if platform not in {"", "tensorflow"} or config.model_type:
+        received = platform or f"model_type {config.model_type}"
+        raise ServingError(
+            f"{where}: model_platform: expected 'tensorflow' or '{CANDIDATES}RANKER', "
+            f"received {received!r}"
+        )
     if config.HasField("logging_config"):
         raise ServingError(f"{where}: logging_config: not supported; see --impression_log")
     policy = _policy(where, config.model_version_policy)
@@ -103,7 +143,8 @@ def _model_config(config: Any) -> ModelConfig:
                 f"{where}: version_labels: label {label!r}: expected a name, and one of the "
                 f"versions of its policy, received version {version}"
             )
-    return ModelConfig(config.name, Path(config.base_path), policy, dict(config.version_labels))
+    labels = dict(config.version_labels)
+    return ModelConfig(config.name, Path(config.base_path), policy, labels, ranker)
 
 
 def _policy(where: str, policy: Any) -> VersionPolicy:

@@ -3,12 +3,15 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from serving.manager import Manager, Record, Served
+from serving.manager import Manager, Record
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
-from serving.status import LOG, InvalidRequestError, NotServedError
+from serving.retriever import Retriever
+from serving.served import Served
+from serving.status import LOG, InvalidRequestError, NotServedError, WrongStateError
 
 
 class Models:
@@ -19,7 +22,7 @@ class Models:
         self._metrics = metrics
         self._lock = threading.Lock()  # of the dictionary
         self._changing = threading.Lock()  # one change at a time
-        self._managers: dict[str, Manager] = {}
+        self._managers: dict[str, Manager[Any]] = {}
 
     def apply(self, configs: Sequence[ModelConfig]) -> None:
         """Serve these models and no others; a failure changes nothing.
@@ -43,13 +46,16 @@ class Models:
         with self._changing:
             with self._lock:
                 before = dict(self._managers)
-            after: dict[str, Manager] = {}
-            started: list[Manager] = []
+            after: dict[str, Manager[Any]] = {}
+            started: list[Manager[Any]] = []
             try:
-                for config in configs:
+                # Rankers first: a candidate model must have its ranker's schema.
+                for config in sorted(configs, key=lambda config: bool(config.ranker)):
+                    schema = after[config.ranker].schema() if config.ranker else ""
                     manager = before.get(config.name)
-                    if manager is None or not manager.keeps(config):
-                        manager = Manager(config, self._options, self._metrics)
+                    if manager is None or not manager.keeps(config, schema):
+                        kind = Retriever if config.ranker else Served
+                        manager = Manager(config, kind, self._options, self._metrics, schema)
                         started.append(manager)
                         manager.start()
                     manager.check_labels(config.labels)
@@ -80,7 +86,7 @@ class Models:
 
     @contextmanager
     def use(self, name: str, version: int | None = None, label: str = "") -> Iterator[Served]:
-        """A version for one call; it stays open until the block ends.
+        """A ranker's version for one call; it stays open until the block ends.
 
         Args:
             name: the model's name as the caller gave it.
@@ -90,14 +96,36 @@ class Models:
         Raises:
             InvalidRequestError: no model name, or an unknown label.
             NotServedError: unknown model or version, or the version is not ready.
+            WrongStateError: the model finds candidates, and does not rank.
         """
         with self._lock:
+            manager = self._manager(name)
+            if manager.ranker:
+                raise WrongStateError(
+                    f"model {name!r}: finds candidates for {manager.ranker!r} and does not rank; "
+                    f"call Recommend of {manager.ranker!r}"
+                )
             # Acquired under the lock, so that a reload cannot close the model in between.
-            served = self._manager(name).acquire(version, label)
+            served = manager.acquire(version, label)
         try:
             yield served
         finally:
             served.servable.release()
+
+    def candidates(self, ranker: str) -> Manager[Retriever]:
+        """The candidate model of a ranker.
+
+        Raises:
+            WrongStateError: it has none.
+        """
+        with self._lock:
+            for manager in self._managers.values():
+                if manager.ranker == ranker:
+                    return manager
+        raise WrongStateError(
+            f"model {ranker!r}: has no candidate model, so that there is nothing to recommend "
+            "from; start the server with --candidates_base_path, or call Rank"
+        )
 
     def records(self, name: str, version: int | None = None, label: str = "") -> dict[int, Record]:
         """State of a model's versions that were ever tried, or of one.
@@ -122,7 +150,7 @@ class Models:
             manager = self._managers.get(name)
         return manager.records() if manager is not None else {}
 
-    def manager(self, name: str) -> Manager:
+    def manager(self, name: str) -> Manager[Any]:
         """One model's manager.
 
         Raises:
@@ -137,7 +165,7 @@ class Models:
         with self._lock:
             return {name: manager.serving() for name, manager in self._managers.items()}
 
-    def _manager(self, name: str) -> Manager:
+    def _manager(self, name: str) -> Manager[Any]:
         names = ", ".join(repr(one) for one in self._managers) or "none"
         if not name:
             raise InvalidRequestError(f"model name: required; this server has {names}")

@@ -43,6 +43,17 @@ class ServerOptions:
         Path | None,
         Flag("several models, with version policies and labels: a ModelServerConfig as text"),
     ] = None
+    candidates_base_path: Annotated[
+        Path | None,
+        Flag("folder of the versions of the candidate model, whose items Recommend has ranked"),
+    ] = None
+    recommend_candidates: Annotated[
+        int, Flag("candidates that Recommend ranks where the call does not say how many")
+    ] = 500
+    retrieval_timeout_ms: Annotated[
+        float,
+        Flag("time for a candidate model's answer; after it popular items stand in", 0.1),
+    ] = 100.0
     host: Annotated[
         str, Flag("address to listen on; the default is reachable from this machine only")
     ] = "127.0.0.1"
@@ -166,6 +177,11 @@ class ServerOptions:
             raise ServingError(
                 "--model_config_file: names all models; leave --model_name and "
                 "--model_base_path out"
+            )
+        elif self.candidates_base_path is not None:
+            raise ServingError(
+                "--candidates_base_path: with --model_config_file, a candidate model is a config "
+                "of its own, with model_platform: 'candidates/RANKER'"
             )
         stores = ("version", "none", "redis://", "rediss://", "unix://")
         if not self.feature_store.startswith(stores):

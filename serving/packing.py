@@ -1,4 +1,4 @@
-"""Python values to the messages of a Rank request; imports neither TensorFlow nor numpy."""
+"""Python values to the messages of a Rank or Recommend call, without TensorFlow and numpy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,6 +49,41 @@ def rank_request(
     for name, values in columns.items():
         request.candidates.columns[name].CopyFrom(_column(name, values))
     return request
+
+
+def recommend_request(
+    model: Any,
+    user: Mapping[str, Feature | None],
+    context: Mapping[str, Feature | None],
+    exclude: Sequence[Scalar],
+) -> Any:
+    """A RecommendRequest with all features.
+
+    Raises:
+        ServingError: a value is of a type that no feature has; the message names the feature.
+    """
+    request = ranking_pb2.RecommendRequest(
+        model=model,
+        user={name: _value(name, value) for name, value in user.items()},
+        context={name: _value(name, value) for name, value in context.items()},
+    )
+    _pack("exclude", request.exclude, _sequence("exclude", exclude))
+    return request
+
+
+def add_counts(request: Any, **counts: int | None) -> None:
+    """Numbers of items, such as the limit, where they are given.
+
+    Raises:
+        ServingError: one is less than 1, or no int32.
+    """
+    for name, count in counts.items():
+        if count is None:
+            continue
+        if count < 1:
+            raise ServingError(f"{name}: expected 1 or more, received {count}")
+        with naming(name):
+            setattr(request, name, count)
 
 
 def add_weights(request: Any, weights: Mapping[str, float]) -> None:

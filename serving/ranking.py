@@ -1,4 +1,8 @@
-"""`multigate.RankingService`: candidates in, ranked items with a score per task out."""
+"""`multigate.RankingService`: a user in, ranked items with a score per task out.
+
+Rank is given the candidates; Recommend has `serving.recommendation` find them, and then ranks them
+as Rank does.
+"""
 
 import time
 import uuid
@@ -10,11 +14,12 @@ from configs.contract import IdListFeature
 from serving.impressions import ImpressionLog, Ranked
 from serving.layout import RANK, SCORE, Arrays, value_dtype
 from serving.logs import say
-from serving.manager import Served
 from serving.metrics import ServerMetrics
 from serving.models import Models
 from serving.protos import ranking_pb2, ranking_pb2_grpc
-from serving.request import ParsedRequest
+from serving.recommendation import CandidateFinder, to_rank
+from serving.request import ParsedRequest, Part
+from serving.served import Served
 from serving.status import Call, InvalidRequestError
 from serving.watch import Watch
 
@@ -22,19 +27,21 @@ _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 
 
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
-    """Rank and GetContract; failures leave as the exceptions of `serving.status`."""
+    """Rank, Recommend and GetContract; failures leave as the exceptions of `serving.status`."""
 
     def __init__(
         self,
         models: Models,
         metrics: ServerMetrics,
         max_candidates: int,
+        finder: CandidateFinder,
         impressions: ImpressionLog | None = None,
         watch: Watch | None = None,
     ) -> None:
         self._models = models
         self._metrics = metrics
         self._max_candidates = max_candidates
+        self._finder = finder
         self._impressions = impressions
         self._watch = watch
 
@@ -46,24 +53,34 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
             say(model=served.model, version=served.servable.version)
-            parsed = served.reader.read(request)
-            say(candidates=parsed.rows)
-            self._metrics.candidates.observe(parsed.rows, served.model)
-            if parsed.missing:
-                self._metrics.missing.add_all(served.model, parsed.missing)
-            if parsed.stored:
-                self._metrics.stored.add_all(served.model, parsed.stored)
-            if request.returns not in ranking_pb2.Return.values():
-                raise InvalidRequestError(
-                    f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
-                    f"received number {request.returns}"
-                )
-            outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
-            _refuse_overflow(outputs)
-            answer = self._answer(request, request_id, served, parsed, outputs)
-            if self._watch is not None:
-                self._watch.add(served, parsed.inputs, outputs)
-            return answer
+            return self._rank(request, request_id, served, call)
+
+    def Recommend(self, request: Any, context: Any) -> Any:
+        """Find candidates for one user, and rank them."""
+        request_id = request.request_id or uuid.uuid4().hex
+        say(request_id=request_id)
+        call = Call(context)
+        call.check("before the request was read")
+        with self._models.use(*requested(request.model)) as served:
+            say(model=served.model, version=served.servable.version)
+            user = served.reader.read_user(request)
+            found = self._finder.find(request, served, user, call)
+            say(source=ranking_pb2.Source.Name(found.source))
+            response = ranking_pb2.RecommendResponse(
+                candidates_name=found.model,
+                candidates_version=found.version,
+                source=found.source,
+            )
+            if found.items:
+                ranked = self._rank(to_rank(request, found.items), request_id, served, call, user)
+                response.ranking.CopyFrom(ranked)
+            else:
+                response.ranking.CopyFrom(_described(served, request_id))
+            # What was found comes before what it was ranked by.
+            warnings = [*found.warnings, *response.ranking.warnings]
+            response.ranking.ClearField("warnings")
+            response.ranking.warnings.extend(warnings)
+            return response
 
     def GetContract(self, request: Any, context: Any) -> Any:
         """What a request may say."""
@@ -85,6 +102,29 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     name=name, group=task.group, type=task.type, score_weight=task.score_weight
                 )
             return response
+
+    def _rank(
+        self, request: Any, request_id: str, served: Served, call: Call, user: Part | None = None
+    ) -> Any:
+        """Answer a RankRequest, whose user may have been read already."""
+        parsed = served.reader.read(request, user)
+        say(candidates=parsed.rows)
+        self._metrics.candidates.observe(parsed.rows, served.model)
+        if parsed.missing:
+            self._metrics.missing.add_all(served.model, parsed.missing)
+        if parsed.stored:
+            self._metrics.stored.add_all(served.model, parsed.stored)
+        if request.returns not in ranking_pb2.Return.values():
+            raise InvalidRequestError(
+                f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
+                f"received number {request.returns}"
+            )
+        outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
+        _refuse_overflow(outputs)
+        answer = self._answer(request, request_id, served, parsed, outputs)
+        if self._watch is not None:
+            self._watch.add(served, parsed.inputs, outputs)
+        return answer
 
     def _answer(
         self,
@@ -110,14 +150,9 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     time.time(),
                 )
             )
-        response = ranking_pb2.RankResponse(
-            item_index=order.tolist(),
-            model_name=served.model,
-            model_version=served.servable.version,
-            schema=served.servable.schema,
-            request_id=request_id,
-            warnings=parsed.warnings(),
-        )
+        response = _described(served, request_id)
+        response.item_index.extend(order.tolist())
+        response.warnings.extend(parsed.warnings())
         which = request.candidates.item_id.WhichOneof("values")
         ids = getattr(request.candidates.item_id, which).values
         getattr(response.item_id, which).values.extend([ids[index] for index in order])
@@ -126,6 +161,16 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             for task in served.servable.contract.tasks:
                 response.task_scores[task].values.extend(outputs[task][order].tolist())
         return response
+
+
+def _described(served: Served, request_id: str) -> Any:
+    """An answer without items."""
+    return ranking_pb2.RankResponse(
+        model_name=served.model,
+        model_version=served.servable.version,
+        schema=served.servable.schema,
+        request_id=request_id,
+    )
 
 
 def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:

@@ -36,6 +36,7 @@ from serving.status import InvalidRequestError, StoreError
 _KIND_OF = {"texts": "string", "integers": "int64", "numbers": "float32"}
 _LIST_OF = {"text": "texts", "integer": "integers", "number": "numbers"}
 _SIDES: tuple[Side, ...] = ("user", "context", "item")
+_NO_ITEMS = np.empty(0, object)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,27 @@ class ParsedRequest:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Features of some sides, as they are used."""
+
+    inputs: Arrays
+    """Of the `rank` signature."""
+    missing: dict[str, int]
+    stored: dict[str, int]
+    problem: str = ""
+    """All three as in `ParsedRequest`."""
+
+    def joined(self, other: "Part") -> "Part":
+        """Both parts as one."""
+        return Part(
+            self.inputs | other.inputs,
+            self.missing | other.missing,
+            self.stored | other.stored,
+            self.problem or other.problem,
+        )
+
+
+@dataclass(frozen=True)
 class _Values:
     """The values of one feature for some rows, as the request held them."""
 
@@ -94,34 +116,93 @@ class RequestReader:
             [[task.score_weight for task in contract.tasks.values()]], np.float32
         )
 
-    def read(self, request: Any) -> ParsedRequest:
+    def read(self, request: Any, user: Part | None = None) -> ParsedRequest:
         """Validate a RankRequest.
+
+        Args:
+            request: the message.
+            user: its user and context, where `read_user` has read them already; the message's own
+                are not looked at then.
 
         Raises:
             InvalidRequestError: the first thing that contradicts the contract.
         """
         rows = self._count(request.candidates)
         candidates = request.candidates
-        self._refuse_unknown(request.user, "user", "user features")
-        self._refuse_unknown(request.context, "context", "context features")
+        if user is None:
+            self._refuse_unknown_of_user(request)
         self._refuse_unknown(candidates.columns, "item", "candidate columns")
         contract = self._contract
         if contract.item in candidates.columns:
             raise InvalidRequestError(
                 f"candidate column {contract.item!r}: these values belong in item_id"
             )
-        given = {name: _single(name, value) for name, value in request.user.items()}
-        given |= {name: _single(name, value) for name, value in request.context.items()}
-        given |= {name: _column(column) for name, column in candidates.columns.items()}
+        given = {name: _column(column) for name, column in candidates.columns.items()}
         given[contract.item] = _ids(candidates.item_id)
+        if user is None:
+            part = self._read(_SIDES, _of_user(request) | given, rows)
+        else:
+            part = user.joined(self._read(("item",), given, rows))
+        inputs = part.inputs | {
+            USER_INDEX: np.zeros(rows, np.int32),
+            TASK_WEIGHTS: self._read_weights(request.task_weights),
+        }
+        if request.limit < 0:
+            raise InvalidRequestError(f"limit: expected 0 (all) or more, received {request.limit}")
+        return ParsedRequest(
+            inputs,
+            rows,
+            self._read_floors(request.floors),
+            request.limit or rows,
+            part.missing,
+            part.stored,
+            part.problem,
+        )
+
+    def read_user(self, request: Any) -> Part:
+        """Validate what a request says of the user and the context.
+
+        Args:
+            request: a RecommendRequest; of the candidates, which are not known yet, nothing.
+
+        Raises:
+            InvalidRequestError: the first thing that contradicts the contract.
+            StoreError: a feature is due that the feature store cannot give.
+        """
+        self._refuse_unknown_of_user(request)
+        return self._read(("user", "context"), _of_user(request), 1)
+
+    def read_ids(self, where: str, ids: Any) -> list[bytes | int]:
+        """Ids of items as the graph has them.
+
+        Raises:
+            InvalidRequestError: they are of another type, or too many.
+        """
+        if ids.WhichOneof("values") is None:
+            return []
+        found = _ids(ids)
+        if len(found.values) > self._max_candidates:
+            raise InvalidRequestError(
+                f"{where}: expected at most {self._max_candidates} ids, received "
+                f"{len(found.values)}"
+            )
+        name = self._contract.item
+        feature = self._contract.features[name]
+        column = _encode_values(name, feature, found, len(found.values))
+        return list(column.values.tolist())
+
+    def _read(self, sides: Sequence[Side], given: Mapping[str, _Values | None], rows: int) -> Part:
+        """Inputs of some sides' features, from the request, the store, or the missing rule."""
+        contract = self._contract
         inputs: Arrays = {}
         missing: dict[str, int] = {}
         stored: dict[str, int] = {}
-        for name in (contract.user, contract.item):
-            due = rows if name == contract.item else 1
-            inputs |= _encode(name, contract.features[name], given.get(name), due, missing)
-        found = self._ask(inputs, given)
-        for side in _SIDES:
+        for name, side in ((contract.user, "user"), (contract.item, "item")):
+            if side in sides:
+                due = rows if side == "item" else 1
+                inputs |= _encode(name, contract.features[name], given.get(name), due, missing)
+        found = self._ask(sides, inputs, given)
+        for side in sides:
             for name, feature in self._sides[side].items():
                 if name in inputs:
                     continue
@@ -136,34 +217,31 @@ class RequestReader:
                     )
                 due = rows if side == "item" else 1
                 inputs |= _encode(name, feature, given.get(name), due, missing)
-        inputs[USER_INDEX] = np.zeros(rows, np.int32)
-        inputs[TASK_WEIGHTS] = self._read_weights(request.task_weights)
-        if request.limit < 0:
-            raise InvalidRequestError(f"limit: expected 0 (all) or more, received {request.limit}")
-        return ParsedRequest(
-            inputs,
-            rows,
-            self._read_floors(request.floors),
-            request.limit or rows,
-            missing,
-            stored,
-            found.problem,
-        )
+        return Part(inputs, missing, stored, found.problem)
 
-    def _ask(self, inputs: Arrays, given: Mapping[str, Any]) -> Stored:
+    def _ask(
+        self, sides: Sequence[Side], inputs: Arrays, given: Mapping[str, _Values | None]
+    ) -> Stored:
         """What the feature store knows of what the request does not name, in one question."""
         if self._store is None:
             return Stored()
         contract = self._contract
-        of_user = [name for name in self._stored["user"] if name not in given]
-        of_items = [name for name in self._stored["item"] if name not in given]
+        of_user, of_items = (
+            [name for name in self._stored[side] if side in sides and name not in given]
+            for side in ("user", "item")
+        )
         known = inputs.get(contract.user + PRESENT)
         user = None
         if of_user and (known is None or known[0]):
             user = inputs[contract.user].tolist()[0]
         if user is None and not of_items:
             return Stored()
-        return self._store.read(Question(user, of_user, inputs[contract.item], of_items))
+        items = inputs.get(contract.item, _NO_ITEMS)
+        return self._store.read(Question(user, of_user, items, of_items))
+
+    def _refuse_unknown_of_user(self, request: Any) -> None:
+        self._refuse_unknown(request.user, "user", "user features")
+        self._refuse_unknown(request.context, "context", "context features")
 
     def _count(self, candidates: Any) -> int:
         """N."""
@@ -226,6 +304,12 @@ class RequestReader:
                 f"{where}: unknown task {task!r}; expected some of "
                 f"{', '.join(self._contract.tasks)}"
             )
+
+
+def _of_user(request: Any) -> dict[str, _Values | None]:
+    """What a request holds of the user and the context."""
+    given = {name: _single(name, value) for name, value in request.user.items()}
+    return given | {name: _single(name, value) for name, value in request.context.items()}
 
 
 def _single(name: str, value: Any) -> _Values | None:

@@ -10,13 +10,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from configs.contract import FrozenContract
+from configs.contract import Contract, FrozenContract
 from configs.errors import MultigateError, ServingError
 from serving.freezing import small_enough, without_variables
-from serving.layout import DEFAULT, RANK, SCORE, Arrays, Layout, default_layout, rank_layout
+from serving.layout import Arrays, Layout, ranker_layouts
 from serving.versions import CONTRACT, missing_files
 
 LOG = logging.getLogger("multigate.serving")
+
+
+Layouts = Callable[[Contract], dict[str, Layout]]
+"""The signatures that a contract implies, by name."""
 
 
 class LoadError(ServingError):
@@ -64,14 +68,15 @@ class Servable:
         frozen: FrozenContract,
         session: Any,
         meta_graph: Any,
+        layouts: Layouts,
     ) -> None:
         self.version = version
         self.contract = frozen.contract
         self.schema = frozen.schema_fingerprint
         self.definitions = dict(sorted(meta_graph.signature_def.items()))
-        layouts = {DEFAULT: default_layout(self.contract), RANK: rank_layout(self.contract)}
+        needed = layouts(self.contract)
         self.signatures = {
-            name: Signature(name, definition, session, layouts.get(name))
+            name: Signature(name, definition, session, needed.get(name))
             for name, definition in self.definitions.items()
             if not name.startswith("__")
         }
@@ -79,11 +84,17 @@ class Servable:
         self._lock = threading.Lock()
         self._calls = 0
         self._closed: Callable[[], None] | None = None
-        for name, layout in layouts.items():
+        for name, layout in needed.items():
             self._check(name, layout)
 
     @classmethod
-    def load(cls, version: int, folder: Path, parallelism: tuple[int, int] = (1, -1)) -> "Servable":
+    def load(
+        cls,
+        version: int,
+        folder: Path,
+        parallelism: tuple[int, int] = (1, -1),
+        layouts: Layouts = ranker_layouts,
+    ) -> "Servable":
         """Load a version folder.
 
         Args:
@@ -91,6 +102,7 @@ class Servable:
             folder: where it lies.
             parallelism: threads within an operation, and threads across operations; of the
                 latter, -1 is the thread of the call itself.
+            layouts: of the signatures that it must have.
 
         Raises:
             LoadError: the folder is not whole, damaged, or not what its contract says.
@@ -112,7 +124,7 @@ class Servable:
             with graph.as_default():
                 meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
             session = _lighter(session, meta_graph, config, folder)
-            return cls(version, frozen, session, meta_graph)
+            return cls(version, frozen, session, meta_graph, layouts)
         except LoadError as error:
             session.close()
             raise LoadError(f"{folder}: {error}") from None
@@ -140,10 +152,9 @@ class Servable:
                 for key in differing
             )
             raise LoadError(f"signature {name!r}: inputs differ from the contract's: {details}")
-        wanted = {*self.contract.tasks, SCORE}
-        if wanted != signature.outputs.keys():
+        if layout.outputs != signature.outputs.keys():
             raise LoadError(
-                f"signature {name!r}: expected outputs {', '.join(sorted(wanted))}, "
+                f"signature {name!r}: expected outputs {', '.join(sorted(layout.outputs))}, "
                 f"received {', '.join(signature.outputs)}"
             )
 

@@ -27,6 +27,7 @@ from serving.models import Models
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
+from serving.recommendation import CandidateFinder
 from serving.security import read_tokens, server_credentials
 from serving.signals import stop_signals, wait_for
 from serving.status import LOG, StatusInterceptor
@@ -91,6 +92,7 @@ class Server:
         self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
         self._watch: Watch | None = None
+        self._finder = CandidateFinder(self.models, self.metrics, options)
 
     def start(self) -> None:
         """Load and warm a version, then listen.
@@ -134,6 +136,7 @@ class Server:
             if force.is_set():
                 self._grpc.stop(0)
         self._pool.shutdown()
+        self._finder.close()
         self._close_exporter()
         if self._impressions is not None:
             self._impressions.close()
@@ -144,7 +147,7 @@ class Server:
     def describe(self) -> str:
         """Models and versions that serve, in words."""
         return ", ".join(
-            f"{name} version {' and '.join(map(str, versions))}"
+            f"{name} version {' and '.join(map(str, versions)) or '(none yet)'}"
             for name, versions in self.models.serving().items()
         )
 
@@ -158,7 +161,12 @@ class Server:
     def _register(self) -> None:
         models, server = self.models, self._grpc
         ranking = RankingService(
-            models, self.metrics, self.options.max_candidates, self._impressions, self._watch
+            models,
+            self.metrics,
+            self.options.max_candidates,
+            self._finder,
+            self._impressions,
+            self._watch,
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
@@ -224,7 +232,11 @@ def _configs(options: ServerOptions) -> list[ModelConfig]:
     if options.model_config_file is not None:
         return read_model_configs(options.model_config_file)
     assert options.model_base_path is not None
-    return [ModelConfig(options.model_name, options.model_base_path)]
+    name, candidates = options.model_name, options.candidates_base_path
+    configs = [ModelConfig(name, options.model_base_path)]
+    if candidates is not None:
+        configs.append(ModelConfig(f"{name}-candidates", candidates, ranker=name))
+    return configs
 
 
 def serve(options: ServerOptions) -> None:

@@ -10,6 +10,7 @@ CONTRACT = f"{EXTRA}/contract.json"
 GOLDEN = f"{EXTRA}/golden.json"
 SPARSITY = f"{EXTRA}/sparsity.json"
 WARMUP = f"{EXTRA}/tf_serving_warmup_requests"
+POPULAR = f"{EXTRA}/popular.json"
 
 _NEEDED = (GRAPH, "variables/variables.index", CONTRACT, GOLDEN)
 

@@ -19,6 +19,7 @@ from serving.versions import GOLDEN, WARMUP
 
 RUNS = 2  # the first run of a shape traces, the second one shows that tracing is over
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # of golden scores: other CPUs sum in another order
+SAME_IDS = 0.9  # of golden items: those with almost equal scores may change places
 
 
 def prepare(servable: Servable, folder: Path, replay: bool = True) -> int:
@@ -80,15 +81,18 @@ def check_golden(servable: Servable, path: Path) -> None:
         if name not in received:
             raise LoadError(f"{path}: output {name!r}: expected, the signature has none")
         answer = received[name]
-        same = answer.shape == values.shape and np.allclose(
-            answer, values, rtol=RELATIVE, atol=ABSOLUTE
-        )
-        if not same:
+        if answer.shape != values.shape or not _alike(answer, values):
             raise LoadError(
                 f"{path}: output {name!r}: expected {np.ravel(values)[:3]}... of shape "
                 f"{values.shape}, the loaded version answers {np.ravel(answer)[:3]}... of shape "
                 f"{answer.shape}; the version is damaged: export it anew"
             )
+
+
+def _alike(answer: np.ndarray, expected: np.ndarray) -> bool:
+    if expected.dtype.kind == "f":
+        return np.allclose(answer, expected, rtol=RELATIVE, atol=ABSOLUTE)
+    return not expected.size or float(np.mean(answer == expected)) >= SAME_IDS
 
 
 def _run(signature: Signature, inputs: Arrays, path: Path) -> Arrays:

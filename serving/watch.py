@@ -18,10 +18,10 @@ import numpy as np
 
 from configs.contract import LENGTH, PRESENT, IdListFeature
 from serving.layout import SCORE, Arrays
-from serving.manager import Served
 from serving.metrics import ServerMetrics
 from serving.options import ServerOptions
 from serving.reference import Reference, stability_index
+from serving.served import Served
 from serving.status import LOG
 
 WATCH = "watch"

@@ -1,4 +1,4 @@
-"""Train, evaluate and export the candidate model: what finds the items that are then ranked."""
+"""Train, evaluate, export and judge the candidate model, which finds what is then ranked."""
 
 import argparse
 import importlib
@@ -12,7 +12,9 @@ EXAMPLE = (
     "multigate candidates train --config deskdrop --examples examples --out candidates\n"
     "multigate candidates evaluate --checkpoint candidates --examples examples\n"
     "multigate candidates export --checkpoint candidates --examples examples \\\n"
-    "    --out models/deskdrop-candidates"
+    "    --out models/deskdrop-candidates\n"
+    "multigate candidates report --candidates models/deskdrop-candidates/1 \\\n"
+    "    --ranker models/deskdrop/1 --examples examples"
 )
 
 
@@ -34,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, help="the model's base folder; a number is added"
     )
     export.add_argument("--version", type=int, help="version number (default: highest plus one)")
+    report = actions.add_parser("report", help="both stages against ranking everything")
+    report.add_argument("--candidates", type=Path, required=True, help="version of this model")
+    report.add_argument("--ranker", type=Path, required=True, help="version of the ranker")
+    add_examples(report)
+    report.add_argument(
+        "--questions", type=int, default=1000, help="ask at most so many (default: 1000)"
+    )
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +66,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
         result = evaluate(options.checkpoint, options.examples, split=options.split)
         show_recall(result)
+        return result
+    if options.action == "report":
+        from jobs.multistage import report
+        from jobs.show import show_multistage
+
+        result = report(
+            options.candidates, options.ranker, options.examples, questions=options.questions
+        )
+        show_multistage(result)
         return result
     from candidates.export import export
 

@@ -39,6 +39,43 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     either.add_argument("--version", type=Path, help="folder that export wrote, with its number")
 
 
+def add_caller(parser: argparse.ArgumentParser) -> None:
+    """Add what the verbs that call a server share."""
+    parser.add_argument("--target", default="localhost:8500", help="host:port of the server")
+    parser.add_argument("--model", required=True, help="model name")
+    parser.add_argument("--user", type=json_object, required=True, help="user features, JSON")
+    parser.add_argument("--context", type=json_object, default={}, help="context features, JSON")
+    parser.add_argument("--weights", type=json_object, help="task weights, JSON: task -> number")
+    parser.add_argument(
+        "--floors",
+        type=json_object,
+        help="scores that an item may have, JSON: task -> [lowest or null, highest or null]",
+    )
+    parser.add_argument("--limit", type=int, help="return so many items at most")
+    parser.add_argument("--tls", action="store_true", help="encrypt, trusting the system's CAs")
+    parser.add_argument("--ca", type=Path, help="PEM file of the CAs to trust; encrypts")
+    parser.add_argument("--certificate", type=Path, help="PEM file that shows who calls; encrypts")
+    parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
+    parser.add_argument("--token_file", type=Path, help="file whose first line is a bearer token")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
+
+
+def connect(options: argparse.Namespace) -> Any:
+    """The client that `add_caller`'s options describe."""
+    from serving.client import RankClient
+    from serving.security import read_tokens
+
+    return RankClient(
+        options.target,
+        timeout=options.timeout,
+        tls=options.tls,
+        ca=options.ca,
+        certificate=options.certificate,
+        key=options.key,
+        token=read_tokens(options.token_file)[0] if options.token_file else "",
+    )
+
+
 def evaluation_options(source: str | None) -> Any:
     """The section `evaluation` of a configuration; None without one."""
     if source is None:

@@ -11,8 +11,15 @@ class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TASK_SCORES: _ClassVar[Return]
     ORDER: _ClassVar[Return]
+
+class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RETRIEVED: _ClassVar[Source]
+    POPULAR: _ClassVar[Source]
 TASK_SCORES: Return
 ORDER: Return
+RETRIEVED: Source
+POPULAR: Source
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "version", "version_label")
@@ -181,6 +188,70 @@ class RankResponse(_message.Message):
     request_id: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, item_index: _Optional[_Iterable[int]] = ..., item_id: _Optional[_Union[ItemIds, _Mapping]] = ..., score: _Optional[_Iterable[float]] = ..., task_scores: _Optional[_Mapping[str, Numbers]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., request_id: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecommendRequest(_message.Message):
+    __slots__ = ("model", "user", "context", "exclude", "candidates", "task_weights", "floors", "limit", "returns", "request_id")
+    class UserEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Value
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    class ContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Value
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    class TaskWeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FloorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Floor
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Floor, _Mapping]] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    TASK_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    FLOORS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    model: ModelSpec
+    user: _containers.MessageMap[str, Value]
+    context: _containers.MessageMap[str, Value]
+    exclude: ItemIds
+    candidates: int
+    task_weights: _containers.ScalarMap[str, float]
+    floors: _containers.MessageMap[str, Floor]
+    limit: int
+    returns: Return
+    request_id: str
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., user: _Optional[_Mapping[str, Value]] = ..., context: _Optional[_Mapping[str, Value]] = ..., exclude: _Optional[_Union[ItemIds, _Mapping]] = ..., candidates: _Optional[int] = ..., task_weights: _Optional[_Mapping[str, float]] = ..., floors: _Optional[_Mapping[str, Floor]] = ..., limit: _Optional[int] = ..., returns: _Optional[_Union[Return, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class RecommendResponse(_message.Message):
+    __slots__ = ("ranking", "candidates_name", "candidates_version", "source")
+    RANKING_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_NAME_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ranking: RankResponse
+    candidates_name: str
+    candidates_version: int
+    source: Source
+    def __init__(self, ranking: _Optional[_Union[RankResponse, _Mapping]] = ..., candidates_name: _Optional[str] = ..., candidates_version: _Optional[int] = ..., source: _Optional[_Union[Source, str]] = ...) -> None: ...
 
 class GetContractRequest(_message.Message):
     __slots__ = ("model",)

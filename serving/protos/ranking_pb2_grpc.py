@@ -39,6 +39,11 @@ class RankingServiceStub:
                 request_serializer=serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
                 response_deserializer=serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
                 _registered_method=True)
+        self.Recommend = channel.unary_unary(
+                '/multigate.RankingService/Recommend',
+                request_serializer=serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
+                response_deserializer=serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
+                _registered_method=True)
         self.GetContract = channel.unary_unary(
                 '/multigate.RankingService/GetContract',
                 request_serializer=serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
@@ -51,6 +56,13 @@ class RankingServiceServicer:
 
     def Rank(self, request, context):
         """Scores the candidates for one user and orders them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recommend(self, request, context):
+        """Finds candidates for one user with the ranker's candidate model, and ranks them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,6 +82,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
                     servicer.Rank,
                     request_deserializer=serving_dot_protos_dot_ranking__pb2.RankRequest.FromString,
                     response_serializer=serving_dot_protos_dot_ranking__pb2.RankResponse.SerializeToString,
+            ),
+            'Recommend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recommend,
+                    request_deserializer=serving_dot_protos_dot_ranking__pb2.RecommendRequest.FromString,
+                    response_serializer=serving_dot_protos_dot_ranking__pb2.RecommendResponse.SerializeToString,
             ),
             'GetContract': grpc.unary_unary_rpc_method_handler(
                     servicer.GetContract,
@@ -104,6 +121,33 @@ class RankingService:
             '/multigate.RankingService/Rank',
             serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
             serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recommend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/multigate.RankingService/Recommend',
+            serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
+            serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,12 +24,16 @@ import tensorflow as tf
 folder = sys.argv[1]
 golden = json.load(open(folder + "/assets.extra/golden.json"))
 signature = tf.saved_model.load(folder).signatures["retrieve"]
-specs = signature.structured_input_signature[1]
-inputs = {name: tf.constant(value, specs[name].dtype) for name, value in golden["inputs"].items()}
-found = signature(**inputs)
-items = found["items"].numpy()[0].tolist()
-items = [one.decode() if isinstance(one, bytes) else one for one in items]
-print(json.dumps({"items": items, "scores": found["scores"].numpy()[0].tolist()}))
+assert golden["signature"] == "retrieve"
+found = signature(
+    **{
+        name: tf.constant(given["values"], given["dtype"], given["shape"])
+        for name, given in golden["inputs"].items()
+    }
+)
+answers = {name: values.numpy()[0].tolist() for name, values in found.items()}
+answers["items"] = [one.decode() if isinstance(one, bytes) else one for one in answers["items"]]
+print(json.dumps(answers))
 """
 
 
@@ -62,8 +66,9 @@ def test_it_answers_without_keras_and_without_our_code(trained):
     )
     answer = json.loads(done.stdout.splitlines()[-1])
     golden = json.loads((trained.version / "assets.extra/golden.json").read_text())["outputs"]
-    assert answer["items"] == golden["items"]
-    np.testing.assert_allclose(answer["scores"], golden["scores"], rtol=1e-5)
+    assert answer["items"] == golden["items"]["values"]
+    assert [answer["known"]] == golden["known"]["values"]
+    np.testing.assert_allclose(answer["scores"], golden["scores"]["values"], rtol=1e-5)
 
 
 def test_it_finds_what_the_model_finds(trained, signature):
@@ -97,6 +102,34 @@ def test_an_unknown_user_is_answered_by_the_history(trained, signature):
     found, scores = ask(signature, raw, 5)
     assert np.isfinite(scores).all()
     assert len({tuple(row) for row in found.tolist()}) > 1  # other histories, other items
+
+
+def test_it_says_of_whom_nothing_is_known(trained, signature):
+    raw, model, table = request(trained, slice(0, 20))
+    contract = model.encoder.contract
+    histories = [
+        name
+        for name, feature in contract.of_side("user")
+        if getattr(feature, "share", None) == contract.item
+    ]
+    assert histories
+    ids, k = raw[contract.user], tf.constant(1)
+
+    def known(**changes):
+        given = raw | changes
+        found = signature(**{name: tf.constant(value) for name, value in given.items()}, k=k)
+        return found["known"].numpy().tolist()
+
+    stranger = np.full_like(ids, "nobody" if ids.dtype == object else -1)
+    none = {f"{name}__length": np.zeros(len(ids), np.int64) for name in histories}
+    lengths = sum(raw[f"{name}__length"] for name in histories)
+    codes = model.encoder(table, [contract.user])[contract.user]
+    in_vocabulary = codes > contract.features[contract.user].oov_buckets
+    assert known(**none) == in_vocabulary.tolist()
+    assert in_vocabulary.any()
+    assert (lengths > 0).any()
+    assert known(**{contract.user: stranger}) == (lengths > 0).tolist()
+    assert known(**{contract.user: stranger}, **none) == [False] * len(ids)
 
 
 def test_popular_items_stand_beside_it(trained):

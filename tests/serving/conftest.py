@@ -19,7 +19,7 @@ from tensorflow_serving.apis import (
 
 from configs.base import parse
 from configs.contract import LENGTH, Contract, FrozenContract
-from serving.layout import default_layout, empty_like, rank_layout
+from serving.layout import default_layout, empty_like, rank_layout, retrieve_layout
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2_grpc
 from serving.server import Server
@@ -69,6 +69,9 @@ CONTRACT = {
 }
 WIDTH = 4  # of every embedding
 SLOW_FROM = 10**12  # the first million hours from here make the graph spin, some 10 us each
+SLOW_RETRIEVAL = 2 * 10**12  # likewise, of the candidate model's graph
+FAILING_RETRIEVAL = 3 * 10**12  # this hour makes it fail
+CATALOGUE = [f"i{n}" for n in range(40)]
 
 
 class SmallRanker(tf.Module):
@@ -171,8 +174,37 @@ class SmallRanker(tf.Module):
         return {"outputs": self.examples(examples)[:, :1]}
 
 
+class SmallRetriever(SmallRanker):
+    """Embeds the user and finds the items whose vectors are nearest."""
+
+    def __init__(self, contract):
+        super().__init__(contract)
+        self.names = [name for name, _ in contract.of_side("user", "context")]
+        random = np.random.default_rng(8)
+        self.projection = tf.Variable(
+            random.normal(size=(len(self.names) * WIDTH, WIDTH)).astype(np.float32)
+        )
+        self.vectors = tf.Variable(random.normal(size=(len(CATALOGUE), WIDTH)).astype(np.float32))
+        self.ids = tf.Variable(CATALOGUE)
+
+    def retrieve(self, k, **inputs):
+        hour = tf.reduce_max(inputs["hour"])
+        users = self.embed(inputs, self.names) @ self.projection
+        scores = users @ tf.transpose(self.vectors)
+        scores += self.spin(hour - SLOW_RETRIEVAL + SLOW_FROM)
+        failing = tf.debugging.assert_none_equal(hour, tf.constant(FAILING_RETRIEVAL, tf.int64))
+        with tf.control_dependencies([failing]):
+            scores, places = tf.math.top_k(scores, tf.clip_by_value(k, 0, len(CATALOGUE)))
+        return {
+            "items": tf.gather(self.ids, places),
+            "scores": scores,
+            "known": (tf.strings.substr(inputs["user_id"], 0, 1) == "u")
+            | (inputs["recent__length"] > 0),
+        }
+
+
 def specs_of(layout):
-    shapes = {1: [None], 2: [None, None]}
+    shapes = {0: [], 1: [None], 2: [None, None]}
     return {
         name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
         for name, what in layout.inputs.items()
@@ -180,14 +212,18 @@ def specs_of(layout):
 
 
 def sample_inputs(contract, rows, users=None, seed=0):
-    """Random inputs of `rank` (with `users`) or `serving_default`."""
+    """Random inputs of `rank` (with `users`), `retrieve` (without rows) or `serving_default`."""
     random = np.random.default_rng(seed)
     layout = default_layout(contract) if users is None else rank_layout(contract)
+    if rows == 0:
+        layout = retrieve_layout(contract)
     inputs = {}
     for name, what in layout.inputs.items():
         count = users if users is not None and what.axis == "users" else rows
         width = 2 + seed % 3
-        if what.role == "index":
+        if what.role == "count":
+            inputs[name] = np.array(5, np.int32)
+        elif what.role == "index":
             inputs[name] = random.integers(0, users, count).astype(np.int32)
         elif what.role == "weights":
             inputs[name] = random.normal(size=(count, 3)).astype(np.float32)
@@ -230,6 +266,21 @@ def as_json(arrays):
     }
 
 
+def write_extra(extra, contract, signature, function, golden):
+    """Contract and golden request of a version."""
+    extra.mkdir()
+    frozen = FrozenContract(
+        contract=contract,
+        schema_fingerprint=contract.schema_fingerprint(),
+        data_fingerprint="0" * 16,
+    )
+    (extra / "contract.json").write_text(frozen.model_dump_json())
+    answers = function(**{name: tf.constant(values) for name, values in golden.items()})
+    outputs = {name: values.numpy() for name, values in answers.items()}
+    described = {"signature": signature, "inputs": as_json(golden), "outputs": as_json(outputs)}
+    (extra / "golden.json").write_text(json.dumps(described))
+
+
 @pytest.fixture(scope="session")
 def contract():
     return parse(Contract, CONTRACT, "test")
@@ -253,18 +304,7 @@ def exported(tmp_path_factory, contract):
     }
     tf.saved_model.save(module, str(folder), signatures)
     extra = folder / "assets.extra"
-    extra.mkdir()
-    frozen = FrozenContract(
-        contract=contract,
-        schema_fingerprint=contract.schema_fingerprint(),
-        data_fingerprint="0" * 16,
-    )
-    (extra / "contract.json").write_text(frozen.model_dump_json())
-    golden = sample_inputs(contract, rows=3, users=2, seed=1)
-    answers = module.rank(**{name: tf.constant(values) for name, values in golden.items()})
-    outputs = {name: values.numpy() for name, values in answers.items()}
-    described = {"signature": "rank", "inputs": as_json(golden), "outputs": as_json(outputs)}
-    (extra / "golden.json").write_text(json.dumps(described))
+    write_extra(extra, contract, "rank", module.rank, sample_inputs(contract, 3, users=2, seed=1))
     with tf.io.TFRecordWriter(str(extra / "tf_serving_warmup_requests")) as writer:
         for rows in (1, 8):
             request = predict_request(sample_inputs(contract, rows, users=1, seed=rows), "rank")
@@ -276,8 +316,22 @@ def exported(tmp_path_factory, contract):
 
 
 @pytest.fixture(scope="session")
-def publish(exported):
-    """Copy the version under a number, whole or not at all."""
+def candidates_exported(tmp_path_factory, contract):
+    """A complete version folder of a candidate model."""
+    folder = tmp_path_factory.mktemp("candidates") / "1"
+    module = SmallRetriever(contract)
+    specs = specs_of(retrieve_layout(contract))
+    signature = tf.function(module.retrieve, autograph=False).get_concrete_function(**specs)
+    tf.saved_model.save(module, str(folder), {"retrieve": signature})
+    golden = sample_inputs(contract, rows=0, users=1, seed=1)
+    write_extra(folder / "assets.extra", contract, "retrieve", module.retrieve, golden)
+    popular = {"items": CATALOGUE[::-2], "counts": list(range(20, 0, -1))}
+    (folder / "assets.extra" / "popular.json").write_text(json.dumps(popular))
+    return folder
+
+
+def copies(exported):
+    """Copy a version under a number, whole or not at all."""
 
     def copy(base, version, change=lambda folder: None):
         temporary = Path(base) / f".{version}.partial"
@@ -287,6 +341,18 @@ def publish(exported):
         return Path(base) / str(version)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def publish(exported):
+    """Publish the ranker."""
+    return copies(exported)
+
+
+@pytest.fixture(scope="session")
+def publish_candidates(candidates_exported):
+    """Publish the candidate model."""
+    return copies(candidates_exported)
 
 
 @dataclass
@@ -365,5 +431,8 @@ def helpers():
         sample_inputs = staticmethod(sample_inputs)
         predict_request = staticmethod(predict_request)
         slow_from = SLOW_FROM
+        slow_retrieval = SLOW_RETRIEVAL
+        failing_retrieval = FAILING_RETRIEVAL
+        catalogue = CATALOGUE
 
     return Helpers

@@ -1,0 +1,135 @@
+"""Loaded versions: what the manager needs of any, and what a ranker's has besides."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Self
+
+from configs.contract import Contract
+from serving.batching import Batcher
+from serving.feature_store import OnlineFeatures
+from serving.layout import Layout, ranker_layouts
+from serving.metrics import ServerMetrics
+from serving.options import ServerOptions
+from serving.popular import Id, read_popular
+from serving.reference import Reference
+from serving.request import RequestReader
+from serving.servable import Servable, Signature
+from serving.status import LOG
+from serving.stores import open_store
+from serving.versions import experts_per_row
+
+
+class Version(ABC):
+    """A loaded version of a model, whatever the model is for."""
+
+    def __init__(self, model: str, servable: Servable) -> None:
+        self.model = model
+        self.servable = servable
+
+    @staticmethod
+    @abstractmethod
+    def layouts(contract: Contract) -> dict[str, Layout]:
+        """The signatures that such a version must have, by name."""
+
+    @classmethod
+    @abstractmethod
+    def open(
+        cls,
+        model: str,
+        folder: Path,
+        servable: Servable,
+        options: ServerOptions,
+        metrics: ServerMetrics,
+    ) -> Self:
+        """Read what a version has beside its graph.
+
+        Raises:
+            ServingError: it is damaged; the version cannot serve.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what is held beside the graph."""
+
+
+class Served(Version):
+    """A ranker's version, with the queues of its signatures."""
+
+    def __init__(
+        self,
+        model: str,
+        servable: Servable,
+        options: ServerOptions,
+        metrics: ServerMetrics,
+        store: OnlineFeatures | None = None,
+        reference: Reference | None = None,
+        popular: list[Id] | None = None,
+    ) -> None:
+        super().__init__(model, servable)
+        self.store = store
+        self.reference = reference
+        """What the test split looked like, where the version says so."""
+        self.popular = popular or []
+        """Items that stand in where the candidate model has none to name."""
+        self.reader = RequestReader(servable.contract, options.max_candidates, store)
+        self.batchers = {
+            name: Batcher(
+                signature,
+                signature.layout,
+                (model, name),
+                metrics,
+                max_rows=options.max_batch_rows,
+                slots=options.batch_slots,
+                max_queued=options.max_queued_calls,
+            )
+            for name, signature in servable.signatures.items()
+            if signature.layout is not None
+        }
+
+    @staticmethod
+    def layouts(contract: Contract) -> dict[str, Layout]:
+        """`serving_default` and `rank`."""
+        return ranker_layouts(contract)
+
+    @classmethod
+    def open(
+        cls,
+        model: str,
+        folder: Path,
+        servable: Servable,
+        options: ServerOptions,
+        metrics: ServerMetrics,
+    ) -> Self:
+        """Open the version's feature store, and read what else it carries."""
+        popular = read_popular(folder, servable.contract)
+        store = open_store(
+            model,
+            folder,
+            servable.contract,
+            servable.schema,
+            options.feature_store,
+            options.feature_store_timeout_ms / 1e3,
+            options.feature_clock,
+            metrics,
+        )
+        if (experts := experts_per_row(folder)) is not None:
+            metrics.experts.set(experts, model)
+        return cls(model, servable, options, metrics, store, _reference(folder), popular)
+
+    def signature(self, name: str) -> Signature | None:
+        """A signature by name."""
+        return self.servable.signatures.get(name)
+
+    def close(self) -> None:
+        """Close the feature store."""
+        if self.store is not None:
+            self.store.close()
+
+
+def _reference(folder: Path) -> Reference | None:
+    """What the test split looked like; a version serves without it as well."""
+    try:
+        return Reference.read(folder)
+    except (OSError, ValueError) as error:
+        LOG.warning("%s; nothing is compared with the test split", error)
+        return None

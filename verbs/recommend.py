@@ -1,0 +1,58 @@
+"""Call a server for a ranked list of items that it finds itself."""
+
+import argparse
+import sys
+from typing import Any
+
+from verbs.common import add_caller, connect
+
+HELP = "find and rank items for one user by calling a server"
+EXAMPLE = (
+    "multigate recommend --target localhost:8500 --model deskdrop \\\n"
+    """    --user '{"user_id": "-1032019229384696495"}' --limit 10"""
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    add_caller(parser)
+    parser.add_argument(
+        "--exclude",
+        default="",
+        help="ids to leave out, separated by commas; --exclude=-7,8 where the first is negative",
+    )
+    parser.add_argument("--candidates", type=int, help="rank so many (default: the server's)")
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    from serving.client import parse_ids
+    from serving.show import show_ranked
+
+    exclude = [item for item in options.exclude.split(",") if item]
+    with connect(options) as client:
+        found = client.recommend(
+            options.model,
+            user=options.user,
+            context=options.context,
+            exclude=parse_ids(client.contract(options.model), exclude) if exclude else (),
+            candidates=options.candidates,
+            weights=options.weights,
+            floors=options.floors,
+            limit=options.limit,
+        )
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    version = found.candidates_version
+    candidates = f"{found.candidates_name}, version {'none' if version is None else version}"
+    title = f"{options.model}, version {found.model_version}; {found.source.lower()}: {candidates}"
+    show_ranked(title, found)
+    return {
+        "ranked": found,
+        "model_version": found.model_version,
+        "candidates_name": found.candidates_name,
+        "candidates_version": version,
+        "source": found.source,
+        "request_id": found.request_id,
+        "warnings": found.warnings,
+    }
