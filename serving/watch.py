@@ -29,8 +29,9 @@ UNSEEN = "unseen/"
 """The signature, and how the names of its outputs begin."""
 
 _QUEUED_CALLS = 64
-_LEAST_CALLS, _LEAST_ROWS = 30, 1000
-"""What a window needs before it is judged."""
+_LEAST_CALLS, _LEAST_ROWS = 300, 1000
+"""What a window needs before it is judged: the candidates of a call share its user, so that it is
+calls that have to be many, or chance alone passes the thresholds."""
 _SAY_AGAIN = 600.0
 """Seconds before a warning that says nothing new."""
 

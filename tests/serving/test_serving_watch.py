@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import tensorflow as tf
 
 from serving.client import RankClient
 from serving.layout import rank_layout
+from serving.options import ServerOptions
 from serving.reference import Histogram, Reference, stability_index
+from serving.watch import _LEAST_CALLS
 
 ITEMS = [f"i{n}" for n in range(1, 41)]  # the small model knows i0 to i49
 
@@ -79,8 +82,9 @@ def rank(client, items=ITEMS, number=0, **user):
 
 
 @pytest.fixture
-def serve(tmp_path, watched, run_server):
-    """A server of that version with this reference."""
+def serve(tmp_path, watched, run_server, monkeypatch):
+    """A server of that version with this reference, with windows that are too short."""
+    monkeypatch.setattr("serving.watch._LEAST_CALLS", 30)
 
     def start(reference, **options):
         base = tmp_path / "models"
@@ -208,6 +212,19 @@ def test_the_stability_index_is_the_definitions():
     assert stability_index(p * many, q * many) == pytest.approx(expected, rel=1e-6)
     assert stability_index(p * many, p * 100) == pytest.approx(0, abs=1e-3)
     assert np.isfinite(stability_index(np.array([10, 0]), np.array([0, 10])))
+
+
+def test_chance_alone_is_no_alarm():
+    rng = np.random.default_rng(0)
+    options = ServerOptions("small", Path("models"))
+    expected = rng.integers(50, 5000, 20)
+    windows, calls = 1000, _LEAST_CALLS
+    # At the worst all 40 candidates of a call score alike, and share what their user lacks.
+    counts = 40 * rng.multinomial(calls, expected / expected.sum(), windows)
+    found = np.array([stability_index(expected, received) for received in counts])
+    assert found.max() < options.watch_psi
+    missing = rng.binomial(calls, 0.5, windows) / calls
+    assert np.mean(np.abs(missing - 0.5) > options.watch_share) < 0.002
 
 
 def test_the_outermost_bins_take_what_lies_beyond(tmp_path):
