@@ -76,7 +76,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
     shutil.rmtree(checkpoint)
     measures = {name: task["measures"] for name, task in found["tasks"].items()}
     return {name: measures[name][key] for name, key in TASKS.items()} | {
-        "ndcg": found["ranking"]["ndcg@10"],
+        "ndcg": found["ranking"]["measures"]["ndcg@10"],
         "experts_per_row": found["experts_per_row"],
         "epochs": len(found["history"]),
         "best_epoch": min(found["history"], key=lambda epoch: epoch["val_loss"])["epoch"],
