@@ -40,6 +40,7 @@ class Timeline:
         self._stride = len(self._times) + 1
         groups = known["__group"].to_numpy().astype(np.int64)
         self._search = groups * self._stride + np.searchsorted(self._times, times)
+        self._bounds = np.searchsorted(groups, np.arange(len(self._groups) + 1))
 
     def earlier(
         self, queries: pl.DataFrame, time: str | None = None, *, inclusive: bool = False
@@ -64,8 +65,9 @@ class Timeline:
         groups = asked["__group"].fill_null(0).to_numpy().astype(np.int64)
         instants = _integers(asked[time])
         ranks = np.searchsorted(self._times, instants, side="right" if inclusive else "left")
-        start = np.searchsorted(self._search, groups * self._stride)
-        end = np.searchsorted(self._search, (groups + 1) * self._stride)
+        start = self._bounds[groups]
+        # One beyond the last group is there; of no group at all there is no second bound.
+        end = self._bounds[np.minimum(groups + 1, len(self._groups))]
         stop = np.searchsorted(self._search, groups * self._stride + ranks)
         return start, np.where(unknown, start, stop), np.where(unknown, start, end)
 

@@ -172,8 +172,10 @@ def deduplicate(events: pl.DataFrame) -> pl.DataFrame:
     Args:
         events: in the order of `gather`.
     """
-    scalars = [name for name in ("user", "time", "row", "item", "event") if name in events.columns]
-    events = events.unique(scalars, keep="first", maintain_order=True)
+    # Rows that are the same follow one another; as a rule there are none, and all stays as it is.
+    if (events["row"] == events["row"].shift(1)).any():
+        known = [n for n in ("user", "time", "row", "item", "event") if n in events.columns]
+        events = events.unique(known, keep="first", maintain_order=True)
     if "event_id" not in events.columns:
         return events
     again = pl.col("event_id").is_not_null() & ~pl.struct("user", "event_id").is_first_distinct()

@@ -148,7 +148,11 @@ def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Li
             text = pl.Series("text", array)
         except UnicodeDecodeError:
             text, number, rejects = _decode_each(data, starts, ends, number)
-    text = text.str.strip_suffix("\n").str.strip_suffix("\r")
+    text = text.str.strip_suffix("\n")
+    if b"\r" in data:
+        text = text.str.strip_suffix("\r")
+    if data and ((raw[starts] > ord(" ")) & (raw[starts] < 0x7F)).all():  # no line can be blank
+        return Lines(text, number, rejects)
     full = text.str.strip_chars() != ""
     return Lines(text.filter(full), number.filter(full), rejects)
 

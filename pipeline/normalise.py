@@ -88,8 +88,10 @@ def normalise(
 def _separate(
     chunk: Chunk, parsed: dict[str, Parsed], file: str
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
+    given = {n: column.reasons for n, column in parsed.items() if _any(column.reasons)}
     reason = _first(
-        *(f"{name.split('/')[-1]}: " + column.reasons for name, column in parsed.items())
+        *(f"{name.split('/')[-1]}: " + reasons for name, reasons in given.items()),
+        _nothing(len(chunk.line)),
     )
     bad = reason.is_not_null()
     events = pl.DataFrame([column.values.alias(name) for name, column in parsed.items()])
@@ -107,19 +109,33 @@ def _separate(
 
 def _reasons(bad: pl.Series, reason: str) -> pl.Series:
     """The reason where `bad`, null elsewhere."""
+    if not bad.any():  # as a rule, and cheaper
+        return _nothing(len(bad))
     when = pl.when(pl.col("bad")).then(pl.lit(reason))
     return pl.DataFrame({"bad": bad}, schema={"bad": pl.Boolean}).select(when).to_series()
 
 
+def _nothing(rows: int) -> pl.Series:
+    return pl.repeat(None, rows, dtype=pl.String, eager=True)
+
+
+def _any(values: pl.Series) -> bool:
+    return values.null_count() < len(values)
+
+
 def _without(values: pl.Series, where: pl.Series) -> pl.Series:
     """The values with null `where`."""
-    frame = pl.DataFrame([values.alias("values"), where.cast(pl.Boolean).alias("where")])
+    where = where.cast(pl.Boolean)
+    if not where.any():
+        return values
+    frame = pl.DataFrame([values.alias("values"), where.alias("where")])
     kept = pl.when(pl.col("where").fill_null(False)).then(None).otherwise(pl.col("values"))
     return frame.select(kept.alias(values.name)).to_series()
 
 
 def _first(*columns: pl.Series) -> pl.Series:
     """The first value of each row that is not null."""
+    columns = tuple(column for column in columns[:-1] if _any(column)) + columns[-1:]
     frame = pl.DataFrame([column.alias(str(at)) for at, column in enumerate(columns)])
     return frame.select(pl.coalesce(pl.all())).to_series()
 
@@ -158,8 +174,7 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
         times = _first(named, _local(plain, zone).dt.convert_time_zone("UTC")).to_physical()
         expected = "ISO 8601 text"
     else:
-        given = raw if raw.dtype.is_numeric() else _blank_to_null(as_text(raw))
-        whole = given.cast(pl.Int64, strict=False)
+        given, whole = _cast(raw, pl.Int64())
         if given.dtype.is_float() or whole.null_count() > given.null_count():
             number = given.cast(pl.Float64, strict=False)
             number = _without(number, ~number.is_finite()) * _UNITS[unit]
@@ -197,6 +212,16 @@ def _blank_to_null(text: pl.Series) -> pl.Series:
     return _without(text, text == "")
 
 
+def _cast(raw: pl.Series, kind: pl.DataType) -> tuple[pl.Series, pl.Series]:
+    """Numbers and what was given; blanks around a text do not matter, and blank is nothing."""
+    given = raw if raw.dtype.is_numeric() else as_text(raw)
+    values = given.cast(kind, strict=False)
+    if given.dtype == pl.String and values.null_count() > given.null_count():
+        given = _blank_to_null(given)
+        values = given.cast(kind, strict=False)
+    return given, values
+
+
 def parse_id(raw: pl.Series, dtype: str) -> Parsed:
     """Parse ids; the empty text is null."""
     if dtype == "int":
@@ -206,8 +231,7 @@ def parse_id(raw: pl.Series, dtype: str) -> Parsed:
                 values = _without(values, values.cast(pl.Float64) != raw)
                 raw = raw.fill_nan(None)
             return Parsed(values, _reasons(values.is_null() & raw.is_not_null(), _NOT_INTEGER))
-        text = _blank_to_null(as_text(raw))
-        values = text.cast(pl.Int64, strict=False)
+        text, values = _cast(raw, pl.Int64())
         return Parsed(values, _reasons(values.is_null() & text.is_not_null(), _NOT_INTEGER))
     text = as_text(raw)
     text = _without(text, text == "")
@@ -225,12 +249,12 @@ def parse_number(raw: pl.Series) -> Parsed:
     if raw.dtype.is_numeric() or raw.dtype == pl.Boolean:
         given, values = raw, raw.cast(pl.Float64)
     else:
-        given = _blank_to_null(as_text(raw))
-        flags = given.str.to_lowercase().replace_strict(
-            {"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64
-        )
-        number = given.cast(pl.Float64, strict=False)
-        values = _first(number, flags)
+        given, values = _cast(raw, pl.Float64())
+        if values.null_count() > given.null_count():
+            flags = given.str.to_lowercase().replace_strict(
+                {"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64
+            )
+            values = _first(values, flags)
     bad = _reasons(values.is_null() & given.is_not_null(), "expected a number")
     infinite = _reasons(values.is_infinite(), "expected a finite number")
     return Parsed(values.fill_nan(None), _first(bad, infinite))
