@@ -57,14 +57,14 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
         rows += len(good) + len(rejects)
         reasons.update(rejects["reason"].to_list())
         rejected.append(rejects.with_columns(text=pl.lit("")) if redacted else rejects)
+        if "event" in good.columns:  # of forgotten users too: that a type exists names nobody
+            events.update(dict(good["event"].value_counts().iter_rows()))
         others = erasure.without(good, "user", forgotten)
         unused["forgotten"] += len(good) - len(others)
         good = others if window is None else others.filter(_inside(window))
         unused["outside"] += len(others) - len(good)
         times = [t for t in (latest, good["time"].max()) if t is not None]
         latest = max(times, default=None)
-        if "event" in good.columns:
-            events.update(dict(good["event"].value_counts().iter_rows()))
         spilled += held.add(good)
     spilled += held.flush()
     if sum(reasons.values()):

@@ -87,6 +87,18 @@ def test_forgotten_users_leave_what_a_log_without_them_gives(event_config, tmp_p
         audit(config, folder, tmp_path / "out", sample=10_000)
 
 
+def test_who_alone_had_an_event_may_be_forgotten(event_config, tmp_path):
+    """A request to forget must not stop the nightly run."""
+    rest = [line.replace("BUY", "LIKE") for line in lines() if ",secret-3," not in line]
+    folder = write(tmp_path / "log", [*rest, "1700000500,BUY,i1,secret-3,s,1,phone"])
+    (tmp_path / "gone.txt").write_text("secret-3\n")
+    run(event_config(**CHANGES), folder, tmp_path / "out", forget=tmp_path / "gone.txt")
+    labels = pl.concat(
+        pl.read_parquet(tmp_path / "out" / split) for split in ("train", "validation", "test")
+    )
+    assert labels["label/bought"].null_count() == len(labels) > 50
+
+
 def test_the_list_may_stand_in_the_configuration(event_config, tmp_path):
     folder = write(tmp_path / "log", lines())
     (folder / "gone.txt").write_text("secret-3\n")
