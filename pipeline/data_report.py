@@ -19,7 +19,7 @@ from typing import Any
 import polars as pl
 
 from configs import Config, DataError
-from configs.contract import Feature, IdListFeature, NumberFeature
+from configs.contract import Contract, Feature, IdListFeature, NumberFeature
 from configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from configs.statistics import Statistics
 
@@ -46,6 +46,7 @@ def report(
     """
     before = None if previous is None else read(previous)
     statistics = Statistics.read(folder.statistics)
+    labels = {name: _labels(folder, name, config.contract) for name in SPLITS}
     found: dict[str, Any] = {
         "name": account["name"],
         "cut_off": account["cut_off"],
@@ -53,7 +54,7 @@ def report(
         "negatives_kept": statistics.negatives_kept,
         "splits": {name: _split(folder, name) for name in SPLITS},
         "labels": {
-            task: {name: _label(folder, name, task) for name in SPLITS}
+            task: {name: found[task] for name, found in labels.items()}
             for task in config.contract.tasks
         },
         "features": {
@@ -148,14 +149,14 @@ def _split(folder: ExamplesFolder, name: str) -> dict[str, Any]:
 _TIMES = ("first", "last")
 
 
-def _label(folder: ExamplesFolder, name: str, task: str) -> dict[str, Any]:
-    label = pl.col(LABEL + task)
-    found = _only(
-        _scan(folder, [name]).select(
-            count=label.count(), masked=label.null_count(), mean=label.cast(pl.Float64).mean()
-        )
-    )
-    return found
+def _labels(folder: ExamplesFolder, name: str, contract: Contract) -> dict[str, dict[str, Any]]:
+    """Of one split, by task: how many labels, how many masked, and their mean."""
+    wanted = {}
+    for task in contract.tasks:
+        label = pl.col(LABEL + task)
+        mean = label.cast(pl.Float64).mean()
+        wanted[task] = pl.struct(count=label.count(), masked=label.null_count(), mean=mean)
+    return _only(_scan(folder, [name]).select(**wanted))
 
 
 def _feature(
