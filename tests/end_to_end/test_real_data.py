@@ -14,11 +14,11 @@ pytestmark = pytest.mark.xdist_group("real_data")
 
 @pytest.fixture
 def deskdrop(real_data, tmp_path):
-    """The events of some 60 users, in a zip as the publisher's."""
+    """The events of some 95 users, in a zip as the publisher's."""
     with zipfile.ZipFile(real_data("deskdrop/users_interactions.csv.zip")) as archive:
         text = archive.read("users_interactions.csv")
     events = pl.read_csv(io.BytesIO(text), infer_schema=False)
-    users = events["personId"].unique().sort()[::30]
+    users = events["personId"].unique().sort()[::20]
     events = events.filter(pl.col("personId").is_in(users.to_list()))
     data = tmp_path / "deskdrop"
     data.mkdir()
