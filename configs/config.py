@@ -11,8 +11,9 @@ from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
 from configs.evaluation import EvaluationConfig, HourSlices
 from configs.labels import EventLabel
-from configs.log import EventLog, Log, PipelineConfig
+from configs.log import EventLog, Log
 from configs.model import ExportConfig, ModelConfig, TrainConfig
+from configs.pipeline import PipelineConfig
 from configs.run import RunConfig
 from configs.tune import TuneConfig
 

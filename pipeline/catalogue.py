@@ -12,7 +12,7 @@ import polars as pl
 
 from configs import Config
 from configs.files import IMPRESSION, TIME
-from configs.log import TimeSplit
+from configs.pipeline import TimeSplit
 from features import Timeline
 from pipeline import split, tables
 from pipeline.columns import log_features

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from configs import Config
 from configs.files import IMPRESSION, LABEL
-from configs.log import Negatives
+from configs.pipeline import Negatives
 from pipeline.hashing import combine
 from pipeline.lately import Lately
 from pipeline.split import uniform

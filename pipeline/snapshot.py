@@ -32,7 +32,7 @@ def users(
     Args:
         events: the bucket's events, without duplicates.
         config: names the features.
-        cut_off: see `configs.log.PipelineConfig.cut_off`; None where no event has a time.
+        cut_off: see `configs.pipeline.PipelineConfig.cut_off`; None where no event has a time.
         table: the users' side table, where there is one.
 
     Returns:
@@ -69,7 +69,7 @@ def items(
         parts: what `part_of_items` returned for each bucket of users, at least one.
         counted: see `computed.of_item`.
         config: names the features.
-        cut_off: see `configs.log.PipelineConfig.cut_off`.
+        cut_off: see `configs.pipeline.PipelineConfig.cut_off`.
         table: the items' side table, where there is one.
 
     Returns:

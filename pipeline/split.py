@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from configs.files import IMPRESSION, SPLITS, TIME
-from configs.log import Split, TimeSplit
+from configs.pipeline import Split, TimeSplit
 from pipeline.hashing import Hashes, combine, hash_column
 
 _SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from configs.log import Negatives
+from configs.pipeline import Negatives
 
 Numbers = NDArray[np.int64]
 

@@ -39,7 +39,7 @@ def test_unknown_key_names_file_key_known_keys_and_value():
     values["pipeline"]["negatives"]["per_positiv"] = 4
     assert refusal(values) == (
         "x.yaml: pipeline.negatives.per_positiv: unknown key; "
-        "expected one of exclude, exclude_within, per_positive, recent, sampling; "
+        "expected one of exclude, exclude_within, per_positive, recent, sampling, unmatched; "
         "received 4"
     )
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from configs.contract import IdFeature
-from configs.log import HashSplit, TimeSplit
+from configs.pipeline import HashSplit, TimeSplit
 from pipeline import vocabulary
 from pipeline.hashing import hash_column
 from pipeline.measure import Moments, moments

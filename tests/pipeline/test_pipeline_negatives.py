@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from configs.log import Negatives
+from configs.pipeline import Negatives
 from pipeline.catalogue import as_of
 from pipeline.negatives import draw, matched, numbers
 from pipeline.urn import thin
