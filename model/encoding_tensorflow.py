@@ -127,6 +127,8 @@ class GraphEncoder:
             codes = (values - np.float32(mean)) / np.float32(std)
         if feature.missing != "default":
             codes = tf.where(present, codes, tf.zeros_like(codes))
+        if feature.scale != "buckets" and feature.transform != "log1p":
+            codes = _computable(name, codes)
         return encoded | {name: codes}
 
     def _codes(self, name: str, values: Tensor) -> Tensor:
@@ -163,7 +165,16 @@ def hash_ids(values: Tensor, buckets: int) -> Tensor:
 
 _DTYPES = {"string": tf.string, "int": tf.int64}
 _EMPTY = {"string": "", "int": 0}
+_LARGEST = 1e18  # about the root of the largest float32
 _UNSEEN = -1  # of tables whose feature has several buckets for unseen values
+
+
+def _computable(name: str, codes: Tensor) -> Tensor:
+    """Refuse numbers whose products overflow: relu makes 0 of NaN, and so a score of nothing."""
+    message = f"feature {name}: expected a number within {_LARGEST:g} standard deviations"
+    small = tf.reduce_all(tf.abs(codes) <= _LARGEST)
+    with tf.control_dependencies([tf.debugging.Assert(small, [message])]):
+        return tf.identity(codes)
 
 
 def _shifted(h: Tensor, bits: int) -> Tensor:

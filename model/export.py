@@ -3,7 +3,7 @@
 Layout of a version, besides TensorFlow's own files:
 
     assets.extra/contract.json                  the contract with both fingerprints
-    assets.extra/metrics.json                   evaluation on the test split, gates as exported
+    assets.extra/metrics.json                   on the test split as exported; of training by epoch
     assets.extra/sparsity.json                  which experts are in the file, hardening, parity
     assets.extra/reference.json                 what the test split looks like, see model.reference
     assets.extra/golden.json                    one request and its answer
@@ -19,12 +19,12 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tensorflow as tf
 
 from configs.errors import DataError, ExportError
-from configs.files import LABEL, ExamplesFolder, new_folder, write_json
+from configs.files import LABEL, new_folder, write_json
 from configs.model import ExportConfig
+from configs.version_folders import new_version
 from model import calibration as calibrations
 from model import checkpoint as checkpoints
 from model import links, model_card, reference, requests, scores, sparsity
@@ -33,6 +33,7 @@ from model.encoding import Encoder
 from model.evaluation import Predictions, summary
 from model.item_table import ItemTable
 from model.parity import check_parity, harden, round_weights
+from model.rows import read_rows
 from model.servable import Servable
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def export(
             f"export writes TensorFlow graphs; Keras runs on {keras.backend.backend()!r}: set "
             "KERAS_BACKEND=tensorflow (a checkpoint trained on JAX exports to the same scores)"
         )
-    target = out / str(_next_version(out) if version is None else _free(out, version))
+    target = out / str(new_version(out, version))
     loaded = checkpoints.load(checkpoint)
     checkpoints.check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
@@ -86,6 +87,7 @@ def export(
     )
     calibration, found = links.fit(loaded, examples, predictions, rows)
     metrics = summary(loaded.config, "test", rows, predictions) | found
+    metrics["training"] = checkpoints.read_history(checkpoint)
     metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
     served = scores.scores(
         loaded.encoder.contract,
@@ -157,7 +159,7 @@ def export(
             if finish is not None:
                 finish(folder, options)
     except (OSError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[-200:]  # where TensorFlow says why
         raise ExportError(
             f"{target}: could not be written: {reason}; nothing was published; make room or "
             "choose another folder, then export again"
@@ -168,33 +170,11 @@ def export(
     return target
 
 
-def _next_version(out: Path) -> int:
-    """The highest version in a base folder plus one; 1 where there is none."""
-    if out.exists() and not out.is_dir():
-        raise ExportError(f"{out}: expected a folder of versions, found a file; choose another")
-    names = [path.name for path in out.iterdir()] if out.exists() else []
-    return 1 + max((int(name) for name in names if name.isdecimal()), default=0)
-
-
-def _free(out: Path, version: int) -> int:
-    if version < 0:
-        raise ExportError(f"version: expected a number of at least 0, received {version}")
-    if (out / str(version)).exists():
-        raise ExportError(
-            f"{out / str(version)}: this version exists, and versions are never changed; "
-            f"choose another, such as {_next_version(out)}"
-        )
-    return version
-
-
 def _test_rows(examples: Path, encoder: Encoder, limit: int) -> pa.Table:
     """At most `limit` test rows, evenly spread over the split, with features and labels."""
-    folder = ExamplesFolder(examples).split("test")
     contract = encoder.contract
     columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
-    table = pa.concat_tables(
-        pq.read_table(path, columns=columns) for path in sorted(folder.glob("*.parquet"))
-    )
+    table = read_rows(examples, "test", columns).table
     if table.num_rows <= limit:
         return table
     return table.take(np.linspace(0, table.num_rows - 1, limit).astype(np.int64))

@@ -154,9 +154,7 @@ class FrozenMixture:
         row, expert = tf.unstack(tf.cast(pairs, tf.int32), axis=1)
         groups = tf.dynamic_partition(tf.range(tf.size(row)), expert, E)  # each expert's pairs
         found = self._experts(halves, Groups(row, expert))
-        # A row and, below, an output more than needed: the sparse product's kernel divides by
-        # their number.
-        results = tf.concat([*found, tf.zeros([1, found[0].shape[-1]])], axis=0)  # (P + 1, U)
+        results = tf.concat(found, axis=0)  # (P, U)
         place = tf.math.invert_permutation(tf.concat(groups, axis=0))  # (P,) each pair's result
 
         # One sparse product mixes for all tasks: row t * N + b takes its experts' results.  A
@@ -167,6 +165,8 @@ class FrozenMixture:
         wide = tf.cast(N, tf.int64)
         target = entries[:, 0] * wide + tf.gather(pairs[:, 0], entries[:, 1])
         source = tf.cast(tf.gather(place, entries[:, 1]), tf.int64)
+        # With a row more than needed: TensorFlow's kernel divides by the number of rows, and where
+        # there are none the process would end in a floating-point exception.
         mix = tf.raw_ops.SparseTensorToCSRSparseMatrix(
             indices=tf.stack([target, source], axis=1),
             values=tf.gather_nd(of_pairs, entries),

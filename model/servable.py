@@ -27,6 +27,8 @@ Scores = dict[str, Tensor]
 ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
 """Names of the signatures over raw values."""
 
+_ROWS_DIFFER = "inputs: expected as many users, or user indices, as items"
+
 UNSEEN = "unseen/"
 """Beginning of the names of `watch`'s outputs."""
 
@@ -227,6 +229,11 @@ class Servable:
     ) -> dict[str, Tensor]:
         """`_logits` by XLA on padded batches."""
         rows = tf.shape(halves.item)[0]
+        by_row = halves.user if halves.user_index is None else halves.user_index
+        same = tf.reduce_all([tf.shape(x)[0] == rows for x in (by_row, ids)])
+        # Padding would hide it.
+        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
+            rows = tf.identity(rows)
         reads_columns = any(
             not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
         )

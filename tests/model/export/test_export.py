@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow_serving.apis import prediction_log_pb2
 
 from configs.contract import FrozenContract
-from configs.errors import ExportError, ModelError
+from configs.errors import DataError, ExportError, ModelError
 from model import checkpoint as checkpoints
 from model import export as exporting
 from model import parity
@@ -40,10 +42,13 @@ def read(version: Path, name: str) -> Any:
 
 def test_versions_count_up_from_the_highest(case, tmp_path) -> None:
     checkpoint = case.checkpoint()
+    epochs = [{"epoch": 1, "loss": 0.5}]
+    (checkpoint / checkpoints.HISTORY).write_text(json.dumps({"epochs": epochs}))
     for folder in ("2", "9", "10", "notes"):
         (tmp_path / folder).mkdir()
     assert export(checkpoint, case.examples, tmp_path) == tmp_path / "11"
     assert export(checkpoint, case.examples, tmp_path, version=4) == tmp_path / "4"
+    assert read(tmp_path / "4", "metrics.json")["training"] == epochs
     assert {p.name for p in tmp_path.iterdir()} == {"2", "4", "9", "10", "11", "notes"}
     with pytest.raises(ExportError, match=r"4: this version exists.* choose another, such as 12"):
         export(checkpoint, case.examples, tmp_path, version=4)
@@ -281,15 +286,27 @@ def test_a_kill_in_the_middle_of_writing(case, tmp_path) -> None:
     assert not left.exists()
 
 
-def test_a_disk_that_is_full(case, tmp_path, monkeypatch) -> None:
-    def fill(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
+@pytest.mark.parametrize("room", [2_000, 20_000])  # full at the weights, and at the graph
+def test_a_disk_that_is_full(case, tmp_path, room) -> None:
     checkpoint = case.checkpoint()
-    monkeypatch.setattr(exporting, "check_parity", fill)
-    with pytest.raises(ExportError, match=r"could not be written: .*No space left.*export again"):
-        export(checkpoint, case.examples, tmp_path / "models")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(ExportError, match=r"could not be written: .*too large.*export again"):
+            export(checkpoint, case.examples, tmp_path / "models")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (tmp_path / "models").exists()
+    assert export(checkpoint, case.examples, tmp_path / "models").name == "1"
+
+
+def test_a_test_split_without_rows(case, tmp_path) -> None:
+    examples = tmp_path / "examples"
+    shutil.copytree(case.examples, examples)
+    for path in (examples / "test").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"test: no examples in 0 Parquet files"):
+        export(case.checkpoint(), examples, tmp_path / "models")
 
 
 def test_what_is_not_a_checkpoint_or_not_its_examples(case, tmp_path) -> None:

@@ -1,5 +1,6 @@
 """What the exported graph computes: the Keras model's scores, on the selected experts only."""
 
+import json
 import re
 import typing
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from configs.contract import Combine
+from configs.base import parse
+from configs.contract import Combine, Contract
 from configs.errors import ExportError
 from configs.gates import GateConfig
 from model import checkpoint as checkpoints
@@ -327,13 +329,58 @@ def test_a_row_scores_the_same_in_any_company(exported, gate) -> None:
         assert_scores_equal(model, joined, {n: v[some] for n, v in together.items()})
 
 
-def test_no_rows(exported) -> None:
-    model = exported("topk")
+@pytest.mark.parametrize(
+    "gate",
+    [
+        *("topk", "topk_static", "hash"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in GATES | MORE_GATES
+            if name not in {"topk", "topk_static", "hash"}
+        ),
+    ],
+)
+def test_no_rows(exported, gate) -> None:
+    """TensorFlow's product of a sparse matrix without rows would end the process."""
+    model = exported(gate)
     nothing = take(model.raw("user", "item", "context"), slice(0))
     assert model.call("serving_default", nothing)["score"].shape == (0,)
-    for users in (1, 2):
+    for users in (0, 1, 2):
         raw, _ = model.request(np.arange(users), np.arange(0), np.zeros(0, int))
         assert model.call("rank", raw)["score"].shape == (0,)
+
+
+@pytest.mark.parametrize("gate", ["hash", "topk", "topk_static"])
+def test_rows_that_all_select_the_same_experts(exported, gate) -> None:
+    model = exported(gate)
+    for copies in (1, 5000):
+        raw, pairs = model.request(np.arange(1), np.zeros(copies, int), np.zeros(copies, int))
+        assert_scores_equal(model, model.call("rank", raw), model.expected(pairs))
+
+
+@pytest.mark.parametrize("gate", ["hash", "topk"])
+def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> None:
+    """NaN in front of a relu would become 0, and the score a finite one of no input at all."""
+    checkpoint = case.checkpoint(model={"gate": GATES[gate]})
+    for name in ("config.json", "contract.json"):
+        values = json.loads((checkpoint / name).read_text())
+        values["contract"]["features"]["price"]["transform"] = "identity"
+        if name == "contract.json":
+            contract = parse(Contract, values["contract"], name)
+            values["schema_fingerprint"] = contract.schema_fingerprint()
+        (checkpoint / name).write_text(json.dumps(values))
+    model = Exported(checkpoint, tmp_path / "m", case.examples)
+    raw = take(model.raw("user", "item", "context"), slice(3))
+    raw["price__present"] = np.ones(3, bool)
+    raw["price"] = np.float32([5, -3, np.inf])  # what is not finite is missing
+    table = model.table.slice(0, 3)
+    prices = pa.array([5.0, -3.0, None])
+    table = table.set_column(table.column_names.index("price"), "price", prices)
+    assert_scores_equal(model, model.call("serving_default", raw), model.expected(table))
+    for price in (3e38, -3e38, 1e30):
+        raw["price"] = np.float32([5, price, 5])
+        with pytest.raises(tf.errors.InvalidArgumentError, match="price: expected a number within"):
+            model.call("serving_default", raw)
 
 
 def test_a_user_index_out_of_range_is_refused(exported) -> None:

@@ -3,12 +3,14 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
 from configs.errors import ConfigError
 from model.buckets import Buckets
 from model.export import export
+from model.raw import feature_of, raw_values
 
 
 def test_sizes_that_batches_are_padded_to() -> None:
@@ -41,6 +43,16 @@ def test_a_compiled_version_is_checked_like_any_other(case, tmp_path, gate) -> N
         if function.attr["_XlaMustCompile"].b
     ]
     assert compiled
+    contract = case.config().contract
+    names = [name for name, _ in contract.of_side("user", "item", "context")]
+    users = [name for name, _ in contract.of_side("user", "context")]
+    rows = raw_values(contract, pq.read_table(case.examples / "test").slice(0, 5), names)
+    call = tf.saved_model.load(str(version)).signatures["serving_default"]
+    assert call(**rows)["score"].shape == (5,)
+    for some in (0, 1, 3):  # padded alike, they must not pass for five
+        fewer = {n: v[:some] if feature_of(n) in users else v for n, v in rows.items()}
+        with pytest.raises(tf.errors.InvalidArgumentError, match="expected as many users"):
+            call(**fewer)
 
 
 def test_sizes_have_to_ascend(case) -> None:
