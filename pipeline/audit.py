@@ -1,13 +1,10 @@
 """The audit: proves on any output that examples tell only what had happened by then.
 
 For a sample of examples, histories, counters and what side tables give are computed again from the
-raw log, one event at a time. Reading and typing the log is shared with the job; what follows it is
-not, so that a defect there is found here.
+raw log, one event at a time (`recompute`), and compared.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +12,15 @@ import numpy as np
 import polars as pl
 
 from configs import Config, DataError, FrozenContract
-from configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
+from configs.contract import NumberFeature
 from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
 from configs.log import EventLog
-from pipeline.columns import COLUMN, counters, history_features, table_features
-from pipeline.erasure import read_list, without
-from pipeline.inputs import form, shards, single_columns, wanted_columns
-from pipeline.normalise import normalise
-from pipeline.sources import read
+from pipeline.columns import counters, history_features, table_features
+from pipeline.erasure import read_list
+from pipeline.recompute import Row, compute, events_of, groups, plain
 from pipeline.tables import SINCE, read_table
 
 _SOURCES = ("users", "items")
-
-Row = dict[str, Any]
 
 
 def audit(
@@ -75,8 +68,8 @@ def audit(
     tables = {source: read_table(config, data, source) for source in _SOURCES}
     forgotten = read_list(config, data, forget)
     rows = _sample(config, folder, [*features, *tabled], sample, seed)
-    events = _events(config, data, rows, forgotten)
-    by_user, by_item = _groups(events, "user"), _groups(events, "item")
+    events = events_of(config, data, rows, forgotten)
+    by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
         own, others = by_user[user], by_item[item]
@@ -87,10 +80,10 @@ def audit(
         for name, feature in features.items():
             past = others if isinstance(feature, NumberFeature) and _of(feature) == "item" else own
             found = row[name]
-            expected = _compute(feature, past, row[TIME], config)
+            expected = compute(feature, past, row[TIME], config)
             if expected != found:
                 leaks = any(
-                    _compute(feature, past, row[TIME], config, until) == found
+                    compute(feature, past, row[TIME], config, until) == found
                     for until in (row[TIME], datetime.max)
                 )
                 why = "; it counts what happened at that time or later" if leaks else ""
@@ -118,7 +111,7 @@ def _check_table(
         DataError: an example holds something else.
     """
     key = config.contract.user if source == "users" else config.contract.item
-    by_id = _groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
+    by_id = groups(table.filter(pl.col(key).is_in([row[key] for row in rows])).to_dicts(), key)
     for row in rows:
         known: Row = {}
         for candidate in by_id[row[key]]:  # in the order of time
@@ -152,58 +145,9 @@ def _sample(
     rows = []
     for name, frame in frames.items():
         found = frame.filter(pl.col(IMPRESSION).is_in(chosen))
-        found = found.select(*names, _plain(TIME), SAMPLED, IMPRESSION, split=pl.lit(name))
+        found = found.select(*names, plain(TIME), SAMPLED, IMPRESSION, split=pl.lit(name))
         rows += found.collect().to_dicts()
     return rows
-
-
-def _plain(time: str) -> pl.Expr:
-    return pl.col(time).dt.replace_time_zone(None)
-
-
-def _events(
-    config: Config, data: Path | str, rows: list[Row], forgotten: pl.Series | None
-) -> list[Row]:
-    """The events of the sampled users and items, without duplicates."""
-    users = pl.Series(sorted({row[config.contract.user] for row in rows}))
-    items = pl.Series(sorted({row[config.contract.item] for row in rows}))
-    concerned = pl.col("user").is_in(users.implode()) | pl.col("item").is_in(items.implode())
-    found = [without(part.filter(concerned), "user", forgotten) for part in _log(config, data)]
-    events = pl.concat(found)
-    if "event_id" in events.columns:
-        # The first event of an id may name another item than the sample's.
-        keys = events.select("user", "event_id").drop_nulls().unique()
-        same = [part.join(keys, on=["user", "event_id"], how="semi") for part in _log(config, data)]
-        events = pl.concat([events, *same])
-    seen: set[Any] = set()
-    kept = []
-    for event in sorted(events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["row"])):
-        keys = {(event["time"], event["row"], event["user"], event["item"], event.get("event"))}
-        if event.get("event_id") is not None:
-            keys.add((event["user"], event["event_id"]))
-        if not keys & seen:
-            kept.append(event)
-        seen |= keys
-    return kept
-
-
-def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
-    """The log's good rows, some at a time, with the columns that are read here."""
-    for shard in shards(config, data):
-        wanted = wanted_columns(config, shard.feedback)
-        single = single_columns(config, shard.feedback)
-        for chunk in read(shard, form(config, shard.feedback), wanted, single):
-            events, _ = normalise(chunk, config, shard.name, shard.feedback)
-            names = ["user", "item", "row", "event", "event_id"]
-            kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
-            yield events.select(*kept, _plain("time"))
-
-
-def _groups(events: list[Row], key: str) -> dict[Any, list[Row]]:
-    groups = defaultdict(list)
-    for event in events:
-        groups[event[key]].append(event)
-    return groups
 
 
 def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> str | None:
@@ -233,58 +177,3 @@ def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> 
     if any(e["time"] is not None and since <= e["time"] < time for e in shown):
         return None
     return f"a sampled negative that was not shown between {since} and {time}"
-
-
-def _compute(
-    feature: Feature,
-    events: list[Row],
-    time: datetime | None,
-    config: Config,
-    until: datetime | None = None,
-) -> Any:
-    """Compute a feature from a user's or item's events, in the order of time.
-
-    With `until`, from the events up to then (included) instead of those strictly before `time`:
-    what a leak would give.
-    """
-    if time is None:
-        return [] if isinstance(feature, IdListFeature) else None
-    past = [
-        event
-        for event in events
-        if event["time"] is not None
-        and (event["time"] < time if until is None else event["time"] <= until)
-    ]
-    rule: Any = feature.history if isinstance(feature, IdListFeature) else _counter(feature)
-    if rule is None:
-        raise ValueError(f"not a computed feature: {feature!r}")
-    if rule.within is not None:
-        past = [event for event in past if event["time"] >= time - rule.within]
-    counting = [event for event in past if _counts(event, rule.events, config)]
-    if isinstance(feature, IdListFeature):
-        counting.sort(key=lambda e: (e["time"], e["item"]))
-        return [e["item"] for e in counting][-min(rule.last, feature.max_length) :]
-    if isinstance(rule, Count):
-        return float(len(counting))
-    if isinstance(rule, Rate):
-        per = sum(_counts(event, rule.per, config) for event in past)
-        return float(np.float32(len(counting) / per)) if per else None
-    times = [event["time"] for event in counting]
-    if not times:
-        return None
-    then = max(times) if rule.which == "last" else min(times)
-    return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
-
-
-def _counter(feature: Feature) -> Count | Since | Rate | None:
-    return feature.counter if isinstance(feature, NumberFeature) else None
-
-
-def _counts(event: Row, names: tuple[str, ...], config: Config) -> bool:
-    """Whether a history or counter over these events counts this one."""
-    log = config.pipeline.log
-    if isinstance(log, EventLog):
-        return event["event"] in names or (
-            "impression" in names and event["event"] == log.impression
-        )
-    return "impression" in names or any((event[COLUMN + name] or 0) > 0 for name in names)
