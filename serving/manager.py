@@ -14,7 +14,7 @@ from serving.options import ServerOptions
 from serving.servable import LoadError, Servable
 from serving.served import Version
 from serving.status import LOG, InvalidRequestError, NotServedError
-from serving.versions import GRAPH, Stamp, scan, stamp
+from serving.versions import GRAPH, Stamp, experts_per_row, scan, stamp
 from serving.warmup import prepare
 
 State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
@@ -209,10 +209,15 @@ class Manager(Generic[V]):
             return  # nothing there can serve: what serves goes on
         with self._lock:
             replaced = {n: self._serving.pop(n) for n in list(self._serving) if n not in wanted}
-            newest = max(self._serving)
-        self._metrics.version.set(newest, self.name)
+        self.report()
         for number, served in replaced.items():
             self._retire(number, served)
+
+    def report(self) -> None:
+        """Let the model's gauges tell of the newest version that serves."""
+        with self._lock:
+            newest = self._serving[max(self._serving)]
+        newest.report(self._metrics)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
@@ -251,8 +256,6 @@ class Manager(Generic[V]):
             self._serving[version] = served
             self._records[version] = Record("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
-        self._metrics.loaded_at.set(time.time(), self.name)
-        self._metrics.exported_at.set((folder / GRAPH).stat().st_mtime, self.name)
         LOG.info(
             "model %s version %d serves after %.1f s",
             self.name,
@@ -271,8 +274,11 @@ class Manager(Generic[V]):
         try:
             self._check_schema(folder, servable.schema)
             prepare(servable, folder, options.enable_model_warmup)
-            return self._kind.open(self.name, folder, servable, options, self._metrics)
-        except ServingError as error:
+            served = self._kind.open(self.name, folder, servable, options, self._metrics)
+            served.experts = experts_per_row(folder)
+            served.exported_at = (folder / GRAPH).stat().st_mtime
+            return served
+        except (ServingError, OSError) as error:  # a folder may go while it is read
             servable.retire()
             raise LoadError(str(error)) from None
 

@@ -64,15 +64,20 @@ class Models:
             except BaseException:
                 for manager in started:
                     manager.close()
+                    if manager.name not in before:
+                        self._metrics.forget_model(manager.name)
                 raise
             with self._lock:
                 self._managers = after
                 for config in configs:
                     after[config.name].labels = dict(config.labels)
-        for name, manager in before.items():
-            if after.get(name) is not manager:
+            for name, manager in before.items():
+                if after.get(name) is manager:
+                    continue
                 manager.close()
-                if name not in after:
+                if name in after:
+                    after[name].report()  # the old one may have had the last word
+                else:
                     self._metrics.forget_model(name)
                     LOG.info("model %s is no longer served", name)
 

@@ -1,5 +1,6 @@
 """Loaded versions: what the manager needs of any, and what a ranker's has besides."""
 
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Self
@@ -16,7 +17,6 @@ from serving.request import RequestReader
 from serving.servable import Servable, Signature
 from serving.status import LOG
 from serving.stores import open_store
-from serving.versions import experts_per_row
 
 
 class Version(ABC):
@@ -25,6 +25,21 @@ class Version(ABC):
     def __init__(self, model: str, servable: Servable) -> None:
         self.model = model
         self.servable = servable
+        self.loaded_at = time.time()
+        self.exported_at = 0.0
+        """When its file was written, in seconds since 1970."""
+        self.experts: float | None = None
+        """Experts per row, as export measured."""
+
+    def report(self, metrics: ServerMetrics) -> None:
+        """Let the gauges of the model tell of this version."""
+        metrics.version.set(self.servable.version, self.model)
+        metrics.loaded_at.set(self.loaded_at, self.model)
+        metrics.exported_at.set(self.exported_at, self.model)
+        if self.experts is None:
+            metrics.experts.forget(self.model)
+        else:
+            metrics.experts.set(self.experts, self.model)
 
     @staticmethod
     @abstractmethod
@@ -112,8 +127,6 @@ class Served(Version):
             options.feature_clock,
             metrics,
         )
-        if (experts := experts_per_row(folder)) is not None:
-            metrics.experts.set(experts, model)
         return cls(model, servable, options, metrics, store, _reference(folder), popular)
 
     def signature(self, name: str) -> Signature | None:

@@ -1,5 +1,6 @@
 """Several models: the configuration file, version policies, labels, and reloads."""
 
+import os
 import re
 import shutil
 import threading
@@ -127,6 +128,8 @@ def test_models_policies_and_labels(tmp_path, publish, run_server, until):
         (tmp_path / model).mkdir()
         for version in (1, 2, 3):
             publish(tmp_path / model, version)
+            graph = tmp_path / model / str(version) / "saved_model.pb"
+            os.utime(graph, (1000 * version, 1000 * version))
     path = tmp_path / "models.txt"
     specific = (
         "model_version_policy { specific { versions: 1 versions: 2 } } "
@@ -144,6 +147,12 @@ def test_models_policies_and_labels(tmp_path, publish, run_server, until):
         RankClient(running.target, timeout=60) as client,
     ):
         assert running.server.models.serving() == {"one": [1, 2], "two": [2, 3], "all": [1, 2, 3]}
+        # The gauges tell of the newest version, which is not the last one loaded.
+        text = running.server.metrics.text()
+        for model, newest in (("one", 2), ("two", 3), ("all", 3)):
+            assert f'multigate_model_version{{model="{model}"}} {newest}\n' in text
+            exported = f'multigate_model_exported_timestamp_seconds{{model="{model}"}}'
+            assert f"{exported} {1000 * newest}\n" in text
         assert version_of(client, "one") == 2
         assert version_of(client, "one", label="stable") == 1
         assert version_of(client, "one", label="canary") == 2
@@ -198,6 +207,7 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
                 running.models.HandleReloadConfigRequest(reload_request(*configs), timeout=60)
             assert running.server.models.serving() == {"small": [2]}
             assert running.server.models.manager("small") is kept
+            assert 'multigate_model_version{model="b"}' not in running.server.metrics.text()
             return raised.value.code().name, raised.value.details()
 
         good = config("b", tmp_path / "b")
