@@ -52,6 +52,8 @@ def relative_differences(
 ) -> np.ndarray:
     """Largest relative difference over tasks and combined score, (N,); see the module's text."""
     worst = np.zeros(len(expected["score"]))
+    if not len(worst):  # no deviation either
+        return worst
     for name, value in expected.items():
         scale = np.abs(value)
         if name not in contract.tasks or contract.tasks[name].type == "regression":

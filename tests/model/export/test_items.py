@@ -18,7 +18,9 @@ from model import checkpoint as checkpoints
 from model.encoding import Encoder
 from model.export import export
 from model.item_table import ItemTable
+from model.parity import check_parity
 from model.raw import raw_values
+from model.servable import Servable
 
 PRICES = {item: None if item % 5 == 0 else 3.0 * (item - 99) for item in range(100, 128)}
 PRICES[5000] = 12.5  # known to the snapshot alone; 128 and 129 to the vocabulary alone
@@ -103,3 +105,15 @@ def test_an_item_without_a_feature_that_it_must_have_is_refused(case, examples) 
     for wrong in (100, 128, 7):
         with pytest.raises(tf.errors.InvalidArgumentError, match="whose features must be sent"):
             items.index(tf.constant([101, wrong], tf.int64), tf.constant([2, 1], tf.int32))
+
+
+def test_parity_where_no_test_row_has_a_known_item(case, examples, tmp_path) -> None:
+    """All items are refused by `rank_items`, which leaves nothing to compare."""
+    loaded = checkpoints.load(case.checkpoint())
+    items = ItemTable(loaded.encoder, examples)
+    items.complete[:] = False
+    Servable(loaded.ranker, loaded.encoder, items=items).save(tmp_path / "m")
+    signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
+    table = pq.read_table(case.examples / "test").slice(0, 40)
+    found = check_parity(signatures, loaded.ranker, loaded.encoder, table, 1e-5, items=items)
+    assert found["rows"] == 80
