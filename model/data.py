@@ -83,7 +83,7 @@ class Split:
         self.groups: list[Group] = []
         paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
         for path in paths:
-            with _open(path, self.columns) as file:
+            with _open(path, self.columns, weight) as file:
                 for index in range(file.metadata.num_row_groups):
                     rows = file.metadata.row_group(index).num_rows
                     if rows:
@@ -175,8 +175,8 @@ def batches(
         yield {name: values[rows] for name, values in features.items()}, targets[rows]
 
 
-def _open(path: Path, columns: list[str]) -> pq.ParquetFile:
-    """Open a Parquet file that has these columns."""
+def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.ParquetFile:
+    """Open a Parquet file that has these columns; `weight` is the one that train.weight names."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -184,9 +184,12 @@ def _open(path: Path, columns: list[str]) -> pq.ParquetFile:
     missing = [name for name in columns if name not in file.schema_arrow.names]
     if missing:
         file.close()
+        mend = "build the examples with this contract"
+        if missing[0] == weight:
+            mend = "mend train.weight, or add the column to the examples"
         raise DataError(
             f"{path}: column {missing[0]!r} is missing; received "
-            f"{', '.join(file.schema_arrow.names)}; build the examples with this contract"
+            f"{', '.join(file.schema_arrow.names)}; {mend}"
         )
     return file
 

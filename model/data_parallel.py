@@ -13,10 +13,14 @@ The workers are told of one another as TensorFlow wants it, by the environment v
 
 Worker 0 writes the checkpoint.  All must see its folder, to continue from the same snapshot.  A
 host with several GPUs runs one worker for each, with CUDA_VISIBLE_DEVICES.
+
+A worker that dies ends the others within seconds (TensorFlow's workers watch one another's
+heartbeats), and they can all be started again from the last snapshot.
 """
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +30,31 @@ from model import backend
 Tensor = Any
 
 _GROUP = 1_000  # the collectives' key of all workers; TensorFlow's own start from 0
+WAIT_S = 600.0
+"""For the other workers to start."""
+
+
+class PeerError(ModelError):
+    """Another worker ended or did not come; what was saved can be continued."""
+
+
+def lost_peer(error: Exception) -> PeerError | None:
+    """The error of ours for TensorFlow's where another worker is gone; None for any other."""
+    import tensorflow as tf
+
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.FailedPreconditionError,
+    )
+    if not isinstance(error, kinds) and "Collective ops is aborted" not in str(error):
+        return None
+    return PeerError(
+        "train.data_parallel: another worker has ended or cannot be reached; see its own messages, "
+        "then start all workers again with --resume"
+    )
 
 
 class Workers:
@@ -39,6 +68,7 @@ class Workers:
 
     Raises:
         ModelError: another backend than TensorFlow, or no cluster in TF_CONFIG.
+        PeerError: the others have not started within `WAIT_S` seconds.
     """
 
     def __init__(self) -> None:
@@ -47,8 +77,6 @@ class Workers:
                 f"train.data_parallel: expected Keras on tensorflow, received {backend.name()}; "
                 "unset KERAS_BACKEND"
             )
-        import tensorflow as tf
-
         try:
             cluster = json.loads(os.environ["TF_CONFIG"])
             self.size = len(cluster["cluster"]["worker"])
@@ -59,8 +87,7 @@ class Workers:
                 "with cluster.worker, a list of host:port, and task.index; received "
                 f"{os.environ.get('TF_CONFIG', 'none')!r:.200}"
             ) from None
-        # Connects the workers; its variables and replicas are not used.
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy() if self.size > 1 else None
+        self._strategy = _connect() if self.size > 1 else None
 
     def share(self, rows: int) -> slice:
         """The worker's rows of a batch of so many."""
@@ -97,3 +124,28 @@ class Workers:
 
         totals = self.sum(counts, key=1)
         return [tf.math.divide_no_nan(n, total) for n, total in zip(counts, totals, strict=True)]
+
+
+def _connect() -> Any:
+    """Connect the workers by a strategy, whose variables and replicas are not used."""
+    import tensorflow as tf
+
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            found.append(tf.distribute.MultiWorkerMirroredStrategy())
+        except Exception as error:  # is raised again, below
+            found.append(error)
+
+    # TensorFlow waits for an hour and more, and cannot be interrupted.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    if found and not isinstance(found[0], Exception):
+        return found[0]
+    why = f"after {WAIT_S:g} s" if not found else str(found[0]).partition("\n")[0][:200]
+    raise PeerError(
+        "train.data_parallel: cannot connect to all workers that TF_CONFIG names: "
+        f"{why}; start one process for each, and look whether they reach one another"
+    )

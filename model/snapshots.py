@@ -79,7 +79,7 @@ def latest(
             found = None
             damaged.append(path)
     for path in damaged:
-        path.unlink()
+        path.unlink(missing_ok=True)  # several workers look at once
     return found, damaged
 
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 from configs.errors import DataError, ModelError, MultigateError
 from configs.files import write_json
 from model import snapshots
+from model.data_parallel import PeerError
 
 RUN = "run.json"
 
@@ -83,11 +84,13 @@ class Workspace:
     ) -> None:
         if not self.writes:
             return
-        # An error of ours would come again; whoever interrupts or makes room wants to continue.
+        # An error of ours would come again, but for a lost worker's; whoever interrupts or makes
+        # room wants to continue.
         if error is None:
             self._refuse_existing()
             self.checkpoint.rename(self.out)
-        keep = error is not None and not isinstance(error, MultigateError)
+        again = isinstance(error, MultigateError) and not isinstance(error, PeerError)
+        keep = error is not None and not again
         if not (keep and snapshots.exist(self.root)) and not isinstance(error, _OtherRunError):
             shutil.rmtree(self.root, ignore_errors=True)
         if self._lock is not None:

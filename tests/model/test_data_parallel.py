@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,16 +19,33 @@ from model import checkpoint, data, feeds, training, weights
 from model.data_parallel import Workers
 from model.encoding import Encoder
 
+# Trains; kills itself when Keras has come back so many times, never at 0.
 SCRIPT = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 from configs.base import parse
 from configs.config import Config
-from model import training
+from configs.errors import ModelError
+from model import data_parallel, training
+from model.progress import Display
 
-config, examples, out = sys.argv[1:]
+config, examples, out, last, data_parallel.WAIT_S = *sys.argv[1:5], float(sys.argv[5])
+advance = Display.advance
+left = int(last)
+
+def count(self, step, loss):
+    global left
+    advance(self, step, loss)
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Display.advance = count
 config = parse(Config, json.loads(Path(config).read_text()), config)
-training.train(config, Path(examples), Path(out), progress=False)
+try:
+    training.train(config, Path(examples), Path(out), progress=False, resume=True)
+except ModelError as error:
+    sys.exit(f"ours: {error}")
 """
 
 # 300 rows: nine batches of 32 and one of 12; no noise, which each worker would draw for itself.
@@ -52,6 +70,53 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def run_workers(folder: Path, lasts: list[int], wait: float = 200) -> list[tuple[int, str]]:
+    """Train `both.json` in processes that end: status and stderr of each.
+
+    Args:
+        folder: where it is, and where `two` becomes the checkpoint.
+        lasts: when each kills itself; a worker that is named but not among them never starts.
+        wait: for the others, in seconds.
+    """
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    paths = [str(folder / name) for name in ("both.json", "examples", "two")]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *paths, str(last), str(wait)],
+            env=os.environ
+            | {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
+                )
+            },
+            cwd=Path(__file__).parents[2],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, last in enumerate(lasts)
+    ]
+    try:
+        found = []
+        for process in processes:
+            _, stderr = process.communicate(timeout=240)
+            found.append((process.returncode, stderr))
+        return found
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_comes_is_not_waited_for_forever(tiny: Any, tmp_path: Path) -> None:
+    both = tiny.make_config(model=MODEL, train=TRAIN | {"data_parallel": True})
+    (tmp_path / "both.json").write_text(both.model_dump_json())
+    ((status, stderr),) = run_workers(tmp_path, lasts=[0], wait=3)
+    assert status == 1
+    assert "ours: train.data_parallel: cannot connect to all workers" in stderr
+    assert "after 3 s" in stderr
+
+
 @pytest.mark.slow
 def test_two_processes_reach_the_loss_of_one(tiny: Any, tmp_path: Path) -> None:
     # Positions are centred over the rows of a worker, so they are left out.
@@ -63,31 +128,14 @@ def test_two_processes_reach_the_loss_of_one(tiny: Any, tmp_path: Path) -> None:
 
     both = tiny.make_config(contract=features, model=MODEL, train=TRAIN | {"data_parallel": True})
     (tmp_path / "both.json").write_text(both.model_dump_json())
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *map(str, (tmp_path / n for n in names))],
-            env=os.environ
-            | {
-                "TF_CONFIG": json.dumps(
-                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                )
-            },
-            cwd=Path(__file__).parents[2],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-        for names in [("both.json", "examples", "two")]
-    ]
-    try:
-        for process in processes:
-            _, stderr = process.communicate(timeout=240)
-            assert process.returncode == 0, stderr[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    # Worker 1 is killed at the end of the first epoch: the other says so, and both continue.
+    (status, stderr), (killed, _) = run_workers(tmp_path, lasts=[0, 1])
+    assert killed == -signal.SIGKILL
+    assert status == 1
+    assert "ours: train.data_parallel: another worker has ended" in stderr
+    assert list((tmp_path / ".two.training").glob("snapshot-*.npz"))
+    for status, stderr in run_workers(tmp_path, lasts=[0, 0]):
+        assert status == 0, stderr[-3000:]
     first, second = map(checkpoint.read_history, (tmp_path / "one", tmp_path / "two"))
     for one, two in zip(first, second, strict=True):
         for key in ("loss", "val_loss", "regularisation"):
