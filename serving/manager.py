@@ -216,8 +216,9 @@ class Manager(Generic[V]):
     def report(self) -> None:
         """Let the model's gauges tell of the newest version that serves."""
         with self._lock:
-            newest = self._serving[max(self._serving)]
-        newest.report(self._metrics)
+            newest = self._serving.get(max(self._serving, default=0))
+        if newest is not None:  # a candidate model may have none yet
+            newest.report(self._metrics)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):

@@ -54,13 +54,19 @@ def test_a_file_of_models_goes_before_the_variables():
             ["--model_name", "x", "--model_base_path", "b", "--model_config_file", "f"],
             "--model_config_file: names all models; leave --model_name",
         ),
+        (
+            ["--candidates_base_path", "c", "--model_config_file", "f"],
+            "--candidates_base_path: with --model_config_file, .* 'candidates/RANKER'",
+        ),
+        (["--retrieval_timeout_ms", "0"], "--retrieval_timeout_ms: expected 0.1 to"),
         (["--port", "65536"], "--port: expected 0 to 65535, received 65536"),
         (["--max_batch_rows", "0"], "--max_batch_rows: expected 1 to"),
         (["--file_system_poll_wait_seconds", "nan"], "received nan"),
     ],
 )
 def test_what_cannot_work_is_refused(flags, says):
-    both = [] if "--model_name" in flags or "--model_base_path" in flags else ["--model_name", "m"]
+    alone = {"--model_name", "--model_base_path", "--model_config_file"} & {*flags}
+    both = [] if alone else ["--model_name", "m"]
     both += ["--model_base_path", "b"] if both else []
     with pytest.raises(ServingError, match=says):
         parse(*both, *flags)

@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import get_model_status_pb2
+from google.protobuf import text_format
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
+from tensorflow_serving.config import model_server_config_pb2
 
 from configs.contract import FrozenContract
+from configs.errors import ServingError
 from serving.client import CallError, RankClient
 from serving.protos import ranking_pb2
 from serving.snapshot_writer import write_snapshot
@@ -233,6 +236,21 @@ def test_bad_requests_are_told_what_is_wrong(both, changes, says):
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"limit": 0}, "limit: expected 1 or more, received 0"),
+        ({"candidates": 0}, "candidates: expected 1 or more, received 0"),
+        ({"candidates": 2**40}, "candidates: Value out of range"),
+        ({"exclude": "i1"}, "exclude: expected a sequence of values, received 'i1'"),
+        ({"user": {"age": {}}}, "age: expected a value or a list"),
+    ],
+)
+def test_the_client_names_what_no_message_can_carry(client, changes, says):
+    with pytest.raises(ServingError, match=says):
+        recommend(client, **changes)
+
+
 def test_a_candidate_model_does_not_rank(client):
     with pytest.raises(CallError, match="call Recommend of 'small'") as raised:
         client.rank("small-candidates", user=USER, context=HOUR, item_ids=["i1"])
@@ -438,3 +456,23 @@ def test_several_models_and_their_candidate_models(pair, tmp_path, run_server):
         assert (answer.source, answer.candidates_name) == ("RETRIEVED", "found")
         with pytest.raises(CallError, match="model 'b': has no candidate model"):
             client.recommend("b", user=USER, context=HOUR)
+
+        def reload(text):
+            config = text_format.Parse(text, model_server_config_pb2.ModelServerConfig())
+            request = model_management_pb2.ReloadConfigRequest(config=config)
+            running.models.HandleReloadConfigRequest(request)
+
+        def source(model):
+            return client.recommend(model, user=USER, context=HOUR).source
+
+        # The candidate model goes from one ranker to the other, and then to a folder without any.
+        text = path.read_text()
+        reload(text.replace("candidates/a", "candidates/b"))
+        assert source("b") == "RETRIEVED"
+        with pytest.raises(CallError, match="model 'a': has no candidate model"):
+            source("a")
+        with pytest.raises(grpc.RpcError, match="one of the rankers 'a', 'b', received 'c'"):
+            reload(text.replace("candidates/a", "candidates/c"))
+        reload(text.replace(f'"{pair / "candidates"}"', f'"{tmp_path / "none"}"'))
+        with pytest.raises(CallError, match="model 'a': no candidates: model 'found': version 0"):
+            source("a")
