@@ -40,6 +40,7 @@ from serving.feature_store import (
 
 _LOCK_SECONDS = 60  # a loader that dies keeps others out for so long
 _AT_ONCE = 1000  # keys of one write
+_UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)  # what others wrote
 _SIDES: tuple[tuple[Side, str, str], ...] = (("user", "users", "u"), ("item", "items", "i"))
 
 
@@ -47,8 +48,8 @@ _SIDES: tuple[tuple[Side, str, str], ...] = (("user", "users", "u"), ("item", "i
 class _Current:
     """The generation in use."""
 
-    text: bytes = b""
-    """As Redis has it; empty where nothing was found yet."""
+    text: bytes | None = None
+    """As Redis has it; None where nothing was found yet."""
     generation: str = ""
     cut_off: float | None = None
 
@@ -83,7 +84,7 @@ class RedisStore:
         }
         self._current = _Current()
         self._breaker = Breaker(f"feature store of model {name!r}")
-        with suppress(self._error):  # a question will find out, and say so
+        with suppress(self._error, *_UNREADABLE):  # a question will find out, and say so
             self._follow(self._redis.get(f"{self._prefix}:current"))
 
     def read(self, question: Question) -> Stored:
@@ -93,6 +94,16 @@ class RedisStore:
         """
         if not self._breaker.allows():
             return Stored(problem="no answer several times in a row; not asked", asked=False)
+        try:
+            return self._ask(question)
+        except self._error as error:
+            reason = f"{type(error).__name__}: {error}"
+            self._breaker.failed(reason)
+            return Stored(problem=f"no answer within {self._seconds:g} s ({reason:.100})")
+        except _UNREADABLE as error:
+            return Stored(problem=f"an answer that cannot be read ({error!r:.100}); load it anew")
+
+    def _ask(self, question: Question) -> Stored:
         asked = self._current
         keys: list[Any] = [f"{self._prefix}:current"]
         asks_user = question.user is not None and bool(question.user_features)
@@ -102,18 +113,13 @@ class RedisStore:
             begin = f"{self._prefix}:{asked.generation}:i:".encode()
             texts = question.items.tolist()
             keys += [begin + (t if isinstance(t, bytes) else b"%d" % t) for t in texts]
-        try:
-            current, *rows = self._redis.mget(keys)
-        except self._error as error:
-            reason = f"{type(error).__name__}: {error}"
-            self._breaker.failed(reason)
-            return Stored(problem=f"no answer within {self._seconds:g} s ({reason:.100})")
+        current, *rows = self._redis.mget(keys)
         self._breaker.worked()
         if current is None:
             return Stored(problem="no features are loaded for this model and schema")
         if current != asked.text:
             self._follow(current)
-            return self.read(question)
+            return self._ask(question)
         columns: dict[str, Column] = {}
         if asks_user:
             columns |= self._columns("user", rows[:1], question.user_features)

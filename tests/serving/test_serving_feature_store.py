@@ -461,6 +461,24 @@ def test_a_store_without_features_says_so(contract, store_of_redis):
     store.close()
 
 
+@pytest.mark.parametrize("key", ["*:current", "*:u:u1"])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "\xff", "[1", "7"])
+def test_what_somebody_else_wrote_there_is_a_problem_and_no_crash(
+    examples, contract, store_of_redis, key, text
+):
+    load(examples, store_of_redis.address)
+    schema = contract.schema_fingerprint()
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    question = everything(contract, b"u1", ["i1"])
+    assert store.read(question).problem == ""
+    (name,) = store_of_redis.client.scan_iter(key)
+    store_of_redis.client.set(name, text)
+    again = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    for one in (store, again):
+        assert "an answer that cannot be read" in one.read(question).problem
+        one.close()
+
+
 def test_the_command_loads(examples, contract, store_of_redis, capsys):
     arguments = ["features", "load", "--snapshot", str(examples), "--to", store_of_redis.address]
     assert multigate.main([*arguments, "--model_name", "other", "--json"]) == 0
