@@ -172,6 +172,8 @@ def _feature(
     """
     own = name == config.contract.user
     values = _scan(folder).select(pl.col(name).alias("value"))
+    if own:  # only whether it is there counts, and users may be many
+        values = values.select(pl.when(pl.col("value").is_not_null()).then(1).alias("value"))
     edges: list[float] = []
     if isinstance(feature, NumberFeature):
         edges = _deciles(values)
