@@ -126,6 +126,24 @@ def test_rank_requests_of_odd_parts(running, change):
         assert sorted(set(answer.item_index)) == sorted(answer.item_index)
 
 
+@settings(max_examples=60, **SETTINGS)
+@given(change=changes, candidates=st.integers(-(2**31), 2**31 - 1))
+def test_recommend_requests_of_odd_parts(running, change, candidates):
+    rank = changed(change)
+    request = ranking_pb2.RecommendRequest(
+        model=rank.model,
+        exclude=rank.candidates.item_id,
+        candidates=candidates if "limit" in change else 0,
+        limit=rank.limit,
+        returns=rank.returns,
+    )
+    for part in ("user", "context", "task_weights", "floors"):
+        getattr(request, part).MergeFrom(getattr(rank, part))
+    code, answer = code_of(running.ranking.Recommend, request)
+    # This server has no candidate model: the best request is refused for that alone.
+    assert code in ALLOWED - {grpc.StatusCode.OK}, answer
+
+
 tensors = st.builds(
     tensor_pb2.TensorProto,
     dtype=st.sampled_from([0, 1, 2, 3, 7, 9, 10, 19, 20, 101, 4000]),
