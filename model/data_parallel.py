@@ -20,7 +20,8 @@ heartbeats), and they can all be started again from the last snapshot.
 
 import json
 import os
-import threading
+import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,13 @@ class Workers:
                 "with cluster.worker, a list of host:port, and task.index; received "
                 f"{os.environ.get('TF_CONFIG', 'none')!r:.200}"
             ) from None
-        self._strategy = _connect() if self.size > 1 else None
+        self._strategy = None
+        if self.size > 1:
+            import tensorflow as tf
+
+            _meet(cluster["cluster"]["worker"], self.rank)
+            # Connects the workers; its variables and replicas are not used.
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def share(self, rows: int) -> slice:
         """The worker's rows of a batch of so many."""
@@ -126,26 +133,30 @@ class Workers:
         return [tf.math.divide_no_nan(n, total) for n, total in zip(counts, totals, strict=True)]
 
 
-def _connect() -> Any:
-    """Connect the workers by a strategy, whose variables and replicas are not used."""
-    import tensorflow as tf
+def _meet(addresses: Sequence[str], rank: int) -> None:
+    """Wait until all workers are there, by connecting to each.
 
-    found: list[Any] = []
+    TensorFlow itself waits without end and cannot be interrupted.  A worker listens on its own
+    port until it has reached the others; from then on TensorFlow's server does.
 
-    def connect() -> None:
-        try:
-            found.append(tf.distribute.MultiWorkerMirroredStrategy())
-        except Exception as error:  # is raised again, below
-            found.append(error)
-
-    # TensorFlow waits for an hour and more, and cannot be interrupted.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    if found and not isinstance(found[0], Exception):
-        return found[0]
-    why = f"after {WAIT_S:g} s" if not found else str(found[0]).partition("\n")[0][:200]
-    raise PeerError(
-        "train.data_parallel: cannot connect to all workers that TF_CONFIG names: "
-        f"{why}; start one process for each, and look whether they reach one another"
-    )
+    Args:
+        addresses: host:port of every worker.
+        rank: of this one.
+    """
+    deadline = time.monotonic() + WAIT_S
+    port = int(addresses[rank].rpartition(":")[2])
+    with socket.create_server(("", port), backlog=128):
+        for number, address in enumerate(addresses):
+            host, _, other = address.rpartition(":")
+            while number != rank:
+                try:
+                    socket.create_connection((host, int(other)), timeout=5).close()
+                    break
+                except OSError as error:
+                    if time.monotonic() > deadline:
+                        raise PeerError(
+                            f"train.data_parallel: worker {number} ({address}) is not there after "
+                            f"{WAIT_S:g} s: {error}; start one process for each worker that "
+                            "TF_CONFIG names, and look whether they reach one another"
+                        ) from None
+                    time.sleep(0.2)
