@@ -23,7 +23,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-import candidates  # decides upon Keras 2 before TensorFlow is imported
 from candidates.evaluation import KINDS, Questions, ask, evaluate, recall
 from candidates.pairs import catalogue_of_splits, positive_task, read_pairs
 from candidates.training import load, train
@@ -33,7 +32,6 @@ from configs.config import Config
 from configs.files import SPLITS
 from pipeline import job
 
-assert candidates
 FACTORS, ALPHAS = (16, 32, 64, 128), (1.0, 10.0)
 QUESTIONS = 10_000
 UNKNOWN = "0"

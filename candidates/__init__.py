@@ -4,8 +4,3 @@ The package runs on Keras 2 (`tf-keras`), which tensorflow-recommenders is made 
 here and behind the exported file: the ranker and the server never import it, and of `model` this
 package imports only what knows no Keras: the encoding of raw values, which both models share.
 """
-
-import os
-
-# TensorFlow decides when it is imported which Keras `tf.keras` is.
-os.environ["TF_USE_LEGACY_KERAS"] = "1"

@@ -1,7 +1,6 @@
 """Train, evaluate, export and judge the candidate model, which finds what is then ranked."""
 
 import argparse
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,6 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    importlib.import_module("candidates")  # decides upon Keras 2, before TensorFlow is imported
     import_tensorflow()
     if options.action == "train":
         from candidates.training import train

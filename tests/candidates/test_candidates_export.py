@@ -1,6 +1,7 @@
 """The exported file: what it answers, alone, without any Keras and without our code."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -173,3 +174,8 @@ def test_two_generations_of_keras_in_one_process(trained):
     assert any(base.__module__.startswith("tf_keras") for base in type(model).__mro__)
     assert not any(base.__module__.startswith("keras.") for base in type(model).__mro__)
     assert keras.layers.Dense(2)(np.ones((1, 3), np.float32)).shape == (1, 2)
+
+
+def test_other_processes_decide_for_themselves(trained):
+    """Importing the towers leaves no switch behind for the processes that this one starts."""
+    assert "TF_USE_LEGACY_KERAS" not in os.environ
