@@ -151,9 +151,13 @@ class Online:
             rows |= {"item_id": [f"i{i}" for i in shown]}
             feedback.append(pl.DataFrame(rows | world.feedback(day, user, shown)))
         known = pl.concat(feedback, how="vertical_relaxed")
-        deadline = time.monotonic() + 60
+        deadline, joined = time.monotonic() + 60, known.clear()
         while time.monotonic() < deadline:
-            impressions = pl.read_parquet(self.log / "night/*.parquet")
+            files = sorted(self.log.glob("night/*.parquet"))
+            if not files:  # the first one is not closed yet
+                time.sleep(0.1)
+                continue
+            impressions = pl.read_parquet(files)
             joined = impressions.join(known, on=["ranked/request_id", "item_id"], how="inner")
             if len(joined) == len(known):
                 wanted = ["time", "user_id", "country", "item_id", "length", "click", "rating"]
