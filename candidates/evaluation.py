@@ -30,9 +30,9 @@ from candidates.pairs import (
 )
 from candidates.retrieval import Retrieval
 from candidates.training import load
-from configs.contract import FrozenContract
-from configs.errors import DataError, ModelError
-from configs.files import SPLITS, TIME, ExamplesFolder
+from configs.errors import DataError
+from configs.files import SPLITS, TIME
+from configs.lineage import check_examples
 
 KINDS = ("next_item", "from_the_start")
 _QUESTIONS = 10_000
@@ -86,7 +86,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
     if split == SPLITS[0] or split not in SPLITS:
         raise DataError(f"split: expected one of {', '.join(SPLITS[1:])}; received {split!r}")
     model, config, frozen = load(checkpoint)
-    _check(checkpoint, frozen, examples)
+    check_examples(checkpoint, frozen, examples)
     task = positive_task(config)
     before = SPLITS[: SPLITS.index(split)]
     items = catalogue_of_splits(examples, model.encoder, before)
@@ -253,15 +253,3 @@ def item_cosine(questions: Questions) -> Scorer:
         return found + 1e-9 * counts
 
     return score
-
-
-def _check(checkpoint: Path, frozen: FrozenContract, examples: Path) -> None:
-    other = FrozenContract.read(ExamplesFolder(examples).contract)
-    for kind in ("schema", "data"):
-        ours = getattr(frozen, f"{kind}_fingerprint")
-        theirs = getattr(other, f"{kind}_fingerprint")
-        if ours != theirs:
-            raise ModelError(
-                f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
-                f"{theirs}; use the examples that it was trained on, or train anew"
-            )

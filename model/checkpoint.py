@@ -139,23 +139,3 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
     return history
-
-
-def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -> None:
-    """Refuse examples that a checkpoint was not trained on the like of.
-
-    Vocabularies and statistics have to agree too: a score in the label's own units depends on
-    them, and examples are encoded by the checkpoint's.
-
-    Raises:
-        ModelError: a fingerprint differs.
-    """
-    other = FrozenContract.read(ExamplesFolder(examples).contract)
-    for kind in ("schema", "data"):
-        ours = getattr(contract, f"{kind}_fingerprint")
-        theirs = getattr(other, f"{kind}_fingerprint")
-        if ours != theirs:
-            raise ModelError(
-                f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
-                f"{theirs}; use the examples that it was trained on, or train anew"
-            )

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from configs.config import Config
 from configs.contract import Contract
+from configs.lineage import check_examples
 from configs.statistics import Statistics
 from model import checkpoint as checkpoints
 from model import metrics, scores
@@ -100,7 +101,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         DataError: the split cannot be read.
     """
     loaded = checkpoints.load(checkpoint)
-    checkpoints.check_examples(checkpoint, loaded.contract, examples)
+    check_examples(checkpoint, loaded.contract, examples)
     return measure(loaded, examples, split)
 
 

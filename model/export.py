@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from configs.errors import DataError, ExportError
 from configs.files import LABEL, new_folder, write_json
+from configs.lineage import check_examples
 from configs.model import ExportConfig
 from configs.version_folders import new_version
 from model import calibration as calibrations
@@ -75,7 +76,7 @@ def export(
         )
     target = out / str(new_version(out, version))
     loaded = checkpoints.load(checkpoint)
-    checkpoints.check_examples(checkpoint, loaded.contract, examples)
+    check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))

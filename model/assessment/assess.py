@@ -12,6 +12,7 @@ from configs.contract import Contract, FrozenContract
 from configs.errors import ModelError
 from configs.evaluation import EvaluationConfig
 from configs.files import ExamplesFolder
+from configs.lineage import check_examples
 from model import checkpoint, evaluation
 from model.assessment import gates, leaks, slices, tradeoff, transfer
 from model.comparison import compare_scored, verdict
@@ -99,7 +100,7 @@ def assess(
 def _check(folder: Path, frozen: FrozenContract, examples: Path, version: bool) -> None:
     """Refuse examples that the model cannot be measured on."""
     if not version:
-        checkpoint.check_examples(folder, frozen, examples)
+        check_examples(folder, frozen, examples)
         return
     other = FrozenContract.read(ExamplesFolder(examples).contract)
     if frozen.schema_fingerprint != other.schema_fingerprint:
