@@ -1,6 +1,7 @@
 """Training the two-tower model: pairs to a checkpoint, stopped by recall on the validation split.
 
-The same seed gives the same weights, bit for bit on a CPU.
+The same seed gives the same weights, bit for bit on a CPU where TensorFlow is told to be
+deterministic, as `multigate candidates train` does.
 """
 
 import json

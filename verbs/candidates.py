@@ -54,9 +54,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
     if options.action == "train":
+        from candidates.keras2 import tf
         from candidates.training import train
         from configs import load
 
+        tf.config.experimental.enable_op_determinism()  # for the whole process, so not in `train`
         return train(load(options.config), options.examples, options.out)
     if options.action == "evaluate":
         from candidates.evaluation import evaluate

@@ -1,5 +1,8 @@
 """Training the two towers: the loss by hand, repeatability, and what is refused."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -41,10 +44,14 @@ def test_hidden_users_come_in_as_unseen_ones(trained):
 
 
 def test_the_same_seed_gives_the_same_weights(trained, tmp_path):
-    train(trained.config, trained.examples, tmp_path / "again", show=lambda line: None)
+    """As the command trains, in processes of their own."""
+    for name in ("first", "second"):
+        command = ["--config", "demo", "--examples", trained.examples]
+        command = [sys.executable, "-m", "multigate", "candidates", "train", *command]
+        subprocess.run([*command, "--out", tmp_path / name], check=True, capture_output=True)
     with (
-        np.load(trained.checkpoint / "weights.npz") as first,
-        np.load(tmp_path / "again" / "weights.npz") as second,
+        np.load(tmp_path / "first" / "weights.npz") as first,
+        np.load(tmp_path / "second" / "weights.npz") as second,
     ):
         assert set(first) == set(second)
         for name in first:
