@@ -165,7 +165,7 @@ def _changed(values: dict[str, Any], changes: dict[str, Any]) -> Config:
         if value is None:
             at.pop(last, None)
         else:
-            at[last] = value
+            at[last] = copy.deepcopy(value)  # a later path may change what an earlier one brought
     return parse(Config, values, "test")
 
 
