@@ -358,39 +358,49 @@ def ratios(cases: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def draw(cases: list[dict[str, Any]], path: Path) -> None:
-    """Speed-up over the dense model, with each model's ceiling, by candidates."""
+    """Speed-up over the dense model by candidates; the ceiling E / union at the right of each."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
     shapes = list(dict.fromkeys(case["shape"] for case in cases))
     counts = sorted({case["experts"] for case in cases})
+    kinds = sorted({(case["static"], case["tasks"]) for case in cases}, reverse=True)
+    colours = dict(zip(kinds, ("tab:blue", "tab:cyan", "tab:red", "tab:orange"), strict=False))
     figure, axes = plt.subplots(
         len(shapes), len(counts), figsize=(4 * len(counts), 3.2 * len(shapes)), squeeze=False
     )
+    lines = {}
     for (row, shape), (column, experts) in itertools.product(enumerate(shapes), enumerate(counts)):
         axis = axes[row][column]
-        panel = [c for c in cases if (c["shape"], c["experts"]) == (shape, experts)]
         groups: dict[Any, list[dict[str, Any]]] = {}
-        for case in panel:
-            key = (case["static"], case["tasks"], "x".join(map(str, case["units"])))
-            groups.setdefault(key, []).append(case)
-        for (static, tasks, units), group in sorted(groups.items()):
+        for case in cases:
+            if (case["shape"], case["experts"]) == (shape, experts):
+                key = (case["static"], case["tasks"], "x".join(map(str, case["units"])))
+                groups.setdefault(key, []).append(case)
+        for (static, tasks, units), group in sorted(groups.items(), reverse=True):
             group.sort(key=lambda c: c["candidates"])
             sizes = [c["candidates"] for c in group]
             speed = [c["microseconds"]["dense"] / c["microseconds"]["rank"] for c in group]
-            name = f"{'static' if static else 'per example'}, T={tasks}, {units}"
-            (line,) = axis.plot(sizes, speed, marker="o", markersize=3, label=name)
+            name = f"{'static' if static else 'per example'}, {tasks} tasks, {units}"
+            colour, style = colours[static, tasks], "--" if "x" in units else "-"
+            (lines[name],) = axis.plot(sizes, speed, style, color=colour, marker="o", markersize=3)
             ceiling = group[-1]["ceiling"]
-            axis.axhline(ceiling, color=line.get_color(), linestyle=":", linewidth=0.8)
-        axis.set(xscale="log", yscale="log", title=f"{shape}, E={experts}")
+            axis.plot(sizes[-1] * 1.6, ceiling, marker="_", markersize=12, color=colour)
+        axis.set(xscale="log", yscale="log", title=f"{shape}, {experts} experts")
         axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.yaxis.set_major_locator(FixedLocator([0.5, 1, 2, 3, 5, 8, 12, 16, 24]))
+        axis.xaxis.set_major_locator(FixedLocator(sorted({c["candidates"] for c in cases})))
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter(ScalarFormatter())
+            side.set_minor_formatter(NullFormatter())
         axis.set_xlabel("candidates")
         axis.set_ylabel("dense / rank")
-        axis.legend(fontsize=5)
-    figure.suptitle("Speed-up over every expert on every row; dotted: experts / union")
-    figure.tight_layout()
+    figure.suptitle("Times faster than every expert on every row; bars at the right: E / union")
+    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
