@@ -53,7 +53,7 @@ def make_examples(data: Path, work: Path) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as folder:
         found = list(data.glob("*.csv*"))
-        records = pl.read_csv(_plain(found[0])).with_columns(
+        records = pl.read_csv(plain(found[0])).with_columns(
             pl.col("rating").replace(0, None), time=pl.lit(0)
         )
         while True:  # leaving out a book can leave a user with too few
@@ -72,7 +72,8 @@ def make_examples(data: Path, work: Path) -> Path:
     return examples
 
 
-def _plain(path: Path) -> bytes:
+def plain(path: Path) -> bytes:
+    """Content of a file, uncompressed."""
     import bz2
     import gzip
     import lzma

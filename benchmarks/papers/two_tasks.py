@@ -123,22 +123,34 @@ def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:
 
 
 def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
-    """Train, and measure on the test split; the loss is the papers', of raw labels."""
+    """Train, and measure on the test split."""
     from model import training
-    from model.checkpoint import read_history
-    from model.evaluation import evaluate
 
     # A run that was cut off goes on where it was.
     name = f"{run['model']}-{run['weight']:g}-{run['seed']}".replace(":", "-")
     checkpoint = work / name
     if not checkpoint.exists():
         training.train(config, examples, checkpoint, progress=False, resume=True)
+    return measure_checkpoint(checkpoint, examples, run["weight"])
+
+
+def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
+    """Measure on the test split; the loss is the papers', of raw labels.
+
+    Args:
+        checkpoint: a trained model.
+        examples: folder of its examples.
+        weight: of the first task; the second has the rest.
+    """
+    from model.checkpoint import read_history
+    from model.evaluation import evaluate
+
     history = read_history(checkpoint)
     best = min(history, key=lambda epoch: epoch["val_loss"])
     found = evaluate(checkpoint, examples)
     first, second = found["tasks"].values()
     return {
-        "loss": run["weight"] * first["log_loss"] + (1 - run["weight"]) * second["mse"],
+        "loss": weight * first["log_loss"] + (1 - weight) * second["mse"],
         "auc": first["value"],
         "mse": second["mse"],
         "log_loss": first["log_loss"],
