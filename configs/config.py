@@ -9,12 +9,12 @@ from configs.base import Frozen, contradiction, parse, read_yaml
 from configs.candidates import CandidatesConfig
 from configs.contract import Contract, NumberFeature, PositionFeature
 from configs.errors import ConfigError
-from configs.evaluation import EvaluationConfig, HourSlices
+from configs.evaluation import EvaluationConfig
 from configs.labels import EventLabel
 from configs.log import EventLog, Log
 from configs.model import ExportConfig, ModelConfig, TrainConfig
 from configs.pipeline import PipelineConfig
-from configs.run import RunConfig
+from configs.run import ALL_STAGES, STAGES, RunConfig
 from configs.tune import TuneConfig
 
 PRESETS = ("demo", "deskdrop", "movielens")
@@ -34,6 +34,14 @@ class Config(Frozen):
     candidates: CandidatesConfig = CandidatesConfig()
     tune: TuneConfig = TuneConfig()
     run: RunConfig = RunConfig()
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Of its nightly run, which builds the candidate model where there is a section for it."""
+        if "candidates" not in self.model_fields_set:
+            return STAGES
+        report = self.candidates.report_questions > 0
+        return tuple(stage for stage in ALL_STAGES if report or stage != "candidates_report")
 
     @model_validator(mode="after")
     def _check_log(self) -> "Config":
@@ -70,14 +78,10 @@ class Config(Frozen):
                         f"contract.features.{name}: count, since and rate need every event's time; "
                         "pipeline.log.unknown_time says that some have none"
                     )
-        sliced = {
-            rule.feature: None
-            for rule in (self.evaluation.slices or {}).values()
-            if not isinstance(rule, HourSlices)
-        }
+        unknown = self.evaluation.unknown_name(self.contract.tasks, self.contract.features)
+        if unknown is not None:
+            raise contradiction(unknown)
         for where, names, known in (
-            ("evaluation.rules.tasks", self.evaluation.rules.tasks, self.contract.tasks),
-            ("evaluation.slices: feature", sliced, self.contract.features),
             ("model.gates", self.model.gates, self.contract.tasks),
             ("model.embedding_dims", self.model.embedding_dims, self.contract.features),
         ):

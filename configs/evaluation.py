@@ -1,5 +1,6 @@
 """What the report looks at, and the rules by which a version goes out."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -100,3 +101,29 @@ class EvaluationConfig(Frozen):
     largest_feature_auc: float = Field(0.95, gt=0.5, le=1)
     """AUC of one feature alone above which it is taken for a leak."""
     rules: Rules = Rules()
+
+    def unknown_name(self, tasks: Iterable[str], features: Iterable[str]) -> str | None:
+        """What is wrong with a rule of a task, or a slice by a feature, that there is not.
+
+        A rule that holds for nothing would bless what it was written to refuse.
+
+        Args:
+            tasks: of the contract.
+            features: of the contract.
+
+        Returns:
+            A message, or None where every name is known.
+        """
+        sliced = [
+            rule.feature
+            for rule in (self.slices or {}).values()
+            if not isinstance(rule, HourSlices)
+        ]
+        for where, names, known in (
+            ("evaluation.rules.tasks", list(self.rules.tasks), list(tasks)),
+            ("evaluation.slices: feature", sliced, list(features)),
+        ):
+            for name in names:
+                if name not in known:
+                    return f"{where}: expected one of {', '.join(known)}, received {name!r}"
+        return None

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.table import Table
 
-from configs.evaluation import Rules, TaskRules
+from configs.contract import Contract
+from configs.errors import ConfigError
+from configs.evaluation import EvaluationConfig, Rules, TaskRules
 from configs.files import TIME
 from model.measures import ranking, tasks
 from model.measures.resamples import Resamples
@@ -54,11 +56,13 @@ def compare(
         of the combined score's NDCG@10, or None where no list can be judged.
 
     Raises:
+        ConfigError: a rule of a task that the candidate does not have.
         ModelError: a folder is neither a version nor a checkpoint.
         DataError: the split or a column cannot be read.
     """
     rules = rules or Rules()
     contract = read_contract(candidate).contract
+    check_names(EvaluationConfig(rules=rules), contract, candidate)
     rows = read_rows(examples, split)
     resamples = Resamples(rows.codes(contract.user), replicates, seed)
     ours = score(candidate, rows)
@@ -74,6 +78,17 @@ def compare(
         "newest": _newest(rows),
         **found,
     }
+
+
+def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> None:
+    """Refuse rules and slices that name what a model's contract does not have.
+
+    Raises:
+        ConfigError: an unknown task or feature.
+    """
+    unknown = options.unknown_name(contract.tasks, contract.features)
+    if unknown is not None:
+        raise ConfigError(f"{unknown} ({folder} has no other); use the model's own configuration")
 
 
 def compare_scored(

@@ -8,6 +8,7 @@ from model.report_parts import SHOWN, changed, count, measured, percent, section
 
 _SLICES = 40
 _FEATURES = 15
+_OFF = 0.1  # calibration error over the share of the rarer class, beyond chance
 _SLIGHT = 0.05  # of predicted over observed, which is not worth a reader's first attention
 
 
@@ -110,8 +111,9 @@ def transfer(found: Mapping[str, Any]) -> str:
     return section(
         "transfer",
         "Negative transfer",
-        "Each task against models that share less, on the same rows and resamples. Worse than its "
-        "own single-task model means that sharing costs this task.",
+        "Each task against models without a mixture, on the same rows and resamples. Worse than "
+        "its own single-task model means that sharing costs this task; worse than the shared "
+        "bottom, that choosing experts does not help it.",
         sentences([*compared["sentences"], *others]),
         table("Differences from the baselines", heads, rows),
     )
@@ -176,8 +178,14 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
     for name, task in found["tasks"].items():
         rate = task["measures"].get("predicted_over_observed")
         beyond = rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]
+        error = task["measures"].get("ece")
         if rate and beyond and abs(rate["value"] - 1) > _SLIGHT:
             said.append(f"{name} predicts {rate['value']:.2f} times what is observed.")
+        elif error and error["low"] and error["low"] > _OFF * min(task["rate"], 1 - task["rate"]):
+            said.append(
+                f"{name} is right on the whole, but its scores are {error['value']:.3f} off on "
+                "average: too sure or not sure enough, see Calibration."
+            )
         if task["value"] is None:
             said.append(f"{name} cannot be measured: {task['reason']}.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]
@@ -189,5 +197,7 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
         )
     said += [line for line in found["findings"] if "never used" in line or "fewer than 1" in line]
     if found["transfer"]:
-        said += [line for line in found["transfer"]["sentences"] if "negative transfer" in line]
+        said += [line for line in found["transfer"]["sentences"] if "beyond chance:" in line]
+    if found["stability"]:
+        said += found["stability"]["differences"]
     return said

@@ -121,15 +121,13 @@ def _stability(stable: Mapping[str, Any] | None) -> str:
         for name, task in stable["tasks"].items()
     ]
     heads = ("task", "metric", "mean", "deviation over seeds", "experts per row")
-    said = ""
+    said = list(stable["differences"])
     if stable["overlap"] is not None:
-        said = sentences(
-            [
-                f"Which tasks share experts varies by {stable['overlap']:.2f} (mean deviation of "
-                "the overlap over the seeds)."
-            ]
+        said.append(
+            f"Which tasks share experts varies by {stable['overlap']:.2f} (mean deviation of "
+            "the overlap over the seeds)."
         )
     return (
         f'<h3 class="sub">Over {stable["runs"]} seeds</h3>'
-        f"{said}{table('Stability over seeds', heads, rows)}"
+        f"{sentences(said)}{table('Stability over seeds', heads, rows)}"
     )

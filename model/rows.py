@@ -36,7 +36,8 @@ class Rows:
         """Labels (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
 
         Raises:
-            DataError: a task has no label here, or a binary one another than 0 and 1.
+            DataError: a task has no label here, one that is not finite, or a binary one another
+                than 0 and 1.
         """
         self.check_columns([LABEL + name for name in contract.tasks])
         found = np.full((len(self), len(contract.tasks)), np.nan, np.float32)
@@ -44,6 +45,11 @@ class Rows:
             column = self.table[LABEL + name].cast(pa.float32())
             found[:, t] = pc.fill_null(column, np.nan).to_numpy()
             known = found[~np.isnan(found[:, t]), t]
+            if np.isinf(known).any():
+                raise DataError(
+                    f"{self.source}: {LABEL}{name}: expected finite numbers or null, received "
+                    f"{int(np.isinf(known).sum())} infinite ones; clip the task's label"
+                )
             wrong = known[(known != 0) & (known != 1)] if task.type == "binary" else known[:0]
             if len(wrong):
                 raise DataError(

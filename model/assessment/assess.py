@@ -15,7 +15,7 @@ from configs.files import ExamplesFolder
 from configs.lineage import check_examples
 from model import checkpoint, evaluation
 from model.assessment import gates, leaks, slices, tradeoff, transfer
-from model.comparison import compare_scored, verdict
+from model.comparison import check_names, compare_scored, verdict
 from model.data import Examples
 from model.measures import ranking, tasks
 from model.measures.resamples import CONFIDENCE, Resamples, interval
@@ -53,6 +53,7 @@ def assess(
         `data` (the pipeline's own report); None where there is nothing to say.
 
     Raises:
+        ConfigError: a rule or a slice of what the contract does not have.
         ModelError: not a model, or examples of another schema.
         DataError: the split cannot be read.
     """
@@ -61,7 +62,10 @@ def assess(
     version = is_version(folder)
     config = None if version else checkpoint.read_config(folder)[0]
     options = options or (config.evaluation if config else EvaluationConfig())
+    check_names(options, contract, folder)
     _check(folder, frozen, examples, version)
+    for path in baselines:
+        check_examples(path, read_contract(path), examples)
     rows = read_rows(examples, split)
     train = rows if split == "train" else read_rows(examples, "train")
     resamples = Resamples(rows.codes(contract.user), options.replicates, options.seed)
@@ -90,7 +94,7 @@ def assess(
         | {"split_by": config.pipeline.split.by if config else None},
         "findings": gates.findings(result["gates"], result.get("union")),
         "history": checkpoint.read_history(folder) if config else [],
-        "stability": _stability(result, seeds, examples, split),
+        "stability": _stability(result, config, seeds, examples, split),
         "transfer": transfer.compare_baselines(scored, config, baselines, rows, labels, resamples),
         "comparison": _comparison(scored, production, rows, resamples, options),
         "data": _data(examples),
@@ -177,10 +181,19 @@ def _comparison(
 
 
 def _stability(
-    result: Mapping[str, Any], seeds: Sequence[Path], examples: Path, split: str
+    result: Mapping[str, Any],
+    config: Config | None,
+    seeds: Sequence[Path],
+    examples: Path,
+    split: str,
 ) -> dict[str, Any] | None:
     others = [evaluation.evaluate(path, examples, split=split) for path in seeds]
-    return gates.stability([result, *others])
+    found = gates.stability([result, *others])
+    if found is None:
+        return None
+    # A version does not say how it was trained.
+    known = [*([config] if config else []), *(checkpoint.read_config(path)[0] for path in seeds)]
+    return found | {"differences": gates.differences(known)}
 
 
 def _data(examples: Path) -> Any:

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from configs.config import Config
+
 _RARE = 0.001  # share of the rows below which a selected expert is as good as dead
 _ALONE = 0.95  # share of a task's rows above which an expert serves nearly all of them
 _ALIKE = 0.9  # Jaccard overlap above which two tasks' experts are as good as the same
@@ -120,6 +122,25 @@ def stability(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "tasks": found,
         "overlap": float(np.mean(deviations)) if deviations else None,
     }
+
+
+def differences(configs: Sequence[Config]) -> list[str]:
+    """In what runs differ that ought to differ in their seed alone, a sentence each.
+
+    Args:
+        configs: of the runs.
+    """
+    sections = [config.model_dump(mode="json") for config in configs]
+    seeds = [values["train"].pop("seed") for values in sections]
+    said = [
+        f"The runs differ in {section}.{key}, not in their seed alone."
+        for section in ("model", "train")
+        for key in sections[0][section]
+        if any(values[section][key] != sections[0][section][key] for values in sections)
+    ]
+    if len(set(seeds)) < len(seeds):
+        said.append("Some runs have the same seed: that they agree says nothing.")
+    return said
 
 
 def _experts(indices: np.ndarray) -> str:

@@ -58,7 +58,7 @@ def slice_rows(rule: Slices, contract: Contract, rows: Rows, train: Rows) -> dic
         values = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan))
         known = values[np.isfinite(values)]
         edges = np.unique(np.quantile(known, _QUARTERS)).tolist() if len(known) else []
-        return _by_edges(values, edges, "{:.4g}")
+        return _by_edges(values, edges, _style(edges))
     if isinstance(feature, IdListFeature):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
         return _by_edges(lengths, list(_LENGTHS), "{:.0f}", zero="none")
@@ -191,7 +191,18 @@ def _by_value(rule: ValueSlices, column: pa.Array) -> dict[str, np.ndarray]:
     frequent = np.argsort(-sizes, kind="stable")[: rule.most]
     found = {str(names[code]): codes == code for code in sorted(frequent, key=lambda c: names[c])}
     others = (codes >= 0) & ~np.isin(codes, frequent)
-    return found | {"other values": others, "missing": codes < 0}
+    for title, inside in (("other values", others), ("missing", codes < 0)):
+        name = title if title not in found else f"({title})"  # the log has such a value itself
+        found[name] = inside
+    return found
+
+
+def _style(edges: list[float]) -> str:
+    """How edges are written: with as many digits as it takes to tell them apart."""
+    digits = next(
+        (n for n in range(4, 17) if len({f"{edge:.{n}g}" for edge in edges}) == len(edges)), 17
+    )
+    return f"{{:.{digits}g}}"
 
 
 def _by_edges(

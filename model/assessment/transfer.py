@@ -1,7 +1,9 @@
-"""Negative transfer: what each task loses by sharing, against models that share less.
+"""Negative transfer: what each task loses by sharing, against what it has alone.
 
-A baseline is a checkpoint of `multigate train --baseline`: the shared bottom (one expert for all),
-or the single-task model of one task.
+A baseline is a checkpoint of `multigate train --baseline`: the single-task model of one task, which
+shares nothing, or the shared bottom, which shares one expert among all.  A task that is worse than
+its single-task model suffers negative transfer; one that is worse than with the shared bottom has
+nothing from the mixture.
 """
 
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ import numpy as np
 
 from configs.baselines import SHARED_BOTTOM, SINGLE_TASK
 from configs.config import Config
+from configs.errors import ModelError
 from model import checkpoint
 from model.comparison import against
 from model.measures import tasks
@@ -19,11 +22,13 @@ from model.measures.resamples import Resamples
 from model.rows import Rows
 from model.scored import Scored, score_checkpoint
 
+MIXTURE = "mixture"
+
 
 def baseline_name(config: Config) -> str:
     """What a checkpoint is a baseline of: `shared_bottom`, `single_task:TASK`, or `mixture`."""
     if config.model.experts.count > 1:
-        return "mixture"
+        return MIXTURE
     trained = [name for name, task in config.contract.tasks.items() if task.weight > 0]
     if len(trained) == 1 and len(config.contract.tasks) > 1:
         return f"{SINGLE_TASK}:{trained[0]}"
@@ -52,6 +57,9 @@ def compare_baselines(
         models: name, path, budget (keys of the training that differ from the model's), tasks
         (name -> as `comparison.compare`; a single-task model has its own task only); sentences.
         None without baselines.
+
+    Raises:
+        ModelError: a checkpoint is no baseline.
     """
     if not baselines:
         return None
@@ -59,6 +67,11 @@ def compare_baselines(
     for path in baselines:
         other, _ = checkpoint.read_config(path)
         name = baseline_name(other)
+        if name == MIXTURE:
+            raise ModelError(
+                f"{path}: expected a baseline, received a mixture of {other.model.experts.count} "
+                "experts; compare mixtures with --production or `multigate compare`"
+            )
         theirs = score_checkpoint(path, rows)
         own = name.partition(":")[2]
         compared = {}
@@ -73,9 +86,9 @@ def compare_baselines(
             found = against(resamples, labels[:, t], new, old, metric == "rmse")
             compared[task_name] = {"metric": metric} | found
             if found["wins"] is False:
+                meaning = "negative transfer" if own else "the mixture does not pay for it"
                 sentences.append(
-                    f"{task_name} is worse than with {_title(name)}, beyond chance: negative "
-                    "transfer."
+                    f"{task_name} is worse than with {_title(name)}, beyond chance: {meaning}."
                 )
         models.append(
             {
@@ -96,7 +109,7 @@ def _title(name: str) -> str:
     kind, _, task = name.partition(":")
     if kind == SINGLE_TASK:
         return f"the single-task model of {task}"
-    return "the shared bottom" if kind == SHARED_BOTTOM else "the other mixture"
+    return "the shared bottom"
 
 
 def _budget(ours: Config | None, theirs: Config) -> list[str]:

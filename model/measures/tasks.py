@@ -65,7 +65,9 @@ def regression(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> 
     mse = ratio(resamples.totals(error**2, rows), total)
     mean = ratio(resamples.totals(centred, rows), total)
     variance = ratio(resamples.totals(centred**2, rows), total) - mean**2
-    variance = np.where(variance > 1e-12 * (np.abs(y).max(initial=0.0) ** 2), variance, 0.0)
+    # Labels are float32: what varies by less than its step is rounding.
+    least = (1e-9 * np.abs(y).max(initial=0.0)) ** 2
+    variance = np.where(variance > least, variance, 0.0)
     return {
         "rmse": np.sqrt(mse),
         "mae": ratio(resamples.totals(np.abs(error), rows), total),
@@ -101,7 +103,9 @@ def calibration_error(
     exclude a calibrated model's 0.  The limits are a test turned round instead: with g_b the gaps
     of the bins and e_b the deviations of their replicates from them, the truth may be t * sum |g_b|
     where sum |t * g_b + e_b| is neither below nor above the measured error in all but 2.5 % of the
-    replicates.  The value can therefore be above its own upper limit.
+    replicates.  The value can therefore be above its own upper limit.  A measured error far below
+    the noise (a constant score that happens to be the sample's rate) says little about the truth,
+    which may be as far as the noise reaches.
 
     Returns:
         As `interval`.
@@ -118,9 +122,12 @@ def calibration_error(
     if result["low"] is None:
         return result
     g, e = gaps[0], gaps[1:] - gaps[0]
-    times = np.linspace(0, 3, 121)
-    drawn = np.abs(times[:, None, None] * g + e).sum(axis=2)  # (times, R)
     tail = (1 - CONFIDENCE) / 2
+    noise = float(np.quantile(np.abs(e).sum(axis=1), 1 - tail))
+    if result["value"] <= 1e-9 * noise:
+        return result | {"low": 0.0, "high": noise}
+    times = np.linspace(0, 1 + 2 * noise / result["value"], 121)
+    drawn = np.abs(times[:, None, None] * g + e).sum(axis=2)  # (times, R)
     # Rounding must not part a measured error from itself where nothing varies.
     slack = 1e-12
     possible = (np.mean(drawn >= result["value"] - slack, axis=1) > tail) & (

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from configs.base import parse
 from configs.baselines import baseline
-from configs.errors import ModelError
+from configs.errors import ConfigError, DataError, ModelError
+from configs.evaluation import EvaluationConfig
 from configs.files import write_json
 from model import evaluation, training
 from model.assessment.assess import assess
+from model.comparison import compare
+
+SLICED = {"x": {"by": "value", "feature": "clik"}}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +101,54 @@ def test_baselines_are_named_and_compared(found: Any) -> None:
 def test_seeds_are_compared(found: Any) -> None:
     assert found["stability"]["runs"] == 2
     assert found["stability"]["tasks"]["click"]["deviation"] > 0
+    assert found["stability"]["differences"] == [
+        "The runs differ in train.epochs, not in their seed alone."
+    ]
+
+
+def test_runs_of_one_seed_are_no_evidence_of_stability(trained: Path) -> None:
+    found = assess(trained / "mixture", trained / "examples", seeds=[trained / "mixture"])
+    assert found["stability"]["tasks"]["click"]["deviation"] == 0
+    (said,) = found["stability"]["differences"]
+    assert said == "Some runs have the same seed: that they agree says nothing."
+
+
+def test_a_mixture_is_no_baseline(trained: Path) -> None:
+    with pytest.raises(ModelError, match="seed: expected a baseline, received a mixture of 4"):
+        assess(trained / "mixture", trained / "examples", baselines=[trained / "seed"])
+
+
+def test_a_baseline_of_other_examples_is_refused(tiny: Any, trained: Path, tmp_path: Path) -> None:
+    """It may have been trained on what is the test split here."""
+    other = trained / "bottom"
+    shutil.copytree(other, tmp_path / "bottom")
+    contract = json.loads((other / "contract.json").read_text())
+    contract["data_fingerprint"] = "0" * len(contract["data_fingerprint"])
+    (tmp_path / "bottom/contract.json").write_text(json.dumps(contract))
+    with pytest.raises(ModelError, match="bottom: trained on examples of data fingerprint"):
+        assess(trained / "mixture", trained / "examples", baselines=[tmp_path / "bottom"])
+
+
+def test_rules_and_slices_of_what_there_is_not_are_refused(trained: Path) -> None:
+    rules = parse(EvaluationConfig, {"rules": {"tasks": {"clik": {"must_win": True}}}}, "x")
+    for options in (rules, parse(EvaluationConfig, {"slices": SLICED}, "x")):
+        with pytest.raises(
+            ConfigError, match=r"evaluation\..* expected one of .*, received 'clik'"
+        ):
+            assess(trained / "mixture", trained / "examples", options)
+    with pytest.raises(ConfigError, match="received 'clik'"):
+        compare(trained / "mixture", None, trained / "examples", rules.rules)
+
+
+def test_infinite_labels_are_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "examples", tmp_path / "examples")
+    for path in (tmp_path / "examples/test").glob("*.parquet"):
+        table = pq.read_table(path)
+        place = table.column_names.index("label/dwell")
+        endless = pa.array(np.full(len(table), np.inf, np.float32))
+        pq.write_table(table.set_column(place, "label/dwell", endless), path)
+    with pytest.raises(DataError, match=r"label/dwell: expected finite numbers or null, received"):
+        assess(trained / "mixture", tmp_path / "examples")
 
 
 def test_negative_transfer_is_said(trained: Path) -> None:

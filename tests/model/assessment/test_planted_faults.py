@@ -181,6 +181,20 @@ def test_what_the_slices_are() -> None:
     assert new["missing"].tolist() == [False, False, True]
 
 
+def test_slices_of_like_names_stay_apart() -> None:
+    world = World(0)
+    world.columns["surface"] = pa.array(["missing", "other values", None, "a", "b"] * 600)
+    world.columns["age"] = pa.array(1.46e9 + 100.0 * np.arange(3000))
+    options = parse(EvaluationConfig, {"slices": RULES}, "evaluation").slices or {}
+    named = {
+        name: slices.slice_rows(options[name], contract(), world.rows, world.rows)
+        for name in ("surface", "age")
+    }
+    sizes = {value: int(inside.sum()) for value, inside in named["surface"].items()}
+    assert sizes["missing"] == sizes["(missing)"] == sizes["other values"] == 600
+    assert sum(inside.sum() for inside in named["age"].values()) == 3000
+
+
 def test_a_slice_that_is_nearly_the_whole_is_not_looked_at() -> None:
     world = World()
     world.columns["surface"] = pa.array(["home"] * 2800 + ["search"] * 200)
@@ -233,6 +247,18 @@ def test_an_id_with_chance_labels_is_no_leak() -> None:
     found = leaks.check_leaks(contract(), World(0).rows, World(1).rows, 0.95)
     assert all(row["auc"] < 0.6 for row in found["features"])
     assert leak_sentences(found)[0] == "No feature alone has an AUC above 0.95."
+
+
+def test_on_the_training_split_an_id_does_not_know_its_own_label() -> None:
+    """Every item once: the mean label of its training rows is the label itself."""
+    world = World(0)
+    world.columns["item"] = np.arange(3000)
+    world.columns["dwell"] = 30.0 * world.click
+    rows = world.rows
+    given = contract(dwell={"kind": "number", "side": "context"})
+    found = leaks.check_leaks(given, rows, rows, 0.95)
+    assert [row["feature"] for row in found["features"] if row["leak"]] == ["dwell"]
+    assert found["shared_rows"] == 3000
 
 
 def test_shared_rows_and_wrong_order_are_found() -> None:
@@ -354,6 +380,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     off = {"value": 1.4, "low": 1.2, "high": 1.6}
     fine = {"value": 1.1, "low": 0.9, "high": 1.3}
     slight = {"value": 0.97, "low": 0.96, "high": 0.98}
+    sure = {"predicted_over_observed": slight, "ece": {"value": 0.041, "low": 0.03, "high": 0.05}}
     look = {"marked": True, "slice": "surface", "value": "mail", "task": "click"}
     found = {
         "leaks": {"features": [], "limit": 0.9, "shared_rows": 0, "in_order": None},
@@ -361,14 +388,19 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
             "click": {"value": 0.7, "measures": {"predicted_over_observed": off}},
             "like": {"value": 0.7, "measures": {"predicted_over_observed": fine}},
             "share": {"value": 0.7, "measures": {"predicted_over_observed": slight}},
+            "follow": {"value": 0.7, "rate": 0.2, "measures": sure},
         },
         "slices": {"rows": [look]},
         "findings": ["Expert 2 is never used.", "Every task uses all."],
         "transfer": {"sentences": ["click is worse, beyond chance: negative transfer."]},
+        "stability": {"differences": ["Some runs have the same seed."]},
     }
     assert warnings(found) == [
         "click predicts 1.40 times what is observed.",
+        "follow is right on the whole, but its scores are 0.041 off on average: too sure or not "
+        "sure enough, see Calibration.",
         "1 look at slices worse beyond chance, the worst of them surface: mail on click.",
         "Expert 2 is never used.",
         "click is worse, beyond chance: negative transfer.",
+        "Some runs have the same seed.",
     ]

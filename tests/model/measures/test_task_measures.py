@@ -144,6 +144,31 @@ def test_regression_without_spread_or_rows() -> None:
     assert tasks.reliability(resamples, np.full(4, NAN), np.ones(4)) == []
 
 
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1.7e9])
+def test_r2_of_labels_far_from_zero(offset: float) -> None:
+    """Such as times in seconds: their spread is small beside them, and yet no rounding."""
+    rng = np.random.default_rng(3)
+    labels = (offset * (1 + 3e-7 * rng.normal(size=100))).astype(np.float32)
+    scores = labels.astype(np.float64) + 1e-8 * offset * rng.normal(size=100)
+    found = tasks.regression(Resamples(np.arange(100), 5), labels, scores)
+    assert found["r2"][0] == pytest.approx(sk.r2_score(labels.astype(np.float64), scores))
+
+
+def test_a_constant_score_at_the_samples_rate_is_not_known_to_be_calibrated() -> None:
+    """Its measured error is 0 by construction, the true one as large as the rate is uncertain."""
+    labels = np.random.default_rng(0).random(400) < 0.2
+    resamples = Resamples(np.arange(400), 200)
+    for score in (labels.mean(), 0.5):
+        y = labels.astype(float) if score != 0.5 else np.tile([0.0, 1.0], 200)
+        found = tasks.calibration_error(resamples, y, np.full(400, score))
+        noise = 1.96 * np.sqrt(score * (1 - score) / 400)
+        assert found["value"] == pytest.approx(0, abs=1e-12)
+        assert found["low"] == 0
+        assert 0.8 * noise < found["high"] < 1.6 * noise
+    exact = tasks.calibration_error(resamples, np.ones(400), np.ones(400))
+    assert (exact["value"], exact["low"], exact["high"]) == (0, 0, 0)  # nothing varies
+
+
 def test_residuals_by_hand() -> None:
     labels, scores = np.array([1, 2, 3, 10.0]), np.array([1, 1, 1, 5.0])
     low, high = tasks.residuals(labels, scores)  # label - score: 0, 1, 2 and 5
