@@ -153,9 +153,10 @@ class FrozenMixture:
         pairs = tf.where(used)  # (P, 2): row, expert; sorted by row
         row, expert = tf.unstack(tf.cast(pairs, tf.int32), axis=1)
         groups = tf.dynamic_partition(tf.range(tf.size(row)), expert, E)  # each expert's pairs
-        found = self._experts(halves, Groups(row, expert))
-        results = tf.concat(found, axis=0)  # (P, U)
-        place = tf.math.invert_permutation(tf.concat(groups, axis=0))  # (P,) each pair's result
+        order = tf.concat(groups, axis=0)  # (P,) pairs, expert by expert
+        sizes = tf.stack([tf.size(group) for group in groups])
+        results = tf.concat(self._experts(halves, Groups(tf.gather(row, order), sizes)), axis=0)
+        place = tf.math.invert_permutation(order)  # (P,) each pair's row of the results (P, U)
 
         # One sparse product mixes for all tasks: row t * N + b takes its experts' results.  A
         # matrix of compressed rows multiplies several times as fast as one of coordinates.
@@ -177,19 +178,19 @@ class FrozenMixture:
 
 
 class Groups(NamedTuple):
-    """P (row, expert) pairs, to be grouped by expert; within one, their order is kept.
+    """P (row, expert) pairs, grouped by expert.
 
     Attributes:
-        row: (P,) int32.
-        expert: (P,) int32.
+        row: (P,) int32, the first expert's rows, then the second's, and so on.
+        sizes: (E,) int32, how many rows each expert has.
     """
 
     row: Tensor
-    expert: Tensor
+    sizes: Tensor
 
     def take(self, x: Tensor, experts: int) -> list[Tensor]:
         """Each expert's rows (n, ...) of x (N, ...)."""
-        return tf.dynamic_partition(tf.gather(x, self.row), self.expert, experts)
+        return tf.split(tf.gather(x, self.row), self.sizes, num=experts)
 
 
 class _FrozenExperts:
