@@ -33,9 +33,11 @@ from candidates.training import load
 from configs.errors import DataError
 from configs.files import SPLITS, TIME
 from configs.lineage import check_examples
+from model.encoding import Encoder
 
 KINDS = ("next_item", "from_the_start")
-_QUESTIONS = 10_000
+QUESTIONS = 10_000
+"""At most so many are asked."""
 _AT_ONCE = 512  # questions whose scores of all items are in memory
 
 Scorer = Callable[[slice], np.ndarray]
@@ -95,7 +97,7 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
     k = config.candidates.recall_at
     ks = tuple(sorted({10, 50, k, 2 * k}))
     found = {
-        kind: _measure(model, pairs, items, ask(earlier, pairs, items, kind, _QUESTIONS), ks)
+        kind: _measure(model, pairs, items, ask(earlier, pairs, items, kind, QUESTIONS), ks)
         for kind in KINDS
     }
     return {"split": split, "positives": task, "items": len(items), "questions": found}
@@ -173,6 +175,21 @@ def ask(earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: 
         np.bincount(unknown, minlength=len(asked)),
         matrix(before.join(people, on="user"), len(people)),
     )
+
+
+def next_items(
+    examples: Path, encoder: Encoder, task: str, limit: int = QUESTIONS
+) -> tuple[Pairs, Catalogue, Questions]:
+    """The test split's pairs, the items of the earlier splits, and `next_item` questions.
+
+    Raises:
+        DataError: a split cannot be read, or has no positive of the task.
+    """
+    before = SPLITS[:-1]
+    items = catalogue_of_splits(examples, encoder, before)
+    earlier = [read_pairs(examples, name, encoder, task) for name in before]
+    pairs = read_pairs(examples, SPLITS[-1], encoder, task)
+    return pairs, items, ask(earlier, pairs, items, KINDS[0], limit)
 
 
 def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:

@@ -9,8 +9,25 @@ from configs.base import Frozen
 Width = Annotated[int, Field(ge=1)]
 
 
+class CandidateRules(Frozen):
+    """When a candidate model may go into production.
+
+    Recall is that of `recall_at` items over `next_item` questions of the test split, as a share of
+    1; see `candidates.comparison`.
+    """
+
+    largest_loss: float = Field(0.02, ge=0, le=1)
+    """By how much recall may be below that of the version in production."""
+    largest_below_popularity: float = Field(0.0, ge=0, le=1)
+    """By how much recall may be below that of the most popular items, which need no model."""
+
+
 class CandidatesConfig(Frozen):
-    """`multigate candidates`: architecture, training and index of the two-tower model."""
+    """`multigate candidates`: architecture, training and index of the two-tower model.
+
+    Where a configuration has this section, be it empty, `multigate run` builds the candidate model
+    beside the ranker.
+    """
 
     positives: str | None = None
     """The binary task whose label 1 makes a row a pair of user and item to learn from. Where
@@ -36,3 +53,7 @@ class CandidatesConfig(Frozen):
     recall_at: int = Field(100, ge=1)
     """k of the recall that training stops by and evaluation reports first."""
     seed: int = Field(0, ge=0)
+    rules: CandidateRules = CandidateRules()
+    report_questions: int = Field(0, ge=0)
+    """How many questions of the test split the nightly run asks both stages, to tell what
+    retrieving first costs (`multigate candidates report`); 0 leaves that out."""

@@ -10,6 +10,12 @@ from configs.base import Duration, Frozen, contradiction
 STAGES = ("pipeline", "guards", "training", "export", "evaluation", "decision", "publication")
 """Of a run, in their order."""
 
+CANDIDATE_STAGES = ("candidates_training", "candidates_export", "candidates_report")
+"""Of a run that builds the candidate model as well; the report only where it is asked for."""
+
+ALL_STAGES = (*STAGES[:-2], *CANDIDATE_STAGES, *STAGES[-2:])
+"""That a run may have, in their order."""
+
 
 class Guards(Frozen):
     """What the night's examples must be like for a model to be trained on them.

@@ -13,8 +13,6 @@ A question has one answer at place r of a list, from 1, so that NDCG@10 = 1 / lo
 beyond the tenth place or where the answer is not in the list (Järvelin and Kekäläinen, 2002).
 """
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,38 +20,28 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from candidates.evaluation import Questions, ask
+from candidates.evaluation import next_items
+from candidates.exported import Exported, contract_of, load_version
 from candidates.keras2 import tf
-from candidates.pairs import Catalogue, Pairs, catalogue_of_splits, read_pairs
+from candidates.pairs import Catalogue
 from configs.contract import Contract, FrozenContract
 from configs.errors import ModelError
 from configs.files import SPLITS, TIME, ExamplesFolder
 from model.encoding import Encoder
-from model.raw import Raw, raw_values, take
+from model.raw import Raw, raw_values
 from model.rows import read_rows
 
 RETRIEVED = (50, 100, 200, 500)
 """How many items the first stage hands on, by default."""
 _AT = 10
-_USERS_AT_ONCE = 64  # of the retrieval
-_CONTRACT, _METRICS = "assets.extra/contract.json", "assets.extra/metrics.json"
 
 
 @dataclass(frozen=True)
-class _Stages:
-    """Both files."""
+class _Ranker:
+    """The ranker's file."""
 
-    models: list[Any]
-    """Candidate model and ranker; their signatures need them alive."""
+    model: Any
     contract: Contract
-
-    def found(self, users: Raw, k: int) -> np.ndarray:
-        """Raw ids (U, K) of the best k items of some users, best first."""
-        signature = self.models[0].signatures["retrieve"]
-        names = signature.structured_input_signature[1]
-        given = {name: tf.constant(users[name]) for name in names if name != "k"}
-        items: np.ndarray = signature(**given, k=tf.constant(k, tf.int32))["items"].numpy()
-        return items
 
     def scores(self, user: Raw, items: Raw, count: int) -> np.ndarray:
         """Combined scores (I,) of items for one user, by the contract's weights."""
@@ -62,7 +50,7 @@ class _Stages:
         given |= {"user_index": np.zeros(count, np.int32)}
         given |= {"task_weights": np.array(weights, np.float32)}
         inputs = {name: tf.constant(value) for name, value in given.items()}
-        found: np.ndarray = self.models[1].signatures["rank"](**inputs)["score"].numpy()
+        found: np.ndarray = self.model.signatures["rank"](**inputs)["score"].numpy()
         return found
 
 
@@ -92,26 +80,21 @@ def report(
         ModelError: a version cannot be loaded, or the contracts differ.
         DataError: the examples cannot be read.
     """
-    stages = _load(candidates, ranker, examples)
+    first, second = _load(candidates, ranker, examples)
     encoder = Encoder.read(examples)
     contract = encoder.contract
-    task = _positives(candidates)
-    before = SPLITS[:-1]
-    earlier = [read_pairs(examples, name, encoder, task) for name in before]
-    pairs = read_pairs(examples, SPLITS[-1], encoder, task)
-    items = catalogue_of_splits(examples, encoder, before)
-    asked = ask(earlier, pairs, items, "next_item", questions)
+    pairs, items, asked = next_items(examples, encoder, first.positives(), questions)
     largest = max(retrieved)
     reached = np.zeros((len(asked), len(retrieved)), bool)
     gains = np.zeros((len(asked), len(retrieved) + 1))
     raw_items = _latest(examples, contract, items)
-    for row, user, found in _retrieved(stages, pairs, asked, items, largest):
+    for row, user, found in first.answers(contract, pairs, asked, items, largest):
         answers = asked.right[row].indices
         if not len(answers):
             continue
         answer = int(answers[0])
         seen = asked.seen[row].indices
-        scores = stages.scores(user, raw_items, len(items)).astype(np.float64)
+        scores = second.scores(user, raw_items, len(items)).astype(np.float64)
         scores[seen] = -np.inf
         better = scores > scores[answer]
         better[:answer] |= scores[:answer] == scores[answer]  # equals keep the catalogue's order
@@ -149,8 +132,8 @@ def _gain(place: int) -> float:
     return float(1 / np.log2(1 + place)) if place <= _AT else 0.0
 
 
-def _load(candidates: Path, ranker: Path, examples: Path) -> _Stages:
-    frozen = [FrozenContract.read(folder / _CONTRACT) for folder in (candidates, ranker)]
+def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ranker]:
+    frozen = [contract_of(folder) for folder in (candidates, ranker)]
     frozen.append(FrozenContract.read(ExamplesFolder(examples).contract))
     schemas = {one.schema_fingerprint for one in frozen}
     if len(schemas) > 1:
@@ -162,29 +145,7 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> _Stages:
             f"schema: expected the same of both versions and the examples, received {told}; use "
             "what was built from one configuration"
         )
-    found = []
-    for folder, name in ((candidates, "retrieve"), (ranker, "rank")):
-        try:
-            model = tf.saved_model.load(str(folder))
-        except (OSError, tf.errors.OpError) as error:
-            reason = " ".join(str(error).split())
-            raise ModelError(f"{folder}: expected an exported version: {reason:.200}") from None
-        if name not in model.signatures:
-            raise ModelError(
-                f"{folder}: expected a version with signature {name!r}, received "
-                f"{', '.join(model.signatures) or 'none'}"
-            )
-        found.append(model)
-    return _Stages(found, frozen[1].contract)
-
-
-def _positives(candidates: Path) -> str:
-    """The task whose positives the candidate model was trained to find."""
-    path = candidates / _METRICS
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["positives"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: {error!r}; export the candidate model anew") from None
+    return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
 
 
 def _latest(examples: Path, contract: Contract, items: Catalogue) -> Raw:
@@ -202,29 +163,3 @@ def _latest(examples: Path, contract: Contract, items: Catalogue) -> Raw:
     )
     assert table[contract.item].to_list() == items.ids.tolist()
     return raw_values(contract, table.to_arrow(), names)
-
-
-def _retrieved(
-    stages: _Stages, pairs: Pairs, asked: Questions, items: Catalogue, k: int
-) -> Iterator[tuple[int, Raw, np.ndarray]]:
-    """Each question's number, raw user of one row, and retrieved items as numbers, best first."""
-    names = [name for name, _ in stages.contract.of_side("user", "context")]
-    users = raw_values(stages.contract, pairs.table[asked.rows].to_arrow(), names)
-    numbers = {
-        (item.encode() if isinstance(item, str) else item): number
-        for number, item in enumerate(items.ids.tolist())
-    }
-    # Left out afterwards: what was seen, and what only the test split names.
-    spare = int(np.diff(asked.seen.indptr).max(initial=0))
-    everything = 2**31 - 1
-    for start in range(0, len(asked), _USERS_AT_ONCE):
-        part = slice(start, min(start + _USERS_AT_ONCE, len(asked)))
-        count = k + spare
-        while True:
-            found = stages.found(take(users, part), min(count, everything))
-            known = [[numbers[item] for item in row if item in numbers] for row in found.tolist()]
-            if found.shape[1] < count or min(map(len, known)) >= k + spare:
-                break
-            count *= 2
-        for row, row_found in zip(range(part.start, part.stop), known, strict=True):
-            yield row, take(users, slice(row, row + 1)), np.array(row_found, np.int64)

@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,7 +98,14 @@ class Base:
         return found
 
     def publish(
-        self, export: Path, checkpoint: Path, lineage: dict[str, Any], over: int | None
+        self,
+        export: Path,
+        checkpoint: Path,
+        lineage: dict[str, Any],
+        over: int | None,
+        *,
+        least: int = 1,
+        last: Callable[[], object] | None = None,
     ) -> int:
         """Make an exported version the one in production; what was published already stays.
 
@@ -107,6 +114,8 @@ class Base:
             checkpoint: what it was exported from; kept beside it.
             lineage: written into the version; its `candidate` says which export it is.
             over: the version in production that it was compared with.
+            least: the lowest number that it may have.
+            last: called when nothing is left to do but the rename; its failure publishes nothing.
 
         Returns:
             Its number.
@@ -134,7 +143,7 @@ class Base:
                     f"{self.root}: version {self.production()} is in production, and the decision "
                     f"was about version {over}; start the run again to decide anew"
                 )
-            number = 1 + max([0, *self.versions(), *self.withdrawn()])
+            number = max(least, self.following())
             beside = self._checkpoints / str(number)
             shutil.rmtree(beside, ignore_errors=True)  # of a publication that was cut off here
             with new_folder(beside) as folder:
@@ -142,8 +151,19 @@ class Base:
             with new_folder(self.root / str(number)) as folder:
                 shutil.copytree(export, folder, dirs_exist_ok=True)
                 write_json(folder / LINEAGE, lineage)
+                if last is not None:
+                    last()
             self._note("published", number, f"run {lineage['run']}")
             return number
+
+    def following(self) -> int:
+        """The lowest number that no version here ever had and none lies above."""
+        return 1 + max([0, *self.versions(), *self.withdrawn()])
+
+    def unpublish(self, version: int) -> None:
+        """Take back what was published a moment ago, as if it had never been."""
+        with self._locked("publish"):
+            self._remove(version, self.versions()[version], "publication failed")
 
     def number_of(self, candidate: str) -> int | None:
         """The version that a candidate was published as, withdrawn or not."""
@@ -208,11 +228,7 @@ class Base:
         with self._locked("tidy"):
             for folders in (self.versions(), self.withdrawn()):
                 for number, folder in list(folders.items())[max(keep, 2) :]:
-                    # Renamed first: nobody must see half a version.
-                    doomed = folder.with_name(f".{number}.{secrets.token_hex(4)}.removed")
-                    folder.rename(doomed)
-                    shutil.rmtree(self._checkpoints / str(number), ignore_errors=True)
-                    self._note("removed", number, f"{keep} are kept")
+                    self._remove(number, folder, f"{keep} are kept")
                     removed.append(number)
             for left in (*self.root.glob(".*.removed"), *self._withdrawn.glob(".*.removed")):
                 shutil.rmtree(left, ignore_errors=True)
@@ -221,6 +237,14 @@ class Base:
                 if time.time() - left.stat().st_mtime > _ABANDONED:
                     shutil.rmtree(left, ignore_errors=True)
         return removed
+
+    def _remove(self, number: int, folder: Path, reason: str) -> None:
+        """Remove a version; renamed first: nobody must see half of one."""
+        doomed = folder.with_name(f".{number}.{secrets.token_hex(4)}.removed")
+        folder.rename(doomed)
+        for left in (doomed, self._checkpoints / str(number)):
+            shutil.rmtree(left, ignore_errors=True)
+        self._note("removed", number, reason)
 
     @contextmanager
     def _locked(self, purpose: str) -> Iterator[None]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from configs.config import Config
 from configs.errors import MultigateError, RunError
-from configs.run import STAGES
+from configs.run import ALL_STAGES
 from jobs.lock import locked
+from jobs.night import Night
 from jobs.notify import notify
 from jobs.publication import Base
 from jobs.run_folder import LOCK, RunFolder, all_runs, now
-from jobs.run_stages import ACTIONS, Night
+from jobs.run_stages import ACTIONS
+from jobs.runs import candidates_of
 from jobs.show import say
 
 _log = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ def run(
 
     Returns:
         date, state (published or refused), version (None where refused), production, start, tasks
-        (metrics by task), reasons (of a refusal), seconds (by stage).
+        (metrics by task), reasons (of a refusal), seconds (by stage); where the candidate model is
+        built too, candidates: see `jobs.runs.candidates_of`.
 
     Raises:
         MultigateError: a stage failed, a guard stopped the run, another run is under way, or a
@@ -52,7 +55,11 @@ def run(
         OSError: the disk is full or read-only. Production is as it was.
     """
     night = Night(config, day, data, runs, Base(base or runs / "models" / config.name))
-    stage = "lock"
+    stages, stage = config.stages, "lock"
+    if force is not None and force not in stages:
+        raise RunError(
+            f"--force {force}: expected a stage of this configuration's run: {', '.join(stages)}"
+        )
     try:
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs / LOCK, f"multigate run --date {day}"):
@@ -60,13 +67,13 @@ def run(
                 if force is not None:
                     night.folder.forget(force)
                     night.folder.abandon()
-                if night.folder.record(STAGES[-1]) is None:
-                    for stage in STAGES:
+                if night.folder.record(stages[-1]) is None:
+                    for stage in stages:
                         _do(night, stage)
                     _discard_old(night)
                     told = outcome(night)
                     night.folder.set_state(told["state"])
-                    _notify(night, told["state"], STAGES[-1], told["version"], _words(told))
+                    _notify(night, told["state"], stages[-1], told["version"], _words(told))
                 else:
                     _check_configuration(night)
             except BaseException as error:
@@ -81,8 +88,10 @@ def run(
 
 def outcome(night: Night) -> dict[str, Any]:
     """What became of a run that is finished."""
-    records = {stage: night.folder.record(stage) or {} for stage in STAGES}
+    records = {stage: night.folder.record(stage) or {} for stage in night.config.stages}
     version = records["publication"]["result"]["version"]
+    results = {stage: record["result"] for stage, record in records.items()}
+    told = candidates_of(results)
     return {
         "date": night.day.isoformat(),
         "state": "refused" if version is None else "published",
@@ -92,7 +101,11 @@ def outcome(night: Night) -> dict[str, Any]:
         "tasks": records["evaluation"]["result"]["tasks"],
         "reasons": records["decision"]["result"]["reasons"],
         "seconds": {stage: record["seconds"] for stage, record in records.items()},
-    }
+    } | (
+        {}
+        if told is None
+        else {"candidates": told | {"production": night.pair.candidates.production()}}
+    )
 
 
 def _do(night: Night, stage: str) -> None:
@@ -126,16 +139,22 @@ def _do(night: Night, stage: str) -> None:
 
 def _before(folder: RunFolder, stage: str) -> dict[str, str]:
     """Fingerprints of what earlier stages left."""
-    earlier = STAGES[: STAGES.index(stage)]
+    earlier = ALL_STAGES[: ALL_STAGES.index(stage)]
     found = {name: (folder.record(name) or {}).get("output", "") for name in earlier}
     return {name: output for name, output in found.items() if output}
 
 
 def _overtaken(night: Night, stage: str, record: dict[str, Any]) -> bool:
     """Whether a decision was about a version that is no longer in production."""
-    if stage != "decision" or record["result"]["production"] == night.base.production():
+    if stage != "decision":
         return False
-    return night.base.number_of(night.candidate) is None  # not by this run's own publication
+    judged, pair = record["result"].get("candidates"), night.pair
+    overtaken = record["result"]["production"] != night.base.production()
+    if judged is not None and judged["production"] != pair.candidates.production():
+        own = night.identity_of(night.folder.candidates_export)
+        overtaken |= pair.candidates.number_of(own) is None
+    # By this run's own publication, which was cut off before its record, is not overtaken.
+    return overtaken and night.base.number_of(night.candidate) is None
 
 
 def _check_stage(night: Night, stage: str, record: dict[str, Any]) -> None:
@@ -147,7 +166,7 @@ def _check_stage(night: Night, stage: str, record: dict[str, Any]) -> None:
 
 
 def _check_configuration(night: Night) -> None:
-    for stage in STAGES:
+    for stage in night.config.stages:
         record = night.folder.record(stage)
         if record is not None:
             _check_stage(night, stage, record)
@@ -181,9 +200,15 @@ def _reason(error: BaseException) -> str:
 
 
 def _words(told: dict[str, Any]) -> str:
-    if told["state"] == "published":
-        return f"version {told['version']} is in production"
-    return "; ".join(told["reasons"])
+    if told["state"] != "published":
+        return "; ".join(told["reasons"])
+    words = f"version {told['version']} is in production"
+    candidates = told.get("candidates")
+    if candidates is None:
+        return words
+    if candidates["version"] is None:
+        return f"{words}; the candidate model was refused: {'; '.join(candidates['reasons'])}"
+    return f"{words}, and candidate version {candidates['version']}"
 
 
 def _notify(night: Night, event: str, stage: str, version: int | None, message: str) -> None:

@@ -6,6 +6,8 @@
                     state.json      how far it is, or how it ended, and of what configuration
                     stages/*.json   one record per finished stage, written last and whole
                     examples/ checkpoint/ export/1/ report.html report.json
+                    config.yaml candidates/ candidates_export/1/ multistage.json
+                                    of a run that builds the candidate model as well
 
 A stage is finished when its record is there. What it wrote without one is written again.
 """
@@ -19,13 +21,16 @@ from typing import Any
 
 from configs.errors import RunError
 from configs.files import write_json
-from configs.run import STAGES
+from configs.run import ALL_STAGES
 
 _OUTPUTS = {
     "pipeline": ("examples",),
     "training": ("checkpoint",),
     "export": ("export",),
     "evaluation": ("report.html", "report.json"),
+    "candidates_training": ("candidates",),
+    "candidates_export": ("candidates_export",),
+    "candidates_report": ("multistage.json",),
 }
 
 LOCK = ".lock"
@@ -42,6 +47,11 @@ class RunFolder:
         self.exports = self.root / "export"
         self.export = self.exports / "1"
         self.report = self.root / "report.html"
+        self.config = self.root / "config.yaml"
+        self.candidates = self.root / "candidates"
+        self.candidates_exports = self.root / "candidates_export"
+        self.candidates_export = self.candidates_exports / "1"
+        self.multistage = self.root / "multistage.json"
         self._state = self.root / "state.json"
         self._plan = self.root / "run.json"
 
@@ -56,7 +66,7 @@ class RunFolder:
 
     def forget(self, stage: str) -> None:
         """Make a stage and all after it unfinished: the last record goes first."""
-        for later in reversed(STAGES[STAGES.index(stage) :]):
+        for later in reversed(ALL_STAGES[ALL_STAGES.index(stage) :]):
             self._record(later).unlink(missing_ok=True)
 
     def clear(self, stage: str) -> None:
@@ -91,7 +101,8 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove the large outputs of a run that is long over; the records stay."""
-        for path in (self.examples, self.checkpoint, self.exports):
+        own = (self.examples, self.checkpoint, self.exports)
+        for path in (*own, self.candidates, self.candidates_exports):
             _remove(path)
         self.abandon()
 

@@ -6,117 +6,23 @@ guards       examples, facts of the last run     facts, or the run stops
 training     examples, the parent's weights      checkpoint/
 export       checkpoint, examples                export/1/
 evaluation   checkpoint, examples                report.html, report.json
-decision     checkpoint, the one in production   bless or refuse, with reasons
-publication  export                              the version in the base folder
+candidates_* see `jobs.run_candidates`
+decision     exports, those in production        bless or refuse, with reasons
+publication  exports                             the versions in the base folders
 """
 
 import json
 import math
-from dataclasses import dataclass
 from datetime import date, timedelta
-from functools import cached_property
-from pathlib import Path
-from typing import Any
 
-from configs.config import Config
-from configs.contract import FrozenContract, fingerprint
+from configs.candidates import CandidatesConfig
 from configs.errors import RunError
 from configs.files import ExamplesFolder, write_json
 from configs.run import RunConfig
-from jobs import run_guards
-from jobs.publication import Base
-from jobs.run_folder import RunFolder, all_runs, content
+from jobs import run_candidates, run_guards
+from jobs.night import Night, Values
+from jobs.run_folder import all_runs, content
 from serving.versions import EXTRA
-
-Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Night:
-    """One run: its configuration, its date, where everything is."""
-
-    config: Config
-    day: date
-    data: Path | str
-    runs: Path
-    base: Base
-
-    @cached_property
-    def folder(self) -> RunFolder:
-        """Where the run is written."""
-        return RunFolder(self.runs, self.day)
-
-    @cached_property
-    def plan(self) -> Values:
-        """What was fixed when the run began; fixed now where it begins.
-
-        Returns:
-            `parent`: the version that was in production, None where there was none; `full_since`:
-            the date of the last training from scratch that it goes back to, None where unknown.
-        """
-        plan = self.folder.plan()
-        if plan is None:
-            parent = self.base.production()
-            lineage = self.base.lineage(parent) if parent is not None else None
-            plan = {"parent": parent, "full_since": lineage["full_since"] if lineage else None}
-            self.folder.set_plan(plan)
-        return plan
-
-    @property
-    def candidate(self) -> str:
-        """Identity of the run's export among all versions: its date, and what it answers.
-
-        The graph's own bytes differ from export to export; contract, metrics and the golden
-        request's answers do not.
-        """
-        return f"{self.day}-{content(self.folder.export / EXTRA)}"
-
-    def output(self, stage: str) -> str:
-        """Fingerprint of what a finished stage left."""
-        record = self.folder.record(stage)
-        if record is None:
-            raise RunError(f"{self.folder.root}: stage {stage} has not finished; start the run")
-        return str(record["output"])
-
-    def read_by(self, stage: str) -> str:
-        """Fingerprint of the parts of the configuration that make a stage's output."""
-        parts: dict[str, Any] = {
-            "pipeline": {"contract": True, "pipeline": True},
-            "training": {"contract": True, "model": True, "train": True},
-            "export": {"export": True},
-        }
-        if stage not in parts:
-            return ""
-        values = self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
-        if stage == "pipeline":
-            values["days"] = self.config.run.days
-        return fingerprint(values)
-
-    def identity(self) -> str:
-        """Fingerprint of all that an unfinished training may depend on."""
-        return fingerprint(self.config.model_dump(mode="json", exclude={"run"}))
-
-    def start(self) -> tuple[Path | None, str]:
-        """Whose weights training starts from, and why.
-
-        Returns:
-            The parent's checkpoint, or None to train from scratch; the reason in words.
-        """
-        parent, since = self.plan["parent"], self.plan["full_since"]
-        every = self.config.run.full_retrain_days
-        if every == 1:
-            return None, "from scratch every night"
-        if parent is None or since is None:
-            return None, "from scratch: no version of an earlier run was in production"
-        if (self.day - date.fromisoformat(since)).days >= every:
-            return None, f"from scratch: the last time was {since}"
-        checkpoint = self.base.checkpoint(parent)
-        if checkpoint is None:
-            return None, f"from scratch: the checkpoint of version {parent} is gone"
-        frozen = FrozenContract.read(ExamplesFolder(checkpoint).contract)
-        if frozen.schema_fingerprint != self.config.contract.schema_fingerprint():
-            return None, f"from scratch: version {parent} has another schema"
-        return checkpoint, f"from version {parent}"
 
 
 def pipeline(night: Night) -> tuple[Values, str]:
@@ -156,8 +62,9 @@ def training(night: Night) -> tuple[Values, str]:
     from model import training as trainer
 
     checkpoint, why = night.start()
-    # What the run keeps and whom it tells may change while a training is interrupted.
-    config = night.config.model_copy(update={"run": RunConfig()})
+    # These sections may change while a training is interrupted.
+    others = {"run": RunConfig(), "candidates": CandidatesConfig()}
+    config = night.config.model_copy(update=others)
     result = trainer.train(
         config,
         night.folder.examples,
@@ -200,7 +107,22 @@ def evaluation(night: Night) -> tuple[Values, str]:
 
 
 def decision(night: Night) -> tuple[Values, str]:
-    """Decide whether the candidate replaces the version in production, on the same rows."""
+    """Decide whether the night's models replace those in production, on the same rows."""
+    from model import comparison
+
+    found = _decide(night)
+    if night.builds_candidates:
+        judged = run_candidates.judge(night)
+        found["candidates"] = judged
+        if judged["verdict"] == comparison.REFUSE and judged["alone"]:
+            reasons = [f"candidate model: {reason}" for reason in judged["reasons"]]
+            found["verdict"] = comparison.REFUSE
+            found["reasons"] = [*found["reasons"], *reasons, judged["alone"]]
+    return found, ""
+
+
+def _decide(night: Night) -> Values:
+    """Whether the night's ranker replaces the one in production."""
     from model import comparison
 
     production = night.base.production()
@@ -209,7 +131,7 @@ def decision(night: Night) -> tuple[Values, str]:
         lineage = night.base.lineage(production)
         if lineage is not None and date.fromisoformat(lineage["run"]) > night.day:
             reason = f"version {production} in production is of a later date, {lineage['run']}"
-            return found | {"verdict": comparison.REFUSE, "reasons": [reason]}, ""
+            return found | {"verdict": comparison.REFUSE, "reasons": [reason]}
     options = night.config.evaluation
     verdict = comparison.compare(
         night.folder.export,
@@ -225,7 +147,7 @@ def decision(night: Night) -> tuple[Values, str]:
         reasons = first_version(json.loads(report.read_text(encoding="utf-8"))["tasks"])
         if reasons:
             found |= {"verdict": comparison.REFUSE, "reasons": reasons}
-    return found, ""
+    return found
 
 
 def first_version(tasks: Values) -> list[str]:
@@ -255,7 +177,7 @@ def first_version(tasks: Values) -> list[str]:
 
 
 def publication(night: Night) -> tuple[Values, str]:
-    """Publish a candidate that was blessed, then remove what is no longer kept."""
+    """Publish what was blessed, then remove what is no longer kept."""
     from model import comparison
 
     decided = (night.folder.record("decision") or {})["result"]
@@ -275,11 +197,24 @@ def publication(night: Night) -> tuple[Values, str]:
         "start": trained["start"],
         "full_since": trained["full_since"],
     }
-    version = night.base.publish(
-        night.folder.export, night.folder.checkpoint, lineage, decided["production"]
-    )
-    removed = night.base.tidy(night.config.run.keep_versions)
-    return {"version": version, "removed": removed}, ""
+    folder, over = night.folder, decided["production"]
+    judged = decided.get("candidates")
+    if judged is not None and judged["verdict"] == comparison.BLESS:
+        version, candidates = night.pair.publish(
+            folder.export,
+            folder.checkpoint,
+            lineage,
+            over,
+            run_candidates.candidate(night, judged),
+        )
+    else:
+        version = night.base.publish(folder.export, folder.checkpoint, lineage, over)
+        candidates = None
+    removed, removed_candidates = night.pair.tidy(night.config.run.keep_versions)
+    found: Values = {"version": version, "removed": removed}
+    if judged is not None:
+        found |= {"candidates": candidates, "removed_candidates": removed_candidates}
+    return found, ""
 
 
 ACTIONS = {
@@ -288,6 +223,9 @@ ACTIONS = {
     "training": training,
     "export": export,
     "evaluation": evaluation,
+    "candidates_training": run_candidates.training,
+    "candidates_export": run_candidates.export,
+    "candidates_report": run_candidates.report,
     "decision": decision,
     "publication": publication,
 }

@@ -6,8 +6,9 @@ from typing import Any
 from rich.table import Table
 
 from configs.errors import RunError
-from configs.run import STAGES
+from configs.run import ALL_STAGES
 from jobs.lock import is_held
+from jobs.pair import Pair
 from jobs.publication import Base
 from jobs.run_folder import LOCK, RunFolder, all_runs
 from jobs.show import show_table
@@ -19,7 +20,7 @@ def listed(runs: Path) -> list[dict[str, Any]]:
     Returns:
         By run: date, state (running, killed, failed, interrupted, published, refused), stage (that
         it is at, or failed in), message, start, parent, version, seconds (by finished stage),
-        tasks (metric by task), groups, reasons.
+        tasks (metric by task), groups, reasons, candidates (of `candidates_of`).
 
     Raises:
         RunError: there is no such folder.
@@ -31,7 +32,7 @@ def listed(runs: Path) -> list[dict[str, Any]]:
 
 
 def _describe(run: RunFolder, under_way: bool) -> dict[str, Any]:
-    state, records = run.state(), {stage: run.record(stage) or {} for stage in STAGES}
+    state, records = run.state(), {stage: run.record(stage) or {} for stage in ALL_STAGES}
     results = {stage: record.get("result", {}) for stage, record in records.items()}
     # A run that says it is running, though nobody holds the lock, was killed.
     killed = state["state"] in ("running", "absent") and not under_way
@@ -48,7 +49,26 @@ def _describe(run: RunFolder, under_way: bool) -> dict[str, Any]:
         "tasks": results["evaluation"].get("tasks", {}),
         "groups": results["evaluation"].get("groups", {}),
         "reasons": results["decision"].get("reasons", []),
+        "candidates": candidates_of(results),
     }
+
+
+def candidates_of(results: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """What became of a run's candidate model.
+
+    Args:
+        results: of the run's stages; empty ones of those that have not finished.
+
+    Returns:
+        verdict, version (None where it was not published), k, recall (of candidate, production and
+        popularity), reasons; None where none was judged.
+    """
+    judged = results["decision"].get("candidates")
+    if judged is None:
+        return None
+    version = results["publication"].get("candidates")
+    kept = {key: judged.get(key) for key in ("verdict", "k", "recall", "reasons")}
+    return {"version": version} | kept
 
 
 def show(runs: list[dict[str, Any]]) -> None:
@@ -59,6 +79,9 @@ def show(runs: list[dict[str, Any]]) -> None:
     groups = sorted({group for run in runs for group in run["groups"]})
     for group in groups:
         table.add_column(f"{group}: AUC", justify="right")
+    with_candidates = any(run["candidates"] is not None for run in runs)
+    if with_candidates:
+        table.add_column("candidates", overflow="fold")
     table.add_column("why", overflow="fold")
     for run in runs:
         areas = (run["groups"].get(group, {}).get("auc") for group in groups)
@@ -71,9 +94,21 @@ def show(runs: list[dict[str, Any]]) -> None:
             "" if run["version"] is None else str(run["version"]),
             f"{sum(run['seconds'].values()):.0f}",
             *("" if area is None else f"{area:.4f}" for area in areas),
+            *((_candidates_words(run["candidates"]),) if with_candidates else ()),
             why,
         )
     show_table(table)
+
+
+def _candidates_words(found: dict[str, Any] | None) -> str:
+    """Version, or that there is none, and recall."""
+    if found is None:
+        return ""
+    state = f"version {found['version']}"
+    if found["version"] is None:
+        state = "refused" if found["verdict"] == "refuse" else "not published"
+    ours = (found["recall"] or {}).get("candidate")
+    return state if ours is None else f"{state}, recall@{found['k']} {ours:.4f}"
 
 
 def show_outcome(result: dict[str, Any]) -> None:
@@ -87,6 +122,12 @@ def show_outcome(result: dict[str, Any]) -> None:
         table.add_row(task, "not measured" if value is None else f"{value:.4f}")
     for reason in result["reasons"]:
         table.add_row("reason", reason)
+    candidates = result.get("candidates")
+    if candidates is not None:
+        table.add_row("candidate model", _candidates_words(candidates))
+        table.add_row("candidates in production", str(candidates["production"] or "none"))
+        for reason in candidates["reasons"]:
+            table.add_row("candidate model: reason", reason)
     table.add_row("seconds", f"{sum(result['seconds'].values()):.1f}")
     show_table(table)
 
@@ -95,8 +136,8 @@ def show_base(base: Base) -> dict[str, Any]:
     """Print what a base folder offers.
 
     Returns:
-        production, rollback (None where there is none), versions (number, withdrawn, run), newest
-        first.
+        production, rollback (None where there is none), versions (number, withdrawn, run, and
+        candidates, the candidate version that goes with it, where there is one), newest first.
 
     Raises:
         RunError: there is no such folder.
@@ -104,18 +145,22 @@ def show_base(base: Base) -> dict[str, Any]:
     if not base.root.is_dir():
         raise RunError(f"{base.root}: no such folder; expected a model's base folder")
     production, rollback = base.production(), base.rollback_target()
-    versions = []
+    pair, withdrawn = Pair(base), base.withdrawn()
+    numbers = sorted({**base.versions(), **withdrawn}, reverse=True)
+    candidates = {number: pair.candidates_of(number) for number in numbers}
+    paired = any(value is not None for value in candidates.values())
     table = Table(title=str(base.root), title_justify="left")
-    for heading in ("version", "state", "run", "start"):
+    for heading in ("version", "state", "run", "start", *(("candidates",) if paired else ())):
         table.add_column(heading)
-    withdrawn = base.withdrawn()
-    for number in sorted({**base.versions(), **withdrawn}, reverse=True):
+    versions = []
+    for number in numbers:
         lineage = base.lineage(number) or {}
         states = {production: "in production", rollback: "rollback returns to it"}
         state = "withdrawn" if number in withdrawn else states.get(number, "")
-        table.add_row(str(number), state, lineage.get("run", ""), lineage.get("start", ""))
-        versions.append(
-            {"version": number, "withdrawn": number in withdrawn, "run": lineage.get("run")}
-        )
+        with_it = [] if candidates[number] is None else [candidates[number]]
+        row = (state, lineage.get("run", ""), lineage.get("start", ""))
+        table.add_row(str(number), *row, *map(str, with_it))
+        found = {"version": number, "withdrawn": number in withdrawn, "run": lineage.get("run")}
+        versions.append(found | ({"candidates": with_it[0]} if with_it else {}))
     show_table(table)
     return {"production": production, "rollback": rollback, "versions": versions}

@@ -87,3 +87,18 @@ def show_recall(result: dict[str, Any]) -> None:
         for name, values in found["recall"].items():
             table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in values.values()))
         _CONSOLE.print(table)
+
+
+def show_candidates_verdict(result: dict[str, Any]) -> None:
+    """Print the verdict on a candidate model, with its reasons and the recalls."""
+    title = f"{result['questions']:,} questions of the test split"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    table.add_column(f"recall@{result['k']}", justify="right")
+    for name, value in result.get("recall", {}).items():
+        if value is not None:
+            table.add_row(name, f"{value:.4f}")
+    _CONSOLE.print(table)
+    _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)
+    for reason in result["reasons"]:
+        _CONSOLE.print(f"  {reason}", highlight=False, markup=False)

@@ -13,7 +13,9 @@ EXAMPLE = (
     "multigate candidates export --checkpoint candidates --examples examples \\\n"
     "    --out models/deskdrop-candidates\n"
     "multigate candidates report --candidates models/deskdrop-candidates/1 \\\n"
-    "    --ranker models/deskdrop/1 --examples examples"
+    "    --ranker models/deskdrop/1 --examples examples\n"
+    "multigate candidates compare --candidate models/deskdrop-candidates/2 \\\n"
+    "    --production models/deskdrop-candidates/1 --examples examples"
 )
 
 
@@ -41,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_examples(report)
     report.add_argument(
         "--questions", type=int, default=1000, help="ask at most so many (default: 1000)"
+    )
+    compare = actions.add_parser("compare", help="whether a version may replace another")
+    compare.add_argument("--candidate", type=Path, required=True, help="version of this model")
+    compare.add_argument("--production", type=Path, help="version that it would replace")
+    add_examples(compare)
+    compare.add_argument(
+        "--config",
+        help="preset or YAML file whose candidates.rules judge (default: the rules' defaults)",
     )
 
 
@@ -76,8 +86,23 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         show_multistage(result)
         return result
+    if options.action == "compare":
+        from candidates.comparison import compare
+        from configs import load
+        from configs.candidates import CandidatesConfig
+        from jobs.show import show_candidates_verdict
+
+        config = load(options.config).candidates if options.config else CandidatesConfig()
+        result = compare(options.candidate, options.production, options.examples, config)
+        show_candidates_verdict(result)
+        return result
     from candidates.export import export
 
     version = export(options.checkpoint, options.examples, options.out, version=options.version)
     print(f"exported {version}")
     return {"export": str(version)}
+
+
+def status(result: dict[str, Any]) -> int:
+    """Exit status, of a verdict where there is one."""
+    return 1 if result.get("verdict") == "refuse" else 0

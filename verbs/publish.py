@@ -30,12 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
+    from jobs.pair import Pair
     from jobs.publication import Base
     from jobs.runs import show_base
 
-    base = Base(options.base)
+    pair = Pair(Base(options.base))
     if options.rollback:
-        base.rollback()
+        pair.rollback()
     elif options.version is not None:
-        base.choose(options.version)
-    return show_base(base)
+        pair.choose(options.version)
+    return show_base(pair.ranker)

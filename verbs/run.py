@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from configs.run import STAGES
+from configs.run import ALL_STAGES
 from verbs.common import add_config, import_tensorflow
 
 HELP = "run a night: examples, training, export, evaluation, decision, publication"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", type=Path, help="base folder that servers follow (default: OUT/models/NAME)"
     )
-    parser.add_argument("--force", choices=STAGES, help="repeat this stage and all after it")
+    parser.add_argument("--force", choices=ALL_STAGES, help="repeat this stage and all after it")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A log by days and a configuration whose whole run takes seconds."""
 
 import ctypes
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -40,9 +41,23 @@ CONTRACT: dict[str, Any] = {
 }
 
 
-def settings(**run: Any) -> dict[str, Any]:
-    """The configuration as YAML holds it; keyword arguments go under `run`."""
-    return {
+TOWERS: dict[str, Any] = {
+    "embedding_dim": 8,
+    "epochs": 2,
+    "batch_size": 256,
+    "recall_at": 10,
+    "rules": {"largest_below_popularity": 1.0},
+}
+"""A section `candidates` whose model trains in a moment, whatever it learns."""
+
+
+def settings(candidates: dict[str, Any] | None = None, **run: Any) -> dict[str, Any]:
+    """The configuration as YAML holds it; keyword arguments go under `run`.
+
+    `candidates` changes `TOWERS`; the section is absent where it is None.
+    """
+    section = {} if candidates is None else {"candidates": TOWERS | candidates}
+    return section | {
         "name": "night",
         "contract": CONTRACT,
         "pipeline": {
@@ -68,6 +83,34 @@ def settings(**run: Any) -> dict[str, Any]:
         "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.02},
         "run": run,
     }
+
+
+DAY = date(2026, 1, 30)
+
+
+class Finished:
+    """Where the first night was run, and what it returned."""
+
+    def __init__(self, runs: Path, logs: Path, told: Path, result: dict[str, Any]) -> None:
+        self.runs, self.logs, self.told, self.result = runs, logs, told, result
+
+    def copy(self, to: Path) -> Path:
+        """The same night in another folder."""
+        shutil.copytree(self.runs, to)
+        return to
+
+    def unfinished(self, to: Path, stage: str) -> Path:
+        """The night as it was before a stage, with nothing published."""
+        from configs.run import ALL_STAGES
+        from jobs.run_folder import RunFolder
+
+        self.copy(to)
+        folder = RunFolder(to, DAY)
+        folder.forget(stage)
+        for later in ALL_STAGES[ALL_STAGES.index(stage) :]:
+            folder.clear(later)
+        shutil.rmtree(to / "models")
+        return to
 
 
 class Nights:
@@ -107,6 +150,27 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     log = pl.concat([pl.read_ndjson(path) for path in sorted(folder.glob("*.jsonl"))])
     days = log.with_columns(day=pl.from_epoch("time").dt.date()).partition_by("day", as_dict=True)
     return Nights({day: rows.drop("day") for (day,), rows in sorted(days.items())})
+
+
+@pytest.fixture(scope="session")
+def finished(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A night without a candidate model, published."""
+    from jobs.run import run
+
+    folder = tmp_path_factory.mktemp("nights")
+    logs, told = nights.write_log(folder / "logs"), folder / "told.jsonl"
+    config = nights.config(notify=f"sh -c 'cat >> {told}'")
+    return Finished(folder / "runs", logs, told, run(config, DAY, logs, folder / "runs"))
+
+
+@pytest.fixture(scope="session")
+def both(nights: Nights, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The same night with a candidate model, published."""
+    from jobs.run import run
+
+    runs = finished.unfinished(tmp_path_factory.mktemp("both") / "runs", "candidates_training")
+    result = run(nights.config(candidates={}), DAY, finished.logs, runs)
+    return Finished(runs, finished.logs, finished.told, result)
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """The base folder: published, withdrawn, restored and removed versions, and what servers see."""
 
+import errno
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
 import multigate
 from configs.errors import RunError
+from jobs.pair import Candidate, Pair
 from jobs.publication import LINEAGE, Base
 from serving.versions import missing_files, scan
 
@@ -164,3 +167,111 @@ def test_the_verb(make, capsys):
     ]
     assert multigate.main([*base, "--version", "9"]) == 2
     assert "no version 9; versions: 3, 2, 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pair(make):
+    """A ranker's base and its candidate model's, and a way to publish both or the ranker alone."""
+    both = Pair(make)
+    folder = make.root.parents[1] / "found"
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint/weights.npz").write_bytes(b"towers")
+
+    def publish(run: str, *, alone: bool = False) -> tuple[int, int | None]:
+        if alone:
+            return make.publish_next(run), None
+        export = folder / run
+        for name in missing_files(export) if not export.exists() else ():
+            (export / name).parent.mkdir(parents=True, exist_ok=True)
+            (export / name).write_text("{}")
+        over = both.candidates.production()
+        candidate = Candidate(export, folder / "checkpoint", f"towers {run}", over)
+        lineage = {"run": run, "candidate": run, "start": "full", "full_since": run}
+        checkpoint = make.root.parents[1] / "checkpoint"
+        return both.publish(export, checkpoint, lineage, make.production(), candidate)
+
+    both.next = publish
+    return both
+
+
+def in_production(pair):
+    return pair.ranker.production(), pair.candidates.production()
+
+
+def test_a_pair_shares_its_number_and_is_rolled_back_as_one(pair):
+    assert pair.next("2026-01-01") == (1, 1)
+    assert pair.next("2026-01-02") == (2, 2)
+    assert pair.next("2026-01-03", alone=True) == (3, None)
+    assert in_production(pair) == (3, 2)
+    assert pair.next("2026-01-04") == (4, 4)
+    assert pair.candidates.lineage(4)["candidate"] == "towers 2026-01-04"
+    assert (pair.rollback(), in_production(pair)) == (3, (3, 2))
+    assert (pair.rollback(), in_production(pair)) == (2, (2, 2))
+    assert (pair.rollback(), in_production(pair)) == (1, (1, 1))
+    assert (pair.choose(4), in_production(pair)) == (4, (4, 4))
+    assert pair.next("2026-01-05") == (5, 5)
+
+
+def test_versions_from_before_there_were_candidates_leave_them_alone(pair):
+    pair.next("2026-01-01", alone=True)
+    assert pair.next("2026-01-02") == (2, 2)
+    assert (pair.rollback(), in_production(pair)) == (1, (1, 2))
+
+
+def test_where_the_ranker_is_not_published_the_candidates_are_not(pair, monkeypatch):
+    """The last rename fails, after the candidates' own."""
+    pair.next("2026-01-01")
+    rename = Path.rename
+
+    def refuse(path, target):
+        if Path(target) == pair.ranker.root / "2":
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(OSError, match="Read-only"):
+            pair.next("2026-01-02")
+    assert in_production(pair) == (1, 1)
+    assert numbers(pair.candidates) == ([1], [])
+    assert pair.next("2026-01-02") == (2, 2)
+
+
+def test_a_ranker_that_may_not_be_published_takes_no_candidates_along(pair):
+    pair.next("2026-01-01")
+    export = pair.candidates.versions()[1]
+    candidate = Candidate(export, export, "towers", 1)
+    with pytest.raises(RunError, match="the decision was about version 7"):
+        pair.publish(export, export, {"run": "r", "candidate": "c"}, 7, candidate)
+    assert in_production(pair) == (1, 1)
+
+
+def test_killed_between_the_renames_it_ends_with_the_same_numbers(pair):
+    pair.next("2026-01-01")
+    folder = pair.ranker.root.parents[1] / "found"
+    lineage = {"run": "2026-01-02", "candidate": "towers 2026-01-02"}
+    pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", lineage, 1, least=2)
+    assert in_production(pair) == (1, 2)
+    assert pair.next("2026-01-02") == (2, 2)
+    assert in_production(pair) == (2, 2)
+
+
+def test_tidy_keeps_the_candidates_of_the_rankers_that_stay(pair):
+    pair.next("2026-01-01")
+    pair.next("2026-01-02")
+    for n in range(3, 7):
+        pair.next(f"2026-01-0{n}", alone=True)
+    pair.next("2026-01-07")
+    assert pair.tidy(2) == ([5, 4, 3, 2, 1], [1])
+    assert numbers(pair.candidates) == ([7, 2], [])
+    assert (pair.rollback(), in_production(pair)) == (6, (6, 2))
+
+
+def test_the_verb_takes_the_pair_back(pair, capsys):
+    pair.next("2026-01-01")
+    pair.next("2026-01-02")
+    assert multigate.main(["publish", "--base", str(pair.ranker.root), "--rollback", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert in_production(pair) == (1, 1)
+    assert [one["candidates"] for one in json.loads(out[-1])["versions"]] == [2, 1]
+    assert "candidates" in "".join(out[:-1])

@@ -4,7 +4,6 @@ import json
 import shutil
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -17,49 +16,17 @@ from configs.files import SPLITS
 from configs.run import STAGES, Guards
 from jobs import runs as listing
 from jobs.lock import locked
+from jobs.night import Night
 from jobs.publication import Base
 from jobs.run import run
 from jobs.run_folder import LOCK, RunFolder
-from jobs.run_stages import Night, first_version, pipeline
+from jobs.run_stages import first_version, pipeline
 from serving.servable import Servable
 from serving.versions import missing_files
 
 pytestmark = pytest.mark.xdist_group("nights")
 
 DAY = date(2026, 1, 30)
-
-
-class Finished:
-    """Where the first night was run, and what it returned."""
-
-    def __init__(self, runs: Path, logs: Path, result: dict[str, Any]) -> None:
-        self.runs, self.logs, self.result = runs, logs, result
-
-    def copy(self, to: Path) -> Path:
-        """The same night in another folder."""
-        shutil.copytree(self.runs, to)
-        return to
-
-    def unfinished(self, to: Path, stage: str) -> Path:
-        """The night as it was before a stage, with nothing published."""
-        self.copy(to)
-        RunFolder(to, DAY).forget(stage)
-        for later in STAGES[STAGES.index(stage) :]:
-            RunFolder(to, DAY).clear(later)
-        shutil.rmtree(to / "models")
-        return to
-
-
-@pytest.fixture(scope="module")
-def finished(nights, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nights")
-    logs = nights.write_log(folder / "logs")
-    told = folder / "told.jsonl"
-    config = nights.config(notify=f"sh -c 'cat >> {told}'")
-    result = run(config, DAY, logs, folder / "runs")
-    done = Finished(folder / "runs", logs, result)
-    done.told = told
-    return done
 
 
 def base_of(runs):

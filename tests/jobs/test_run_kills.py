@@ -7,9 +7,11 @@ import sys
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from configs.run import STAGES
+from configs.run import ALL_STAGES, STAGES
+from jobs.pair import Pair
 from jobs.publication import Base
 from jobs.run_folder import RunFolder
 from serving.versions import missing_files
@@ -18,11 +20,14 @@ ROOT = Path(__file__).parents[2]
 DAY = date(2026, 1, 30)
 
 
-@pytest.fixture
-def forks(nights, tmp_path):
-    """Runs nights in processes of their own; the answer says how each ended."""
+@pytest.fixture(params=[None])
+def forks(nights, tmp_path, request):
+    """Runs nights in processes of their own; the answer says how each ended.
+
+    The parameter is the configuration's section `candidates`.
+    """
     logs = nights.write_log(tmp_path / "logs")
-    config = nights.write_config(tmp_path / "night.yaml")
+    config = nights.write_config(tmp_path / "night.yaml", candidates=request.param)
     errors = (tmp_path / "stderr").open("w")
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("run_forks.py"))],
@@ -56,11 +61,21 @@ def published(runs: Path) -> dict | None:
     assert missing_files(folder) == []
     assert base.lineage(version)["run"] == str(DAY)
     assert base.checkpoint(version) is not None
-    return json.loads((folder / "assets.extra/golden.json").read_text())
+    answers = json.loads((folder / "assets.extra/golden.json").read_text())
+    candidates = Pair(base).candidates
+    if candidates.root.exists():
+        assert candidates.production() == 1
+        for name in ("golden.json", "metrics.json", "popular.json"):
+            path = candidates.versions()[1] / "assets.extra" / name
+            answers[f"candidates/{name}"] = json.loads(path.read_text())
+        with np.load(candidates.checkpoint(1) / "weights.npz") as weights:
+            answers |= {name: values.tobytes() for name, values in weights.items()}
+    return answers
 
 
 def seconds_of(runs: Path) -> dict[str, float]:
-    return {stage: RunFolder(runs, DAY).record(stage)["seconds"] for stage in STAGES}
+    records = {stage: RunFolder(runs, DAY).record(stage) for stage in ALL_STAGES}
+    return {stage: record["seconds"] for stage, record in records.items() if record is not None}
 
 
 def kill_and_go_on(forks, tmp_path: Path, chosen: random.Random, stages: list[str]) -> int:
@@ -72,12 +87,12 @@ def kill_and_go_on(forks, tmp_path: Path, chosen: random.Random, stages: list[st
     runs = tmp_path / f"runs-{len(list(tmp_path.iterdir()))}"
     hit = 0
     for stage in stages:
-        finished = {s for s in STAGES if RunFolder(runs, DAY).record(s) is not None}
+        finished = {s for s in ALL_STAGES if RunFolder(runs, DAY).record(s) is not None}
         status = forks(runs, kill=[stage, chosen.uniform(0, 1.1 * seconds[stage])])
         hit += status == -9
         assert status in (-9, 0)
         assert published(runs) in (None, expected)
-        assert {s for s in STAGES if RunFolder(runs, DAY).record(s) is not None} >= finished
+        assert {s for s in ALL_STAGES if RunFolder(runs, DAY).record(s) is not None} >= finished
     assert forks(runs) == 0
     assert published(runs) == expected
     left = {path.name for path in RunFolder(runs, DAY).root.glob(".*")}
@@ -97,3 +112,15 @@ def test_fifty_kills(forks, tmp_path):
     while hit < 50:
         stages = sorted(chosen.choices(STAGES, k=8), key=STAGES.index)
         hit += kill_and_go_on(forks, tmp_path, chosen, stages)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("forks", [{}], indirect=True)
+def test_a_night_that_is_killed_with_its_candidates_goes_on(forks, tmp_path):
+    """The same pair in the end, to the last bit; what the killed processes started is gone too."""
+    stages = ["candidates_training", "candidates_training", "candidates_export"]
+    stages += ["candidates_export", "decision", "publication"]
+    assert kill_and_go_on(forks, tmp_path, random.Random(8), stages) >= 3
+    runs = next(path for path in tmp_path.glob("runs-*"))
+    assert "candidates/golden.json" in published(runs)

@@ -1,0 +1,96 @@
+"""A verb of the command in a process of its own, which ends when this one ends.
+
+TensorFlow knows one Keras per process: the candidate model's verbs, on Keras 2, cannot run where
+the ranker has been trained.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from configs.errors import RunError
+
+_ROOT = Path(__file__).parents[1]  # where our packages are, installed or not
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from jobs.child import main; main()"
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_PATIENCE = 10.0  # s for an interrupted process to take its unfinished folder along
+
+
+def call(verb: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run a verb; what it prints is printed, but for its result.
+
+    Args:
+        verb: of the command, one that has a result.
+        arguments: its command line.
+
+    Returns:
+        Its result, also of a verdict that refuses.
+
+    Raises:
+        RunError: it failed; the message is its own.
+    """
+    words = [verb, "--json", *map(str, arguments)]
+    command = [sys.executable, "-c", _START, str(_ROOT), str(os.getpid()), *words]
+    last = ""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as told,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # progress as it comes
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if last:
+                    print(last, flush=True)
+                last = line.rstrip()
+            status = process.wait()
+        except BaseException:
+            _end(process)
+            raise
+        told.seek(0)
+        errors = told.read().splitlines()
+    name = " ".join([verb, *(str(word) for word in arguments[:1] if not str(word).startswith("-"))])
+    if status not in (0, 1):
+        own = [line.removeprefix("error: ") for line in errors if line.startswith("error: ")]
+        ended = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
+        raise RunError("\n".join(f"{name}: {line}" for line in own or [*errors[-1:], ended]))
+    for line in errors:
+        print(line, file=sys.stderr)
+    try:
+        result: dict[str, Any] = json.loads(last)
+    except ValueError:
+        reason = errors[-1] if errors else f"exit status {status}"
+        raise RunError(f"{name}: no result: {reason}") from None
+    return result
+
+
+def main() -> None:
+    """Run the verb whose process this is."""
+    from multigate import main as command
+
+    if sys.platform == "linux":
+        # Of a killed run nothing goes on writing into the folder in which the next start works.
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):  # it was gone before
+        sys.exit(2)
+    sys.exit(command(sys.argv[3:]))
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
