@@ -6,10 +6,12 @@ of them, which takes along what else is queued, up to a number of rows.  So an i
 nothing, and a busy one joins the more the busier it is.
 """
 
+import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -32,9 +34,20 @@ class _Entry:
         self.call = call
         self.arrived = time.perf_counter()
         self.state = _QUEUED
-        self.changed = threading.Event()
+        # Of all that one thread can wait for with a time limit, what costs least.
+        self._changes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.outputs: Arrays | None = None
         self.error: Exception | None = None
+
+    def changed(self) -> None:
+        """Wake the thread that waits."""
+        self._changes.put(None)
+
+    def wait(self) -> None:
+        """Return once something has changed, or the deadline has passed."""
+        remaining = self.call.remaining()
+        with suppress(queue.Empty):
+            self._changes.get(timeout=None if remaining is None else max(remaining, 0.0))
 
 
 class Batcher:
@@ -121,8 +134,8 @@ class Batcher:
 
     def _wait(self, entry: _Entry) -> None:
         """Wait until the entry leads a run or is done; leave once nobody waits for it."""
-        entry.call.when_over(entry.changed.set)
-        entry.changed.wait(entry.call.remaining())
+        entry.call.when_over(entry.changed)
+        entry.wait()
         with self._lock:
             if entry.state in {_LEADS, _DONE}:
                 return
@@ -148,13 +161,13 @@ class Batcher:
                 if self._queue:
                     heir = self._queue.popleft()
                     heir.state = _LEADS
-                    heir.changed.set()
+                    heir.changed()
                 else:
                     self._free += 1
                 for entry in batch[1:]:
                     entry.state = _DONE
             for entry in batch[1:]:
-                entry.changed.set()
+                entry.changed()
 
     def _still_wanted(self, entry: _Entry) -> bool:
         try:

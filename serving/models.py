@@ -171,9 +171,9 @@ class Models:
             return {name: manager.serving() for name, manager in self._managers.items()}
 
     def _manager(self, name: str) -> Manager[Any]:
+        if (manager := self._managers.get(name)) is not None:
+            return manager
         names = ", ".join(repr(one) for one in self._managers) or "none"
         if not name:
             raise InvalidRequestError(f"model name: required; this server has {names}")
-        if name not in self._managers:
-            raise NotServedError(f"model {name!r}: not served here; this server has {names}")
-        return self._managers[name]
+        raise NotServedError(f"model {name!r}: not served here; this server has {names}")

@@ -22,8 +22,11 @@ from serving.request import ParsedRequest, Part
 from serving.served import Served
 from serving.status import Call, InvalidRequestError
 from serving.watch import Watch
+from serving.wire import packed
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
+_RETURNS = frozenset(ranking_pb2.Return.values())
+_SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
@@ -114,7 +117,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             self._metrics.missing.add_all(served.model, parsed.missing)
         if parsed.stored:
             self._metrics.stored.add_all(served.model, parsed.stored)
-        if request.returns not in ranking_pb2.Return.values():
+        if request.returns not in _RETURNS:
             raise InvalidRequestError(
                 f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
                 f"received number {request.returns}"
@@ -152,14 +155,16 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             )
         response = _described(served, request_id)
         response.item_index.extend(order.tolist())
-        response.warnings.extend(parsed.warnings())
+        if parsed.missing or parsed.problem:
+            response.warnings.extend(parsed.warnings())
         which = request.candidates.item_id.WhichOneof("values")
-        ids = getattr(request.candidates.item_id, which).values
-        getattr(response.item_id, which).values.extend([ids[index] for index in order])
+        # Texts are their bytes already, which protobuf takes as well.
+        ids = parsed.inputs[servable.contract.item][order].tolist()
+        getattr(response.item_id, which).values.extend(ids)
         if request.returns == ranking_pb2.TASK_SCORES:
-            response.score.extend(outputs[SCORE][order].tolist())
-            for task in served.servable.contract.tasks:
-                response.task_scores[task].values.extend(outputs[task][order].tolist())
+            response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
+            for task in servable.contract.tasks:
+                response.task_scores[task].MergeFromString(packed(outputs[task][order]))
         return response
 
 
@@ -183,6 +188,8 @@ def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
     Returns:
         (K,) with K <= limit.
     """
+    if not parsed.floors:
+        return np.argsort(-outputs[SCORE], kind="stable")[: parsed.limit]
     stays = np.ones(parsed.rows, bool)
     for task, (low, high) in parsed.floors.items():
         stays &= (outputs[task] >= low) & (outputs[task] <= high)
@@ -205,7 +212,7 @@ def _refuse_overflow(outputs: Arrays) -> None:
     """Numbers may be finite and yet too large to compute with; such a score has no rank."""
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
-        if not finite.all():
+        if not np.logical_and.reduce(finite):
             row = int(np.argmin(finite))
             raise InvalidRequestError(
                 f"candidate {row}: output {name!r}: expected a finite score, the model computes "

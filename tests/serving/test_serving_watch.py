@@ -163,6 +163,8 @@ def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until
     ):
         for number in range(90):
             rank(client, items, number % 30, age=None, recent=["i1", "new", "new", "new"])
+            # No more wait than the queue holds, however slow the thread that looks at them.
+            until(lambda due=number - 30: (watched_calls(running) or 0) >= due)
         until(lambda: watched_calls(running) == 90)
         shift = 'multigate_share_shift{model="small",feature="%s",what="%s"}'
         assert value(running, shift % ("item_id", "unseen")) == 0.25
