@@ -75,8 +75,8 @@ class Frame:
             for tick in self.y_ticks
         ]
         grid += [
-            f'<text x="{self.x(tick):.1f}" y="{self.height - 6}" text-anchor="middle">'
-            f"{tick:.4g}</text>"
+            f'<text x="{min(self.x(tick), WIDTH - 3.4 * len(f"{tick:.4g}")):.1f}" '
+            f'y="{self.height - 6}" text-anchor="middle">{tick:.4g}</text>'
             for tick in self.x_ticks[::stride]
             if not whole_x or float(tick).is_integer()
         ]
@@ -186,8 +186,9 @@ def heatmap(
     largest = top or max((max(row) for row in rows.values()), default=0.0) or 1.0
     width = (11 if side else 7.5) + 1.7 * len(heads)
     narrow = len(heads) > 16  # numbers fit only where cells are wide enough
+    kind = " named" if max(map(len, heads)) > 3 else ""
     parts = [
-        f'<table class="heat" style="min-width: {width:.0f}rem">',
+        f'<table class="heat{kind}" style="min-width: {width:.0f}rem">',
         f'<caption class="hidden">{escape(title)}</caption><thead><tr><td class="first"></td>',
         *(f'<th scope="col">{escape(head)}</th>' for head in heads),
         '<th scope="col" class="side">per row</th>' if side else "",

@@ -4,10 +4,21 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from model.report_parts import SHOWN, changed, count, measured, percent, section, sentences, table
+from model.report_parts import (
+    SHOWN,
+    changed,
+    count,
+    measured,
+    number,
+    percent,
+    section,
+    sentences,
+    table,
+)
 
 _SLICES = 40
 _FEATURES = 15
+_CHANCE = 0.5
 _OFF = 0.1  # calibration error over the share of the rarer class, beyond chance
 _SLIGHT = 0.05  # of predicted over observed, which is not worth a reader's first attention
 
@@ -54,13 +65,11 @@ def slices(found: Mapping[str, Any]) -> str:
     shown = cut["rows"][: max(len(marked), _SLICES)][:200]
     rows = [
         [
-            f"{escape(look['slice'])}: {escape(look['value'])}",
-            escape(look["task"]),
-            SHOWN[look["measure"]],
-            measured(look["measure"], look["found"]),
-            f"{look['whole']:.4g}",
+            f"{escape(look['slice'])}: {escape(look['value'])}"
+            f'<span class="range">{escape(look["task"])}, {SHOWN[look["measure"]]}</span>',
+            measured(look["measure"], look["found"], worse=look["marked"]),
+            number(look["measure"], look["whole"]),
             f"{look['rows']:,}",
-            '<b class="worse">worse</b>' if look["marked"] else "",
         ]
         for look in shown
     ]
@@ -69,17 +78,17 @@ def slices(found: Mapping[str, Any]) -> str:
         if marked
         else f"No slice is worse beyond chance, of {count(cut['looked_at'], 'look')}."
     )
-    heads = ("slice", "task", "measure", "slice's value", "whole", "rows", "beyond chance")
+    heads = ("slice, task and measure", "slice's value", "whole", "rows")
     return section(
         "slices",
         "Slices, the worst first",
         f"{count(cut['slices'], 'slice')} of every task and measure: "
         f"{count(cut['looked_at'], 'look')}, of which one in twenty would stand out by chance at "
-        f"the usual level. Marked are those beyond chance at {cut['level']:.2g} (Bonferroni), and "
-        "they come first; the rest is in order of the difference. Within a slice AUC is often "
+        f"the usual level. Those beyond chance at {cut['level']:.2g} (Bonferroni) are marked ▼ and "
+        "come first; the rest is in order of the difference. Within a slice AUC is often "
         "lower than on the whole, because slices differ in their rates.",
         sentences([said]),
-        table("Slices by how much worse than the whole they are", heads, rows),
+        table("Slices by how much worse than the whole they are", heads, rows, "slices"),
     )
 
 
@@ -188,6 +197,11 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
             )
         if task["value"] is None:
             said.append(f"{name} cannot be measured: {task['reason']}.")
+        area, explained = task["measures"].get("auc"), task["measures"].get("r2")
+        if area and area["low"] is not None and area["low"] <= _CHANCE:
+            said.append(f"{name} is not shown to rank better than chance.")
+        if explained and explained["high"] is not None and explained["high"] < 0:
+            said.append(f"{name} is farther off than its mean label would be.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]
     if marked:
         worst = marked[0]

@@ -45,13 +45,14 @@ def section(key: str, title: str, note: str, *parts: str) -> str:
     return f'<section id="{key}">{heading}{explained}{body}</section>'
 
 
-def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A table; the first cell of a row is its heading.
 
     Args:
         caption: read by screen readers.
         heads: text of the column headings.
         rows: cells, as HTML.
+        kind: class of the table's card.
     """
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "".join(
@@ -59,8 +60,8 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
         for first, *rest in rows
     )
     return (
-        f'<div class="card scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f'<table><caption class="hidden">{escape(caption)}</caption>'
+        f'<div class="card scroll {kind}" tabindex="0" role="region" '
+        f'aria-label="{escape(caption)}"><table><caption class="hidden">{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
@@ -83,11 +84,13 @@ def figure(title: str, chart: str, hue: str | None = None) -> str:
     return f'<div class="card chart"{style}><h3>{escape(title)}</h3>{chart}</div>'
 
 
-def measured(name: str, found: Mapping[str, Any] | None) -> str:
-    """A measure with its interval below it."""
+def measured(name: str, found: Mapping[str, Any] | None, *, worse: bool = False) -> str:
+    """A measure with its interval below it; marked where it is worse than it should be."""
     if found is None or found["value"] is None:
         return '<span class="soft">none</span>'
     value = f"<b>{number(name, found['value'])}</b>"
+    if worse:
+        value = f'<b class="worse">{number(name, found["value"])} ▼</b>'
     if found["low"] is None:
         return value
     limits = f"{number(name, found['low'])} to {number(name, found['high'])}"

@@ -84,7 +84,14 @@ svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
 .legend i.dot-mark { width: .8rem; height: .8rem; border: 0; border-radius: 50%;
   background: var(--text); }
 .legend i.tick { width: 2px; height: .95rem; border: 0; background: var(--best); }
-.scroll { overflow-x: auto; padding: 1.1rem 1.25rem; }
+.scroll { overflow-x: auto; padding: 1.1rem 1.25rem;
+  /* A shade at the right edge where there is more to scroll to; the cover moves with the table. */
+  background: linear-gradient(to left, var(--card) 1rem, transparent) right / 2.5rem 100% local
+      no-repeat,
+    linear-gradient(to left, color-mix(in oklab, var(--text) 16%, transparent), transparent) right /
+      .9rem 100% scroll no-repeat, var(--card); }
+.scroll tbody th { position: sticky; left: -1.25rem; background: var(--card); }
+.scroll table:not(.heat) tbody th { box-shadow: inset 0 1px var(--line); }
 table.heat { width: 100%; table-layout: fixed; border-collapse: separate; border-spacing: 3px;
   font-size: .85rem; }
 table.heat th, table.heat td { border: 0; padding: 0 .15rem; text-align: center; }
@@ -157,6 +164,10 @@ footer dd { margin: 0; color: var(--text); }
   .task .facts { grid-column: 1 / -1; text-align: left; }
   .task .facts span { margin: 0 .75rem 0 0; }
   .scroll { padding: .9rem 1rem; }
+  .scroll tbody th { left: -1rem; }
+  .slices tbody th { min-width: 7.5rem; }
+  .heat.named thead th { writing-mode: vertical-rl; rotate: 180deg; text-align: left;
+    white-space: nowrap; max-height: 9rem; overflow: hidden; text-overflow: ellipsis; }
   .pair { grid-template-columns: minmax(0, 1fr); }
   table.heat { border-spacing: 2px; font-size: .8rem; }
   table { font-size: .8rem; }

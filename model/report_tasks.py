@@ -156,7 +156,7 @@ def trade_off(found: Mapping[str, Any]) -> str:
         ]
         for p in points
     ]
-    heads = ["weight ratio", "engagement", "satisfaction", "on the front"]
+    heads = ["weight ratio", "engagement", "satisfaction", "front"]
     return section(
         "trade-off",
         "Engagement against satisfaction",

@@ -79,10 +79,10 @@ def measure_slices(
     Returns:
         looked_at: how many slices, tasks and measures were looked at together; level: of the
         marks; slices: how many slices; `rows`, worst first: slice, value (its name), task,
-        measure ("auc", "rmse" or "calibration"), rows, users, found (an interval), whole, gap (of
-        the measure, negative is worse: AUC less that of the whole; the relative rise of RMSE,
-        turned round; the logarithm of predicted over observed over that of the whole, its
-        absolute value turned round), marked.
+        measure ("auc", "rmse" or "calibration"), rows, users, found (an interval), whole, gap
+        (negative is worse: AUC less that of the whole; the relative rise of RMSE, turned round; how
+        much farther from 0 the logarithm of predicted over observed is than the whole's, turned
+        round), marked.
     """
     rules = default_slices(contract) if options.slices is None else options.slices
     whole = {
@@ -142,20 +142,19 @@ def _look(
             gap = values - whole
         elif measure == "rmse":
             gap = 1 - values / whole
-        else:
-            gap = np.log(values / whole)
+        else:  # a slice nearer to 1 than the whole is the better one, whichever side it is on
+            gap = np.abs(np.log(whole)) - np.abs(np.log(values))
     if not np.isfinite(gap[0]):
         return None
     spread = interval(gap, users, rows=rows)["error"]
-    worse = float(gap[0]) if measure != "calibration" else -abs(float(gap[0]))
     return {
         "measure": measure,
         "users": users,
         "rows": rows,
         "found": interval(values, users, rows=rows),
         "whole": float(whole[0]),
-        "gap": worse,
-        "z": worse / spread if spread else None,
+        "gap": float(gap[0]),
+        "z": float(gap[0]) / spread if spread else None,
     }
 
 

@@ -143,6 +143,20 @@ def test_a_miscalibrated_slice_is_found() -> None:
     assert {r["slice"] for r in marked} == {"surface"}
 
 
+def test_a_slice_that_is_calibrated_is_not_worse_than_a_whole_that_is_not() -> None:
+    """Scores are half of what they should be, but for mail, where they are right."""
+    world = World(0)
+    mail = np.array(world.columns["surface"].to_pylist()) == "mail"
+    world.p = np.where(mail, world.p, world.p / 2)
+    found = world.slices(World(1), slices={"surface": RULES["surface"]})
+    calibration = {r["value"]: r for r in found["rows"] if r["measure"] == "calibration"}
+    assert calibration["mail"]["found"]["value"] == pytest.approx(1, abs=0.1)
+    assert calibration["mail"]["whole"] < 0.7
+    assert calibration["mail"]["gap"] > 0
+    assert not calibration["mail"]["marked"]
+    assert calibration["home"]["marked"]
+
+
 def test_by_chance_alone_hardly_any_slice_is_marked() -> None:
     """In worlds without a fault, Bonferroni lets one in twenty have a mark."""
     marked = 0
