@@ -76,7 +76,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
 def write_table(rows: list[Row]) -> None:
     """A row per weight; differences are from no Trimmed Lasso with the same seed."""
     lines = [
-        "| Trimmed Lasso | test loss x 100 | less that without | AUC x 100 | MSE "
+        "| Trimmed Lasso | test loss x 100 | minus none | AUC x 100 | MSE "
         "| probability beyond k | best epoch | seeds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
