@@ -120,7 +120,8 @@ def place(ids: Any, buckets: int, parts: int | None = None) -> NDArray[np.int64]
 def _write(
     rows: pl.DataFrame, places: NDArray[np.int64], count: int, path: Path
 ) -> list[tuple[int, Piece]]:
-    order = np.argsort(places, kind="stable")
+    # NumPy sorts numbers of 16 bits by radix, ten times faster than longer ones.
+    order = np.argsort(places.astype(np.min_scalar_type(count)), kind="stable")
     bounds = np.searchsorted(places[order], np.arange(count + 1)).tolist()
     table = rows[order].to_arrow().combine_chunks()
     batches = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
@@ -172,10 +173,10 @@ def deduplicate(events: pl.DataFrame) -> pl.DataFrame:
     Args:
         events: in the order of `gather`.
     """
-    # Rows that are the same follow one another; as a rule there are none, and all stays as it is.
-    if (events["row"] == events["row"].shift(1)).any():
-        known = [n for n in ("user", "time", "row", "item", "event") if n in events.columns]
-        events = events.unique(known, keep="first", maintain_order=True)
+    # Rows that are the same follow one another.
+    known = [n for n in ("user", "time", "row", "item", "event") if n in events.columns]
+    again = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in known)
+    events = events.filter(~again)
     if "event_id" not in events.columns:
         return events
     again = pl.col("event_id").is_not_null() & ~pl.struct("user", "event_id").is_first_distinct()

@@ -208,8 +208,10 @@ def _counts(values: pl.LazyFrame, edges: list[float]) -> dict[str, int]:
     value = pl.col("value")
     if edges:
         value = sum((value > edge).cast(pl.Int64) for edge in edges)
-    bins = values.select(bin=value.cast(pl.String).fill_null(_MISSING))
-    counted = bins.group_by("bin").agg(pl.len()).collect(engine="streaming")
+    # Texts are made of the bins, which are few, not of the rows.
+    found = values.group_by(bin=value).agg(pl.len()).with_columns(pl.col("bin").cast(pl.String))
+    bins = found.group_by(pl.col("bin").fill_null(_MISSING)).agg(pl.col("len").sum())
+    counted = bins.collect(engine="streaming")
     return dict(counted.sort("len", "bin", descending=[True, False]).iter_rows())
 
 

@@ -22,7 +22,8 @@ class Bucket:
     `impressions`: examples of the logged impressions, columns as in `example_schema` without
     histories and counters (see `assemble`), sorted by time and number. `events`: the
     events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
-    the first `time`, and whether any time is `unknown`. `counts`: what became of the rows.
+    the first `time`, and whether any time is `unknown`; no row where no negatives are drawn.
+    `counts`: what became of the rows.
     """
 
     impressions: pl.DataFrame
@@ -101,7 +102,9 @@ def make_examples(
     counts["dropped"] = len(frame.filter(now)) - counts["impressions"]
     ordered = complete.sort(TIME, IMPRESSION, nulls_last=False)
     negatives = config.pipeline.negatives
-    if negatives is not None and negatives.exclude_within is not None:
+    if negatives is None:
+        touched = events.select("user", "item", "time").clear()
+    elif negatives.exclude_within is not None:
         touched = events.select("user", "item", "time").unique()
     else:
         touched = events.group_by("user", "item").agg(

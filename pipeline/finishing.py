@@ -107,8 +107,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
     with SplitWriter(paths, example_schema(config), plan.records) as writer:
         for examples in pieces:
-            writer.write(examples)
-            training = examples.filter(pl.col("split") == "train")
+            training = writer.write(examples)["train"]
             measured = measure.add(measured, measure.measure(training, config.contract))
             logged = training.filter(~pl.col(SAMPLED))
             for name, found in vocabulary.count(logged, config.contract).items():

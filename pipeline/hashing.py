@@ -72,14 +72,11 @@ def _hash_texts(raw: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Hashes:
     words = np.maximum((lengths + 7) // 8, 1)  # an empty text is one word of no bytes
     first = np.cumsum(words) - words
     index = np.arange(int(words.sum())) - np.repeat(first, words)  # the word's place in its text
-    overlapping = np.lib.stride_tricks.as_strided(
-        raw[:1].view(np.uint8), (len(raw) - 7, 8), (1, 1), writeable=False
-    )
-    at = np.repeat(bounds[:-1], words) + 8 * index
-    values = np.ascontiguousarray(overlapping[at]).view("<u8")[:, 0]
-    left = np.clip(np.repeat(lengths, words) - 8 * index, 0, 8)  # bytes of the word in its text
-    keep = np.where(left == 8, 0, 8 * (8 - left)).astype(np.uint64)
-    values = np.where(left == 0, np.uint64(0), (values << keep) >> keep)
+    overlapping = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))  # a word from every byte on
+    values = overlapping[np.repeat(bounds[:-1], words) + 8 * index]
+    # The bytes of a text's last word that are not the text's.
+    last, spare = first + words - 1, (8 * (8 * words - lengths)).astype(np.uint64)
+    values[last] = np.where(spare == 64, 0, (values[last] << spare) >> spare)
     powers = np.full(int(words.max()), _BASE)
     powers[0] = 1
     powers = np.cumprod(powers, dtype=np.uint64)

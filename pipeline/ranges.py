@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from configs.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from pipeline.sources import Shard
 
-LONGEST = 128 << 20
+LONGEST = 32 << 20
 
 
 def divide(shards: list[Shard], form: Format, longest: int = LONGEST) -> list[Shard]:

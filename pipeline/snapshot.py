@@ -104,7 +104,10 @@ def _current(events: pl.DataFrame, config: Config, of: Side) -> pl.DataFrame:
 
 
 def _latest(parts: list[pl.DataFrame], key: str) -> pl.DataFrame:
-    ordered = pl.concat(parts).sort(key, "time", "number", nulls_last=False)
+    rows = pl.concat(parts)
+    newest = pl.col("time").max().over(key)  # few rows are left to be sorted
+    rows = rows.filter(pl.col("time").eq_missing(newest))
+    ordered = rows.sort(key, "time", "number", nulls_last=False)
     return ordered.unique(key, keep="last", maintain_order=True)
 
 

@@ -39,10 +39,11 @@ class SplitWriter:
         self.rows = dict.fromkeys(paths, 0)
         """Rows written, by split."""
 
-    def write(self, frame: pl.DataFrame) -> None:
-        """Append rows to the parts that their `split` names."""
-        for name, path in self._paths.items():
-            rows = frame.filter(pl.col("split") == name)
+    def write(self, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+        """Append rows to the parts that their `split` names; returns the rows by split."""
+        divided = {name: frame.filter(pl.col("split") == name) for name in self._paths}
+        for name, rows in divided.items():
+            path = self._paths[name]
             if not len(rows):
                 continue
             if name not in self._writers:
@@ -57,6 +58,7 @@ class SplitWriter:
                     self._record_files[name] = path.with_suffix(".tfrecord").open("wb")
                 write_records(pl.DataFrame(table), self._record_files[name])
             self.rows[name] += len(rows)
+        return divided
 
     def __enter__(self) -> "SplitWriter":
         return self
