@@ -135,7 +135,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        history: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["epochs"]
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
+    history = found.get("epochs") if isinstance(found, dict) else None
+    if not isinstance(history, list) or not all(isinstance(epoch, dict) for epoch in history):
+        raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train anew')
     return history

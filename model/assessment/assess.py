@@ -23,6 +23,8 @@ from model.rows import Rows, read_rows
 from model.scored import EXTRA, Scored, is_version, read_contract, score
 from model.scores import transform
 
+_DATA_PARTS = ("rows", "splits", "labels", "features", "vocabularies", "rejected", "drift")
+
 
 def assess(
     folder: Path,
@@ -93,7 +95,7 @@ def assess(
         "leaks": leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
         | {"split_by": config.pipeline.split.by if config else None},
         "findings": gates.findings(result["gates"], result.get("union")),
-        "history": checkpoint.read_history(folder) if config else [],
+        "history": _history(folder) if config else [],
         "stability": _stability(result, config, seeds, examples, split),
         "transfer": transfer.compare_baselines(scored, config, baselines, rows, labels, resamples),
         "comparison": _comparison(scored, production, rows, resamples, options),
@@ -196,12 +198,33 @@ def _stability(
     return found | {"differences": gates.differences(known)}
 
 
+def _history(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of the training, with what the report draws of each."""
+    history = checkpoint.read_history(folder)
+    for epoch in history:
+        missing = sorted({"epoch", "loss", "val_loss", "tasks", "gates"} - set(epoch))
+        if missing:
+            raise ModelError(
+                f"{folder / checkpoint.HISTORY}: an epoch lacks {missing[0]}; the file is of "
+                "another version or was changed; train anew, or remove it"
+            )
+    return history
+
+
 def _data(examples: Path) -> Any:
     """The report that the pipeline wrote, if it did."""
     path = examples / "report.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; build the examples anew") from None
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(part) or {}, dict) for part in _DATA_PARTS
+    ):
+        raise ModelError(
+            f"{path}: expected the pipeline's report of these examples, received another file, "
+            "such as an evaluation's; remove it, and write reports elsewhere"
+        )
+    return found

@@ -15,7 +15,7 @@ from configs.baselines import baseline
 from configs.errors import ConfigError, DataError, ModelError
 from configs.evaluation import EvaluationConfig
 from configs.files import write_json
-from model import evaluation, training
+from model import checkpoint, evaluation, training
 from model.assessment.assess import assess
 from model.comparison import compare
 
@@ -182,3 +182,19 @@ def test_the_pipelines_report_is_taken_along(trained: Path, tmp_path: Path) -> N
     (tmp_path / "examples/report.json").write_text("{")
     with pytest.raises(ModelError, match=r"report\.json: not valid JSON"):
         assess(trained / "mixture", tmp_path / "examples")
+    # As `evaluate --report examples/report.html` leaves it.
+    write_json(tmp_path / "examples/report.json", {"rows": 400, "tasks": {}})
+    with pytest.raises(ModelError, match=r"report\.json: expected the pipeline's report"):
+        assess(trained / "mixture", tmp_path / "examples")
+
+
+def test_a_history_of_something_else_is_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "mixture", tmp_path / "copy")
+    path = tmp_path / "copy/history.json"
+    for history in ([], {}, {"epochs": {"epoch": 1}}, {"epochs": [1]}):
+        write_json(path, history)
+        with pytest.raises(ModelError, match=r'history\.json: expected {"epochs": \[...\]}'):
+            checkpoint.read_history(tmp_path / "copy")
+    write_json(path, {"epochs": [{"epoch": 1, "loss": 0.5}]})
+    with pytest.raises(ModelError, match=r"history\.json: an epoch lacks gates"):
+        assess(tmp_path / "copy", trained / "examples")
