@@ -2,10 +2,11 @@
 
     python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100]
 
-The server gets constant load (an open loop) for as long as so many swaps took, without a swap and
-with one version after the other published by rename; rounds of both alternate, so that both meet
-what else the machine does.  No call may fail.  Prints one JSON line last; exit status 1 where one
-did.
+The server gets constant load (an open loop) without a swap, and with one version after the other
+published by rename, each as soon as the one before serves; rounds of both alternate, so that both
+meet what else the machine does.  It ends when so many versions have been swapped, and after
+--seconds at the latest (`swaps` says how many there were).  No call may fail.  Prints one JSON line
+last, with the CPU seconds of the server per swap; exit status 1 where a call failed.
 """
 
 import argparse
@@ -29,11 +30,14 @@ import grpc
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.load import OPTIONS, open_loop
+from benchmarks.serve import cpu_seconds
 from benchmarks.servers import NAME, RANK, rank_requests
 from serving.client import RankClient
 from serving.versions import scan
 
 ROUNDS = 5
+QUIET = 0.25
+"""Time of a round without swaps, as a share of the time that its swaps may take."""
 
 
 def publish(source: Path, base: Path, version: int) -> None:
@@ -43,20 +47,30 @@ def publish(source: Path, base: Path, version: int) -> None:
     partial.rename(base / str(version))
 
 
-def swap(source: Path, base: Path, target: str, versions: range, pause: float) -> None:
-    """Publish one version after the other, each once the one before serves."""
+def swap(
+    source: Path, base: Path, target: str, versions: range, pause: float, until: float
+) -> Iterator[tuple[int, float]]:
+    """Publish one version after the other, each once the one before serves.
+
+    Yields:
+        Each version that serves, and how many seconds it took.
+    """
     with RankClient(target, timeout=60) as client:
         for version in versions:
+            began = time.monotonic()
+            if began >= until:
+                return
             publish(source, base, version)
             while client.contract(NAME).model_version != version:
                 time.sleep(0.02)
+            yield version, time.monotonic() - began
             shutil.rmtree(base / str(version - 1), ignore_errors=True)
             time.sleep(pause)
 
 
 @contextlib.contextmanager
-def server_of(base: Path) -> Iterator[str]:
-    """A server in a process of its own; its address."""
+def server_of(base: Path) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own; its address and process id."""
     flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME)
     server = subprocess.Popen(
         [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
@@ -69,7 +83,7 @@ def server_of(base: Path) -> Iterator[str]:
         line = server.stdout.readline()
         if not line:
             raise SystemExit("the server ended at its start")
-        yield line.split()[-1]
+        yield line.split()[-1], server.pid
     finally:
         server.terminate()
         server.wait(60)
@@ -90,41 +104,56 @@ def loaded(
             channel.close()
 
 
-def measure(source: Path, swaps: int, rate: float, pause: float) -> dict[str, Any]:
+def measure(source: Path, swaps: int, rate: float, pause: float, seconds: float) -> dict[str, Any]:
     """Both latencies, in rounds."""
     requests = rank_requests(source.parent, 100)
     latencies: dict[str, list[float]] = {"with": [], "without": []}
+    cpu, spent = {"with": 0.0, "without": 0.0}, {"with": 0.0, "without": 0.0}
     statuses: Counter[str] = Counter()
+    took: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         publish(source, base, 1)
-        with server_of(base) as target:
-            version = 1
+        with server_of(base) as (target, pid):
+            loaded(target, requests, rate, 2.0)  # its first calls
+
+            def load(kind: str, seconds: float) -> None:
+                before, began = cpu_seconds(pid), time.monotonic()
+                some, codes = loaded(target, requests, rate, seconds)
+                latencies[kind] += some
+                statuses.update(codes)
+                cpu[kind] += cpu_seconds(pid) - before
+                spent[kind] += time.monotonic() - began
+
+            per_round = seconds / ROUNDS / (1 + QUIET)
             for place in range(ROUNDS):
-                versions = range(version + 1, version + 1 + -(-swaps // ROUNDS))
-                version = versions[-1]
+                first = len(took) + 2
+                versions = range(first, first + -(-swaps * (place + 1) // ROUNDS) - len(took))
                 began = time.monotonic()
-                swapping = threading.Thread(
-                    target=swap, args=(source, base, target, versions, pause)
-                )
+
+                def follow(versions: range = versions, until: float = began + per_round) -> None:
+                    for _, one in swap(source, base, target, versions, pause, until):
+                        took.append(one)
+
+                swapping = threading.Thread(target=follow)
                 swapping.start()
                 while swapping.is_alive():
-                    some, codes = loaded(target, requests, rate, 2.0)
-                    latencies["with"] += some
-                    statuses += codes
-                took = time.monotonic() - began
-                some, codes = loaded(target, requests, rate, took)
-                latencies["without"] += some
-                statuses += codes
-                print(f"round {place + 1}: {len(versions)} swaps in {took:.1f} s", flush=True)
+                    load("with", 1.0)
+                load("without", QUIET * (time.monotonic() - began))
+                print(f"round {place + 1}: {len(took)} swaps so far", flush=True)
     centiles = {name: statistics.quantiles(found, n=1000) for name, found in latencies.items()}
+    usual = cpu["without"] / spent["without"] * spent["with"]
     return {
         "p99_with_over_without": round(centiles["with"][989] / centiles["without"][989], 2),
-        "swaps": version - 1,
+        "swaps": len(took),
+        "asked": swaps,
+        "seconds_per_swap": round(statistics.median(took), 2),
+        "cpu_seconds_per_swap": round((cpu["with"] - usual) / len(took), 2),
         "rate": rate,
         "calls": {name: len(found) for name, found in latencies.items()},
         "p50_ms": {name: round(found[499] * 1e3, 2) for name, found in centiles.items()},
         "p99_ms": {name: round(found[989] * 1e3, 2) for name, found in centiles.items()},
+        "p999_ms": {name: round(found[998] * 1e3, 2) for name, found in centiles.items()},
         "statuses": dict(statuses),
     }
 
@@ -134,10 +163,11 @@ def main() -> None:
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
     parser.add_argument("--swaps", type=int, default=100)
     parser.add_argument("--rate", type=float, default=100, help="calls a second")
-    parser.add_argument("--pause", type=float, default=1.0, help="seconds between swaps")
+    parser.add_argument("--pause", type=float, default=0.2, help="seconds between swaps")
+    parser.add_argument("--seconds", type=float, default=200, help="most seconds of all rounds")
     options = parser.parse_args()
     source = next(iter(scan(options.model_base_path).values()))
-    found = measure(source, options.swaps, options.rate, options.pause)
+    found = measure(source, options.swaps, options.rate, options.pause, options.seconds)
     print(json.dumps(found))
     sys.exit(0 if set(found["statuses"]) == {"OK"} else 1)
 

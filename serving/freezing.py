@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 MOST_BYTES = 64 << 20
 """Of the variables: each signature holds its own copy of its constants, and a graph 2 GiB."""
@@ -40,7 +41,12 @@ def without_variables(session: Any, definitions: Iterable[Any], config: Any) -> 
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(constants, name="")
-    lighter = tf.compat.v1.Session(graph=graph, config=config)
+    pruned = config_pb2.ConfigProto()
+    pruned.CopyFrom(config)
+    # Without this TensorFlow optimises the whole graph once for every signature, half a second of
+    # CPU each for Deskdrop's, for what makes a joined run 1 % cheaper and a single one 5 %.
+    pruned.graph_options.place_pruned_graph = True
+    lighter = tf.compat.v1.Session(graph=graph, config=pruned)
     for table in tables:
         lighter.run(graph.get_operation_by_name(table))
     session.close()

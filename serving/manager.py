@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from configs.errors import ServingError
+from serving.background import lower_priority, short_turns
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
@@ -48,6 +49,7 @@ class Manager(Generic[V]):
         options: ServerOptions,
         metrics: ServerMetrics,
         schema: str = "",
+        stopping: threading.Event | None = None,
     ) -> None:
         """Make a manager that has not started.
 
@@ -57,6 +59,7 @@ class Manager(Generic[V]):
             options: of the server.
             metrics: where loads are counted.
             schema: of a candidate model, that of its ranker, which every version must have.
+            stopping: once set, loads are given up.
         """
         self.name = config.name
         self.ranker = config.ranker
@@ -73,6 +76,7 @@ class Manager(Generic[V]):
         self._serving: dict[int, V] = {}
         self._records: dict[int, Record] = {}
         self._stop = threading.Event()
+        self._stopping = stopping or threading.Event()
         self._poller = threading.Thread(target=self._follow, name="versions", daemon=True)
 
     def start(self) -> None:
@@ -221,6 +225,7 @@ class Manager(Generic[V]):
             newest.report(self._metrics)
 
     def _follow(self) -> None:
+        lower_priority()
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
             try:
                 self.poll()
@@ -246,7 +251,8 @@ class Manager(Generic[V]):
         self._record(version, Record("LOADING"))
         started = time.monotonic()
         try:
-            served = self._ready(version, folder)
+            with short_turns():
+                served = self._ready(version, folder)
         except LoadError as error:
             message = str(error)
             self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
@@ -271,10 +277,12 @@ class Manager(Generic[V]):
             options.tensorflow_intra_op_parallelism,
             options.tensorflow_inter_op_parallelism,
         )
-        servable = Servable.load(version, folder, parallelism, self._kind.layouts)
+        servable = Servable.load(
+            version, folder, parallelism, self._kind.layouts, self._refuse_when_stopping
+        )
         try:
             self._check_schema(folder, servable.schema)
-            prepare(servable, folder, options.enable_model_warmup)
+            prepare(servable, folder, options.enable_model_warmup, self._refuse_when_stopping)
             served = self._kind.open(self.name, folder, servable, options, self._metrics)
             served.experts = experts_per_row(folder)
             served.exported_at = (folder / GRAPH).stat().st_mtime
@@ -282,6 +290,11 @@ class Manager(Generic[V]):
         except (ServingError, OSError) as error:  # a folder may go while it is read
             servable.retire()
             raise LoadError(str(error)) from None
+
+    def _refuse_when_stopping(self) -> None:
+        """Give a load up between its steps, so that a server that stops need not wait for it."""
+        if self._stop.is_set() or self._stopping.is_set():
+            raise LoadError("given up: the server stops, or the model is no longer served")
 
     def _check_schema(self, folder: Path, schema: str) -> None:
         if self._schema:

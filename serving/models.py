@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from serving.background import lower_priority
 from serving.manager import Manager, Record
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
@@ -23,6 +25,7 @@ class Models:
         self._lock = threading.Lock()  # of the dictionary
         self._changing = threading.Lock()  # one change at a time
         self._managers: dict[str, Manager[Any]] = {}
+        self._stopping = threading.Event()
 
     def apply(self, configs: Sequence[ModelConfig]) -> None:
         """Serve these models and no others; a failure changes nothing.
@@ -55,9 +58,11 @@ class Models:
                     manager = before.get(config.name)
                     if manager is None or not manager.keeps(config, schema):
                         kind = Retriever if config.ranker else Served
-                        manager = Manager(config, kind, self._options, self._metrics, schema)
+                        manager = Manager(
+                            config, kind, self._options, self._metrics, schema, self._stopping
+                        )
                         started.append(manager)
-                        manager.start()
+                        _start(manager, aside=bool(before))
                     manager.check_labels(config.labels)
                     after[config.name] = manager
                 yield
@@ -81,8 +86,13 @@ class Models:
                     self._metrics.forget_model(name)
                     LOG.info("model %s is no longer served", name)
 
+    def stop_loading(self) -> None:
+        """Give up loads that are under way; what serves goes on."""
+        self._stopping.set()
+
     def close(self) -> None:
         """Unload everything when its calls have ended."""
+        self.stop_loading()
         with self._changing:
             with self._lock:
                 managers, self._managers = self._managers, {}
@@ -177,3 +187,12 @@ class Models:
         if not name:
             raise InvalidRequestError(f"model name: required; this server has {names}")
         raise NotServedError(f"model {name!r}: not served here; this server has {names}")
+
+
+def _start(manager: Manager[Any], aside: bool) -> None:
+    """Load a model; `aside` from others that serve meanwhile."""
+    if not aside:
+        manager.start()
+        return
+    with ThreadPoolExecutor(1, "load", lower_priority) as pool:
+        pool.submit(manager.start).result()

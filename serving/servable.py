@@ -69,17 +69,18 @@ class Servable:
         session: Any,
         meta_graph: Any,
         layouts: Layouts,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
         self.version = version
         self.contract = frozen.contract
         self.schema = frozen.schema_fingerprint
         self.definitions = dict(sorted(meta_graph.signature_def.items()))
         needed = layouts(self.contract)
-        self.signatures = {
-            name: Signature(name, definition, session, needed.get(name))
-            for name, definition in self.definitions.items()
-            if not name.startswith("__")
-        }
+        self.signatures: dict[str, Signature] = {}
+        for name, definition in self.definitions.items():
+            if not name.startswith("__"):
+                go_on()
+                self.signatures[name] = Signature(name, definition, session, needed.get(name))
         self._session = session
         self._lock = threading.Lock()
         self._calls = 0
@@ -94,6 +95,7 @@ class Servable:
         folder: Path,
         parallelism: tuple[int, int] = (1, -1),
         layouts: Layouts = ranker_layouts,
+        go_on: Callable[[], None] = lambda: None,
     ) -> "Servable":
         """Load a version folder.
 
@@ -103,6 +105,7 @@ class Servable:
             parallelism: threads within an operation, and threads across operations; of the
                 latter, -1 is the thread of the call itself.
             layouts: of the signatures that it must have.
+            go_on: asked between steps; raises LoadError to give the load up.
 
         Raises:
             LoadError: the folder is not whole, damaged, or not what its contract says.
@@ -123,8 +126,9 @@ class Servable:
         try:
             with graph.as_default():
                 meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
+            go_on()
             session = _lighter(session, meta_graph, config, folder)
-            return cls(version, frozen, session, meta_graph, layouts)
+            return cls(version, frozen, session, meta_graph, layouts, go_on)
         except LoadError as error:
             session.close()
             raise LoadError(f"{folder}: {error}") from None

@@ -17,6 +17,7 @@ from tensorflow_serving.apis import (
 from configs.errors import ServingError
 from serving import logs
 from serving.addresses import address, refuse_taken
+from serving.background import keep_what_is_imported
 from serving.exporter import start_exporter
 from serving.impressions import ImpressionLog
 from serving.inference import PredictionService
@@ -129,6 +130,7 @@ class Server:
         force = force or threading.Event()
         self._health.enter_graceful_shutdown()
         self._status.draining = True
+        self.models.stop_loading()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
         stopped = self._grpc.stop(self.options.drain_grace_seconds if grace is None else grace)
@@ -248,6 +250,7 @@ def serve(options: ServerOptions) -> None:
         ServingError: the server cannot start.
     """
     logs.configure(options.log_format)
+    keep_what_is_imported()
     server = Server(options)
     with stop_signals() as (first, second):
         server.start()

@@ -5,6 +5,7 @@ caller's slow call.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,19 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5  # of golden scores: other CPUs sum in another o
 SAME_IDS = 0.9  # of golden items: those with almost equal scores may change places
 
 
-def prepare(servable: Servable, folder: Path, replay: bool = True) -> int:
+def prepare(
+    servable: Servable,
+    folder: Path,
+    replay: bool = True,
+    go_on: Callable[[], None] = lambda: None,
+) -> int:
     """Warm a version up and check its golden request.
 
     Args:
         servable: the loaded version.
         folder: its folder.
         replay: whether to replay the recorded requests.
+        go_on: asked between requests; raises LoadError to give up.
 
     Returns:
         Number of requests replayed.
@@ -53,9 +60,12 @@ def prepare(servable: Servable, folder: Path, replay: bool = True) -> int:
                 name: decode(name, tensor, signature.inputs[name])
                 for name, tensor in request.inputs.items()
             }
+            go_on()
             for _ in range(RUNS):
                 signature(inputs)
             count += 1
+    except LoadError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise LoadError(f"{path}: request {count}: cannot be replayed: {reason:.300}") from error

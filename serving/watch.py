@@ -5,8 +5,6 @@ dropped and counted.  A thread of low priority does the rest, also the model's `
 Features of the user and the context count once per candidate, as they do in examples.
 """
 
-import contextlib
-import os
 import random
 import threading
 import time
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs.contract import LENGTH, PRESENT, IdListFeature
+from serving.background import lower_priority
 from serving.layout import SCORE, Arrays
 from serving.metrics import ServerMetrics
 from serving.options import ServerOptions
@@ -97,8 +96,7 @@ class Watch:
             self._thread.join()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        lower_priority()
         while True:
             with self._changed:
                 while not self._queue and not self._closed:

@@ -51,8 +51,10 @@ def run_worker(
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     logs.configure(options.log_format)
     before()
+    from serving.background import keep_what_is_imported
     from serving.server import Server
 
+    keep_what_is_imported()
     fleet = Fleet(questions)
     try:
         _refuse_gpu()
