@@ -75,7 +75,7 @@ class Frame:
             for tick in self.y_ticks
         ]
         grid += [
-            f'<text x="{min(self.x(tick), WIDTH - 3.4 * len(f"{tick:.4g}")):.1f}" '
+            f'<text x="{min(self.x(tick), WIDTH - 3.8 * len(f"{tick:.4g}")):.1f}" '
             f'y="{self.height - 6}" text-anchor="middle">{tick:.4g}</text>'
             for tick in self.x_ticks[::stride]
             if not whole_x or float(tick).is_integer()

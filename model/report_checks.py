@@ -13,6 +13,7 @@ from model.report_parts import (
     percent,
     section,
     sentences,
+    subject,
     table,
 )
 
@@ -31,11 +32,10 @@ def verdict(found: Mapping[str, Any]) -> str:
     blessed = compared["verdict"] == "bless"
     rows = [
         [
-            escape(name),
-            SHOWN[task["metric"]],
+            subject(name, SHOWN[task["metric"]]),
+            changed(task["difference"], task["metric"], task["wins"]),
             measured(task["metric"], task["candidate"]),
             measured(task["metric"], task["production"]),
-            changed(task["difference"], task["metric"], task["wins"]),
             f"{task['rows']:,}",
         ]
         for name, task in [
@@ -44,7 +44,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         ]
         if not task.get("missing")
     ]
-    heads = ("task", "measure", "candidate", "production", "difference", "rows")
+    heads = ("task", "difference", "candidate", "production", "rows")
     return section(
         "verdict",
         "Against production",
@@ -52,7 +52,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         "the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
         f'<div class="card verdict {"bless" if blessed else "refuse"}"><strong>'
         f"{'Blessed' if blessed else 'Refused'}</strong>{sentences(compared['reasons'])}</div>",
-        table("Differences by task", heads, rows),
+        table("Differences by task", heads, rows, "roomy"),
     )
 
 
@@ -65,8 +65,9 @@ def slices(found: Mapping[str, Any]) -> str:
     shown = cut["rows"][: max(len(marked), _SLICES)][:200]
     rows = [
         [
-            f"{escape(look['slice'])}: {escape(look['value'])}"
-            f'<span class="range">{escape(look["task"])}, {SHOWN[look["measure"]]}</span>',
+            subject(
+                f"{look['slice']}: {look['value']}", f"{look['task']}, {SHOWN[look['measure']]}"
+            ),
             measured(look["measure"], look["found"], worse=look["marked"]),
             number(look["measure"], look["whole"]),
             f"{look['rows']:,}",
@@ -88,7 +89,7 @@ def slices(found: Mapping[str, Any]) -> str:
         "come first; the rest is in order of the difference. Within a slice AUC is often "
         "lower than on the whole, because slices differ in their rates.",
         sentences([said]),
-        table("Slices by how much worse than the whole they are", heads, rows, "slices"),
+        table("Slices by how much worse than the whole they are", heads, rows, "roomy"),
     )
 
 
@@ -102,12 +103,10 @@ def transfer(found: Mapping[str, Any]) -> str:
         for name, task in model["tasks"].items():
             rows.append(
                 [
-                    escape(name),
-                    escape(model["title"]),
-                    SHOWN[task["metric"]],
+                    subject(name, f"{SHOWN[task['metric']]}, {model['title']}"),
+                    changed(task["difference"], task["metric"], task["wins"]),
                     measured(task["metric"], task["candidate"]),
                     measured(task["metric"], task["production"]),
-                    changed(task["difference"], task["metric"], task["wins"]),
                 ]
             )
     rows.sort(key=lambda row: row[0])
@@ -116,7 +115,7 @@ def transfer(found: Mapping[str, Any]) -> str:
         for model in compared["models"]
         if model["budget"]
     ]
-    heads = ("task", "baseline", "measure", "this model", "baseline's", "difference")
+    heads = ("task and baseline", "difference", "this model", "baseline's")
     return section(
         "transfer",
         "Negative transfer",
@@ -124,7 +123,7 @@ def transfer(found: Mapping[str, Any]) -> str:
         "its own single-task model means that sharing costs this task; worse than the shared "
         "bottom, that choosing experts does not help it.",
         sentences([*compared["sentences"], *others]),
-        table("Differences from the baselines", heads, rows),
+        table("Differences from the baselines", heads, rows, "roomy"),
     )
 
 

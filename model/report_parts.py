@@ -84,6 +84,11 @@ def figure(title: str, chart: str, hue: str | None = None) -> str:
     return f'<div class="card chart"{style}><h3>{escape(title)}</h3>{chart}</div>'
 
 
+def subject(name: str, about: str) -> str:
+    """What a row is about: a name, and below it the details."""
+    return f'{escape(name)}<span class="range">{escape(about)}</span>'
+
+
 def measured(name: str, found: Mapping[str, Any] | None, *, worse: bool = False) -> str:
     """A measure with its interval below it; marked where it is worse than it should be."""
     if found is None or found["value"] is None:

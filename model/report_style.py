@@ -91,7 +91,6 @@ svg text { fill: var(--soft); font-size: 11px; font-family: inherit; }
     linear-gradient(to left, color-mix(in oklab, var(--text) 16%, transparent), transparent) right /
       .9rem 100% scroll no-repeat, var(--card); }
 .scroll tbody th { position: sticky; left: -1.25rem; background: var(--card); }
-.scroll table:not(.heat) tbody th { box-shadow: inset 0 1px var(--line); }
 table.heat { width: 100%; table-layout: fixed; border-collapse: separate; border-spacing: 3px;
   font-size: .85rem; }
 table.heat th, table.heat td { border: 0; padding: 0 .15rem; text-align: center; }
@@ -106,7 +105,7 @@ table.heat .cell {
 table.heat .cell.strong { color: var(--card); }
 table.heat .unused { background: transparent; border: 1px dashed var(--soft); }
 table.heat .side { color: var(--soft); text-align: right; padding-left: .5rem; }
-table { width: 100%; border-collapse: collapse; font-size: .9rem; }
+table { width: 100%; border-collapse: separate; border-spacing: 0; font-size: .9rem; }
 th { color: var(--soft); font-weight: 500; text-align: right; padding: .3rem .6rem; }
 td { text-align: right; padding: .5rem .6rem; border-top: 1px solid var(--line);
   white-space: nowrap; }
@@ -165,7 +164,7 @@ footer dd { margin: 0; color: var(--text); }
   .task .facts span { margin: 0 .75rem 0 0; }
   .scroll { padding: .9rem 1rem; }
   .scroll tbody th { left: -1rem; }
-  .slices tbody th { min-width: 7.5rem; }
+  .roomy tbody th { min-width: 7.5rem; }
   .heat.named thead th { writing-mode: vertical-rl; rotate: 180deg; text-align: left;
     white-space: nowrap; max-height: 9rem; overflow: hidden; text-overflow: ellipsis; }
   .pair { grid-template-columns: minmax(0, 1fr); }
