@@ -99,7 +99,8 @@ class TrainConfig(Frozen):
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """What experts and towers compute in; weights, gates, logits and losses stay float32."""
     data_parallel: bool = False
-    """Share each batch among the processes that the environment variable TF_CONFIG names."""
+    """Share each batch among the processes that the environment names (TF_CONFIG), on JAX among
+    the devices of one or more processes."""
     save_every: int = Field(2000, ge=1)
     """Steps between two snapshots, from which an interrupted training continues; one is taken
     after every epoch besides."""

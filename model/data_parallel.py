@@ -1,11 +1,13 @@
 """Data-parallel training: several processes, on one host or many, train one model together.
 
-Every process (a worker) holds the whole model and computes the loss and the gradients of its share
-of each batch; TensorFlow's collectives (a ring on CPUs, NCCL on GPUs) add them up.  Losses are
-divided by the number of labels in the whole batch, so that the step is that of one process on the
-whole batch, to rounding, wherever the row's loss depends on the row alone.  What gates take over
-the batch (balance losses, capacities) is taken over each worker's share, and every worker draws
-the same noise for its own rows.
+`join` gives the process its place: `Workers` on TensorFlow, `model.devices.Devices` on JAX.
+
+On TensorFlow every process (a worker) holds the whole model and computes the loss and the gradients
+of its share of each batch; TensorFlow's collectives (a ring on CPUs, NCCL on GPUs) add them up.
+Losses are divided by the number of labels in the whole batch, so that the step is that of one
+process on the whole batch, to rounding, wherever the row's loss depends on the row alone.  What
+gates take over the batch (balance losses, capacities) is taken over each worker's share, and every
+worker draws the same noise for its own rows.
 
 The workers are told of one another as TensorFlow wants it, by the environment variable TF_CONFIG:
 
@@ -22,11 +24,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ModelError
 from model import backend
+
+if TYPE_CHECKING:  # JAX may not be there
+    from model.devices import Devices
 
 Tensor = Any
 
@@ -39,23 +45,43 @@ class PeerError(ModelError):
     """Another worker ended or did not come; what was saved can be continued."""
 
 
-def lost_peer(error: Exception) -> PeerError | None:
-    """The error of ours for TensorFlow's where another worker is gone; None for any other."""
-    import tensorflow as tf
+LOST = (
+    "train.data_parallel: another process has ended or cannot be reached; see its own messages, "
+    "then start all of them again with --resume"
+)
 
-    kinds = (
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
-        tf.errors.FailedPreconditionError,
-    )
-    if not isinstance(error, kinds) and "Collective ops is aborted" not in str(error):
-        return None
-    return PeerError(
-        "train.data_parallel: another worker has ended or cannot be reached; see its own messages, "
-        "then start all workers again with --resume"
-    )
+
+def join() -> "Workers | Devices":
+    """The process's place among those that train together, by the backend's own means.
+
+    Raises:
+        ModelError: the environment does not say who they are.
+        PeerError: the others have not started within `WAIT_S` seconds.
+    """
+    if backend.name() == "tensorflow":
+        return Workers()
+    from model.devices import Devices
+
+    return Devices()
+
+
+def lost_peer(error: Exception) -> PeerError | None:
+    """The error of ours for the backend's where another process is gone; None for any other."""
+    if backend.name() == "tensorflow":
+        import tensorflow as tf
+
+        kinds = (
+            tf.errors.UnavailableError,
+            tf.errors.AbortedError,
+            tf.errors.CancelledError,
+            tf.errors.DeadlineExceededError,
+            tf.errors.FailedPreconditionError,
+        )
+        lost = isinstance(error, kinds) or "Collective ops is aborted" in str(error)
+    else:
+        # JAX has no types for them: these are the names of what carries its messages.
+        lost = any(word in str(error) for word in ("Gloo", "NCCL", "coordination service"))
+    return PeerError(LOST) if lost else None
 
 
 class Workers:
@@ -68,16 +94,11 @@ class Workers:
         size: number of workers.
 
     Raises:
-        ModelError: another backend than TensorFlow, or no cluster in TF_CONFIG.
+        ModelError: no cluster in TF_CONFIG.
         PeerError: the others have not started within `WAIT_S` seconds.
     """
 
     def __init__(self) -> None:
-        if backend.name() != "tensorflow":
-            raise ModelError(
-                f"train.data_parallel: expected Keras on tensorflow, received {backend.name()}; "
-                "unset KERAS_BACKEND"
-            )
         try:
             cluster = json.loads(os.environ["TF_CONFIG"])
             self.size = len(cluster["cluster"]["worker"])
@@ -92,9 +113,16 @@ class Workers:
         if self.size > 1:
             import tensorflow as tf
 
-            _meet(cluster["cluster"]["worker"], self.rank)
+            with meet(cluster["cluster"]["worker"], self.rank):
+                pass
             # Connects the workers; its variables and replicas are not used.
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """TensorFlow ends its server with the process."""
 
     def share(self, rows: int) -> slice:
         """The worker's rows of a batch of so many."""
@@ -133,14 +161,15 @@ class Workers:
         return [tf.math.divide_no_nan(n, total) for n, total in zip(counts, totals, strict=True)]
 
 
-def _meet(addresses: Sequence[str], rank: int) -> None:
-    """Wait until all workers are there, by connecting to each.
+@contextmanager
+def meet(addresses: Sequence[str], rank: int) -> Iterator[None]:
+    """Wait until all processes are there, by connecting to each.
 
-    TensorFlow itself waits without end and cannot be interrupted.  A worker listens on its own
-    port until it has reached the others; from then on TensorFlow's server does.
+    The backends themselves wait without end, or abort.  Within the context, too, the process
+    listens on its own port: others may still have to reach it.
 
     Args:
-        addresses: host:port of every worker.
+        addresses: host:port of every process.
         rank: of this one.
     """
     deadline = time.monotonic() + WAIT_S
@@ -155,8 +184,9 @@ def _meet(addresses: Sequence[str], rank: int) -> None:
                 except OSError as error:
                     if time.monotonic() > deadline:
                         raise PeerError(
-                            f"train.data_parallel: worker {number} ({address}) is not there after "
-                            f"{WAIT_S:g} s: {error}; start one process for each worker that "
-                            "TF_CONFIG names, and look whether they reach one another"
+                            f"train.data_parallel: process {number} ({address}) is not there after "
+                            f"{WAIT_S:g} s: {error}; start one process for each address, and look "
+                            "whether they reach one another"
                         ) from None
                     time.sleep(0.2)
+        yield

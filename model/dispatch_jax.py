@@ -4,6 +4,9 @@ Each expert is compiled for a few row counts: none, B, and B halved as long as t
 worth compiling for.  The number of rows that chose it picks one while the program runs.  The last
 bucket holds the whole batch, so no row is ever dropped, whatever the routing; a bucket's spare
 places run on a row of the batch with weight zero.
+
+Where devices share a batch (`model.devices`), each does this with its own rows: B is then the
+number of those, and each chooses its own buckets.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from model.devices import over_rows
 from model.experts import run
 from model.gates.base import Tensor
 
@@ -28,52 +32,72 @@ def mix(
     dense: bool,
 ) -> tuple[list[Tensor], Tensor]:
     """See `dispatch.mix`."""
-    T, B, E = weights.shape
+    T, B, _ = weights.shape
     used = jnp.any((weights != 0) | dense, axis=0)  # (B, E)
-    shape = experts[0].compute_output_shape(x.shape)
-    mixed = jnp.zeros((T, *shape), weights.dtype)
-    for index in range(E):
-        mixed = _add(experts[index], x, weights[:, :, index], used[:, index], training, mixed)
+    state = [[variable.value for variable in expert.variables] for expert in experts]
+
+    def compute(
+        x: Tensor, weights: Tensor, used: Tensor, state: list[list[Tensor]]
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        shape = experts[0].compute_output_shape(x.shape)
+        mixed = jnp.zeros((T, *shape), weights.dtype)
+        after = []
+        for e, expert in enumerate(experts):
+            mixed, own = _add(expert, state[e], x, weights[:, :, e], used[:, e], training, mixed)
+            after.append([own[index][None] for index in _changing(expert)])
+        return mixed, after
+
+    divided = over_rows(compute, B, inputs=(0, 1, 0, None), outputs=(1, 0))
+    mixed, after = divided(x, weights, used, state)
+    for expert, own in zip(experts, after, strict=True):
+        for index, values in zip(_changing(expert), own, strict=True):
+            # By device: a generator's counter stays where an expert had no rows, and moves on.
+            expert.variables[index].assign(jnp.max(values, axis=0))
     return list(mixed), jnp.sum(used, dtype=weights.dtype) / max(B, 1)
+
+
+def _changing(expert: keras.layers.Layer) -> list[int]:
+    """Places of the variables that a call may change."""
+    return [index for index, variable in enumerate(expert.variables) if not variable.trainable]
 
 
 def _add(
     expert: keras.layers.Layer,
+    state: list[Tensor],
     x: Tensor,
     weights: Tensor,
     used: Tensor,
     training: bool,
     mixed: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, list[Tensor]]:
     """Add an expert's weighted results to `mixed`.
 
     Args:
         expert: the layer.
+        state: values of its variables.
         x: (B, ...).
         weights: (T, B).
         used: (B,) boolean; the rows to run on.
         training: passed on to the expert.
         mixed: (T, B, ...) the sum so far.
+
+    Returns:
+        The sum, and the values of the variables afterwards.
     """
     B = x.shape[0]
     halved = {-(-B // 2**halving) for halving in range(1, HALVINGS + 1)}
     capacities = sorted({0, B} | {rows for rows in halved if rows >= SMALLEST_BUCKET})
     # A branch is traced on its own: it may change no variable, so state goes in and comes out.
-    variables = expert.variables
     bucket = jnp.searchsorted(jnp.asarray(capacities), jnp.sum(used))
-    branches = [_branch(expert, variables, capacity, training) for capacity in capacities]
-    state = [variable.value for variable in variables]
-    mixed, state = jax.lax.switch(bucket, branches, mixed, state, x, weights, used)
-    for variable, value in zip(variables, state, strict=True):
-        if not variable.trainable:
-            variable.assign(value)
-    return mixed
+    branches = [_branch(expert, capacity, training) for capacity in capacities]
+    return jax.lax.switch(bucket, branches, mixed, state, x, weights, used)
 
 
 def _branch(
-    expert: keras.layers.Layer, variables: list[keras.Variable], capacity: int, training: bool
+    expert: keras.layers.Layer, capacity: int, training: bool
 ) -> Callable[..., tuple[Tensor, list[Tensor]]]:
     """The computation of `_add` for up to `capacity` rows, as a pure function."""
+    variables = expert.variables
 
     def branch(
         mixed: Tensor, state: list[Tensor], x: Tensor, weights: Tensor, used: Tensor

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
@@ -21,6 +21,9 @@ from model.gates.sampled import Sampled
 from model.loss import Uncertainty, masked_mean, regularisation, row_losses, task_loss
 from model.mixture import Mixed, Mixture
 from model.towers import PositionTower, Tower
+
+if TYPE_CHECKING:  # JAX may not be there
+    from model.devices import Devices
 
 
 class Forward(NamedTuple):
@@ -117,7 +120,9 @@ class Ranker(keras.Model):
         self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
         self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
         self.workers: Workers | None = None
-        """The processes that train together; set by the training, nobody by default."""
+        """On TensorFlow the processes that train together; set by the training, else nobody."""
+        self.devices: Devices | None = None
+        """On JAX the devices that do."""
         self.validates_positions = False
         """Whether calls without training, too, have the position tower; set by the training."""
         self._last = _Last()
@@ -169,11 +174,14 @@ class Ranker(keras.Model):
             with keras.StatelessScope(state_mapping=list(mapping)):
                 return self.forward(encoded)
 
-        compiled = jax.jit(compute)
+        # Every process gets all of the results.
+        compiled = jax.jit(compute, out_shardings=self.devices and self.devices.whole)
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Logits (B,) by task; arguments as in `forward`."""
+        if self.devices is not None:
+            encoded = self.devices.divide(encoded)
         forward = self.forward(encoded, training, training or self.validates_positions)
         self._last.mixed = forward.mixed
         return forward.logits

@@ -9,7 +9,7 @@ too.
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from configs.config import Config
 from configs.errors import ModelError
 from model import checkpoint, snapshots, warm_start
 from model.data import Split
-from model.data_parallel import Workers
+from model.data_parallel import Workers, join
 from model.encoding import Encoder
 from model.feeds import make_feed
 from model.training_loop import Run
@@ -59,9 +59,9 @@ def train(
             explodes, or the interrupted training was another.
     """
     started = time.perf_counter()
-    workers = Workers() if config.train.data_parallel else None
-    writes = workers is None or workers.rank == 0
-    with Workspace(out, resume, writes) as work, _folder(work) as folder:
+    group = join() if config.train.data_parallel else None
+    writes = group is None or group.rank == 0
+    with group or nullcontext(), Workspace(out, resume, writes) as work, _folder(work) as folder:
         frozen = checkpoint.start(folder, config, examples)
         work.identify(
             {
@@ -82,7 +82,11 @@ def train(
             started_from = warm_start.start(
                 ranker, encoder, start_from, restart_schedules=options.restart_schedules
             )
-        ranker.workers = workers
+        workers = None
+        if isinstance(group, Workers):
+            ranker.workers = workers = group
+        else:
+            ranker.devices = group
         feed = make_feed(
             train_split, config.contract, statistics, options.batch_size, options, workers
         )

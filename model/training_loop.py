@@ -184,7 +184,7 @@ class Run:
         except Exception as error:
             if feed.failure is not None:
                 raise feed.failure from None
-            lost = lost_peer(error) if self.ranker.workers is not None else None
+            lost = lost_peer(error) if self.config.train.data_parallel else None
             if lost is not None:
                 raise lost from error
             # The gates' own check, in the graph (see `backend.check_finite`).

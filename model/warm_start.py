@@ -4,6 +4,8 @@ What is carried over, and how:
 
     embeddings of ids   a row per value, wherever the value now stands; a new value keeps its fresh
                         row, a vanished one is dropped; rows of missing and unseen values stay
+    ... that are hashed all rows as they are: the hash knows no vocabulary, and the number of its
+                        buckets is part of the schema
     all other weights   as they are, the gates' step counters included: a gate that has converged
                         is not made soft again (unless its schedule is to start over)
     numbers             (x - mean) / std has new moments, so the first layers that read it are
@@ -22,13 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from configs.contract import IdFeature, IdListFeature, NumberFeature
+from configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
 from configs.errors import ModelError
 from configs.statistics import Statistics
 from model import checkpoint, weights
 from model.encoding import Encoder, keeps_vocabulary
 from model.gates.schedule import ScheduledGate
 from model.ranker import Ranker
+
+_FREE = {"weight", "score_weight"}  # of a task: no part of the schema
 
 
 def start(
@@ -54,7 +58,8 @@ def start(
     if ours != theirs:
         raise ModelError(
             f"{source}: has schema {theirs}, the configuration's contract has schema {ours}: "
-            "features, labels or tasks differ; train without --from"
+            "features, labels or tasks differ, namely "
+            f"{_differences(frozen.contract, encoder.contract)}; train without --from"
         )
     before = Encoder.read(source)
     path = source / checkpoint.WEIGHTS
@@ -81,6 +86,24 @@ def start(
                 if isinstance(layer, ScheduledGate):
                     layer.step.assign(0)
     return {"checkpoint": str(source), "tables": tables}
+
+
+def _differences(before: Contract, now: Contract) -> str:
+    """What parts two contracts, in words: `feature country (hash_buckets 7, now 8)`."""
+    found = []
+    old, new = (contract.model_dump(mode="json") for contract in (before, now))
+    for kind in ("features", "tasks"):
+        for name in {**old[kind], **new[kind]}:
+            values = old[kind].get(name), new[kind].get(name)
+            if None in values:
+                found.append(f"{kind[:-1]} {name} ({'new' if values[0] is None else 'gone'})")
+                continue
+            keys = [key for key in {**values[0], **values[1]} if key not in _FREE]
+            pairs = [(key, *(value.get(key) for value in values)) for key in keys]
+            changes = [f"{key} {one}, now {other}" for key, one, other in pairs if one != other]
+            if changes:
+                found.append(f"{kind[:-1]} {name} ({'; '.join(changes)})")
+    return ", ".join(found) or "user or item"
 
 
 def _with_task_weighting(

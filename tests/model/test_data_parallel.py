@@ -1,4 +1,4 @@
-"""Two processes that train one model together reach what one process reaches."""
+"""Processes and devices that train one model together reach what one process reaches."""
 
 import json
 import os
@@ -70,29 +70,24 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def run_workers(folder: Path, lasts: list[int]) -> list[tuple[int, str]]:
+def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) -> list[Any]:
     """Train `both.json` in processes that end: status and stderr of each.
 
     Args:
         folder: where it is, and where `two` becomes the checkpoint.
+        environments: what each process has in its environment besides.
         lasts: when each kills itself.
     """
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     paths = [str(folder / name) for name in ("both.json", "examples", "two")]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SCRIPT, *paths, str(last)],
-            env=os.environ
-            | {
-                "TF_CONFIG": json.dumps(
-                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                )
-            },
+            env=os.environ | environment,
             cwd=Path(__file__).parents[2],
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index, last in enumerate(lasts)
+        for environment, last in zip(environments, lasts, strict=True)
     ]
     try:
         found = []
@@ -106,15 +101,50 @@ def run_workers(folder: Path, lasts: list[int]) -> list[tuple[int, str]]:
             process.communicate()
 
 
+def workers() -> list[dict[str, str]]:
+    """Environments of two processes on TensorFlow."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    tasks = [{"type": "worker", "index": index} for index in range(2)]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+
+
+JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+
+
+def processes() -> list[dict[str, str]]:
+    """Environments of two processes on JAX."""
+    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    prefix = "KERAS_DISTRIBUTION_"
+    return [
+        JAX | {f"{prefix}JOB_ADDRESSES": addresses, f"{prefix}PROCESS_ID": str(index)}
+        for index in range(2)
+    ]
+
+
+def assert_alike(first: Path, second: Path, weights_atol: float) -> None:
+    """Two checkpoints of the same training but for the order of sums."""
+    for one, two in zip(*map(checkpoint.read_history, (first, second)), strict=True):
+        for key in ("loss", "val_loss", "regularisation"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4), key
+        for task, losses in one["tasks"].items():
+            assert two["tasks"][task]["loss"] == pytest.approx(losses["loss"], rel=1e-4), task
+    alone, together = (weights.copy(checkpoint.load(path).ranker) for path in (first, second))
+    for name, values in alone.items():
+        np.testing.assert_allclose(together[name], values, atol=weights_atol, err_msg=name)
+
+
 def test_a_worker_that_never_comes_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     monkeypatch.setattr(data_parallel, "WAIT_S", 0.3)
-    with pytest.raises(ModelError, match=rf"worker 1 \({addresses[1]}\) is not there after 0.3 s"):
-        data_parallel._meet(addresses, 0)
-    with socket.create_server(("127.0.0.1", int(addresses[1].partition(":")[2]))):
-        data_parallel._meet(addresses, 0)
+    message = rf"process 1 \({addresses[1]}\) is not there after 0.3 s"
+    with pytest.raises(ModelError, match=message), data_parallel.meet(addresses, 0):
+        pass
+    ports = [int(address.partition(":")[2]) for address in addresses]
+    with socket.create_server(("127.0.0.1", ports[1])), data_parallel.meet(addresses, 0):
+        # Another may come later, and finds this one.
+        socket.create_connection(("127.0.0.1", ports[0])).close()
 
 
 @pytest.mark.slow
@@ -129,25 +159,77 @@ def test_two_processes_reach_the_loss_of_one(tiny: Any, tmp_path: Path) -> None:
     both = tiny.make_config(contract=features, model=MODEL, train=TRAIN | {"data_parallel": True})
     (tmp_path / "both.json").write_text(both.model_dump_json())
     # Worker 1 is killed at the end of the first epoch: the other says so, and both continue.
-    (status, stderr), (killed, _) = run_workers(tmp_path, lasts=[0, 1])
+    (status, stderr), (killed, _) = run_all(tmp_path, workers(), lasts=[0, 1])
     assert killed == -signal.SIGKILL
     assert status == 1
-    assert "ours: train.data_parallel: another worker has ended" in stderr
+    assert "ours: train.data_parallel: another process has ended" in stderr
     assert list((tmp_path / ".two.training").glob("snapshot-*.npz"))
-    for status, stderr in run_workers(tmp_path, lasts=[0, 0]):
+    for status, stderr in run_all(tmp_path, workers(), lasts=[0, 0]):
         assert status == 0, stderr[-3000:]
-    first, second = map(checkpoint.read_history, (tmp_path / "one", tmp_path / "two"))
-    for one, two in zip(first, second, strict=True):
-        for key in ("loss", "val_loss", "regularisation"):
-            assert two[key] == pytest.approx(one[key], rel=1e-4), key
-        for task, losses in one["tasks"].items():
-            assert two["tasks"][task]["loss"] == pytest.approx(losses["loss"], rel=1e-4), task
-    alone, together = (
-        weights.copy(checkpoint.load(tmp_path / name).ranker) for name in ("one", "two")
-    )
-    for name, values in alone.items():
-        np.testing.assert_allclose(together[name], values, atol=2e-3, err_msg=name)
+    # Adam divides a gradient near zero by its own size, and with it its rounding error.
+    assert_alike(tmp_path / "one", tmp_path / "two", weights_atol=2e-3)
     assert not list(tmp_path.glob(".*"))
+
+
+# What depends on the batch as a whole: noise, balance losses, who is chosen, centred positions.
+JAX_MODEL = {
+    "embedding_dim": 4,
+    "experts": {"count": 2, "units": [4]},
+    "gate": {"name": "noisy_topk", "num_selected": 1, "importance_weight": 0.1},
+    "gates": {"like": {"name": "expert_choice"}},
+    "towers": {"units": []},
+}
+
+
+@pytest.fixture(scope="module")
+def on_jax(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with examples, `both.json`, and `one`, what one device makes of them."""
+    folder = tmp_path_factory.mktemp("on_jax")
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["tasks"].pop("dwell")
+    # Batches of 20 rows and one of 5, which two devices cannot divide; 15 rows to validate.
+    options = {"epochs": 2, "batch_size": 20, "learning_rate": 0.01, "seed": 3}
+    for name, together in (("one", False), ("both", True)):
+        config = tiny.make_config(
+            contract=contract, model=JAX_MODEL, train=options | {"data_parallel": together}
+        )
+        (folder / f"{name}.json").write_text(config.model_dump_json())
+    tiny.write_examples(folder / "examples", config, rows=75)
+    arguments = [str(folder / name) for name in ("one.json", "examples", "one")]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments, "0"],
+        env=os.environ | JAX,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+def test_two_devices_of_one_process_reach_the_loss_of_one(on_jax: Path) -> None:
+    two = JAX | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    ((status, stderr),) = run_all(on_jax, [two], lasts=[0])
+    assert status == 0, stderr[-3000:]
+    assert_alike(on_jax / "one", on_jax / "two", weights_atol=2e-3)
+    (on_jax / "two").rename(on_jax / "two_devices")
+
+
+@pytest.mark.slow
+def test_two_processes_on_jax_reach_the_loss_of_one(on_jax: Path) -> None:
+    # Process 1 is killed after the first epoch's three steps and one more.
+    (status, stderr), (killed, _) = run_all(on_jax, processes(), lasts=[0, 4])
+    assert killed == -signal.SIGKILL
+    assert status != 0
+    assert "ours: train.data_parallel: another process has ended" in stderr
+    assert list((on_jax / ".two.training").glob("snapshot-*.npz"))
+    for status, stderr in run_all(on_jax, processes(), lasts=[0, 0]):
+        assert status == 0, stderr[-3000:]
+    assert_alike(on_jax / "one", on_jax / "two", weights_atol=2e-3)
+    assert not list(on_jax.glob(".*"))
 
 
 class Worker(Workers):
@@ -183,3 +265,32 @@ def test_what_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
     with pytest.raises(ModelError, match=r"TF_CONFIG to hold JSON .* received '{\"cluster\": {}}'"):
         Workers()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "process", "count"),
+    [
+        ("a:1,b:2", "", ""),
+        ("a:1,b:2", "2", ""),
+        ("a:1,b:2", "0", "3"),
+        ("a:1,b", "0", ""),
+        ("", "0", "2"),
+    ],
+)
+def test_processes_that_jax_is_told_wrongly(
+    monkeypatch: pytest.MonkeyPatch, addresses: str, process: str, count: str
+) -> None:
+    pytest.importorskip("jax")
+    from model import devices
+
+    for name in ("JOB_ADDRESSES", "PROCESS_ID", "NUM_PROCESSES"):
+        monkeypatch.delenv(f"KERAS_DISTRIBUTION_{name}", raising=False)
+    assert devices._environment() == (["this process alone"], 0)
+    monkeypatch.setenv("KERAS_DISTRIBUTION_JOB_ADDRESSES", "a:1, b:2")
+    monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", "1")
+    assert devices._environment() == (["a:1", "b:2"], 1)
+    monkeypatch.setenv("KERAS_DISTRIBUTION_JOB_ADDRESSES", addresses)
+    monkeypatch.setenv("KERAS_DISTRIBUTION_PROCESS_ID", process)
+    monkeypatch.setenv("KERAS_DISTRIBUTION_NUM_PROCESSES", count)
+    with pytest.raises(ModelError, match=r"JOB_ADDRESSES to list host:port of every process"):
+        devices._environment()

@@ -151,6 +151,56 @@ def test_what_training_cannot_start_from(
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
+def with_country(tiny: Any, **options: Any) -> Any:
+    """The configuration with other options of the feature `country`."""
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["features"]["country"] |= options
+    return tiny.make_config(
+        contract=contract, model=MODEL, train={"epochs": 1, "batch_size": 300, "seed": 3}
+    )
+
+
+def test_hashed_ids_keep_their_rows_beside_a_grown_vocabulary(
+    tiny: Any, grown: Path, tmp_path: Path
+) -> None:
+    config = with_country(tiny, hash_buckets=7)
+    files = {}
+    for name, source in (("before", tiny.examples), ("after", grown)):
+        files[name] = shutil.copytree(source, tmp_path / name)
+        frozen = json.loads((files[name] / "contract.json").read_text())
+        frozen |= {
+            "contract": config.contract.model_dump(mode="json"),
+            "schema_fingerprint": config.contract.schema_fingerprint(),
+        }
+        (files[name] / "contract.json").write_text(json.dumps(frozen))
+        (files[name] / "vocabularies" / "country.parquet").unlink()
+    parent = tmp_path / "parent"
+    training.train(config, files["before"], parent, progress=False)
+    old = checkpoint.load(parent).ranker
+    encoder = Encoder.read(files["after"])
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    result = warm_start.start(new, encoder, parent)
+    assert set(result["tables"]) == {"user_id", "item_id"}  # a hash has nothing to grow
+    tables = weights.copy(new)["embeddings/country"], weights.copy(old)["embeddings/country"]
+    assert tables[0].shape == (1 + 7, 4)
+    np.testing.assert_array_equal(*tables)
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet")
+    known = raw.filter(~pl.col("user_id").is_in(["u0", "u1"])).to_arrow()
+    expected, found = scores(parent, known, old, config), scores(files["after"], known, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
+
+    # With another number of buckets, or a vocabulary, no row would mean what it did.
+    for buckets in (8, None):
+        other = with_country(tiny, hash_buckets=buckets).contract
+        changed = Encoder(other, encoder.statistics, Encoder.read(grown).vocabularies)
+        message = (
+            rf"differ, namely feature country \(hash_buckets 7, now {buckets}\); train without"
+        )
+        with pytest.raises(ModelError, match=message):
+            warm_start.start(new, changed, parent)
+
+
 @pytest.mark.parametrize(
     ("options", "rates"),
     [
