@@ -147,6 +147,46 @@ def test_an_impression_needs_its_side_tables(event_config, read_examples, tmp_pa
     ]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_row_has_one_fate(seed, event_config, read_examples, tmp_path):
+    lines = lines_of_log(seed)
+    bad = ["soon,VIEW,i1,u1,s,,phone", "1700000000,VIEW,i1,,s,,phone"]
+    folder = write_log(tmp_path / "log", lines + bad)
+    (folder / "items.csv").write_text("id,topic\n" + "".join(f"i{n},t\n" for n in range(29)))
+    (folder / "gone.csv").write_text("u0\n")
+    changes = {
+        "pipeline.items": {"files": ["items.csv"], "key": "id"},
+        "contract.features.topic": {"kind": "id", "side": "item", "source": "items"},
+        "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
+        "pipeline.attribution": "15m",
+        "pipeline.hold_back": True,
+        "pipeline.negatives": {"per_positive": 2},
+    }
+    manifest = run(event_config(**changes), folder, tmp_path / "out", forget=folder / "gone.csv")
+    rows, examples = manifest["rows"], manifest["examples"]
+    assert rows["rows_in"] == len(lines) + 2
+    assert rows["rejects"] == 2
+    forgotten = [line for line in lines if line.split(",")[3] == "u0"]
+    assert rows["forgotten"] == len(forgotten)
+    kept = [line for line in lines if line.split(",")[3] != "u0"]
+    assert rows["duplicates"] == len(kept) - len(set(kept))
+    views = [line.split(",") for line in set(kept) if line.split(",")[1] == "VIEW"]
+    last = max(int(line.split(",")[0]) for line in kept)
+    # Labels are open for fifteen minutes; what follows at their very end still counts.
+    closed = [view for view in views if int(view[0]) + 900 <= last]
+    assert rows["held_back"] == len(views) - len(closed)
+    assert rows["dropped"] == sum(view[2] == "i29" for view in closed)  # has no row in the table
+    assert rows["impressions"] == len(closed) - rows["dropped"]
+    others = ("feedback", "late", "orphans")
+    assert sum(rows[name] for name in others) == len(set(kept)) - len(views)
+    assert all(count for name, count in rows.items() if name != "outside"), rows
+    made = read_examples(tmp_path / "out")
+    assert examples["total"] == len(made) == sum(examples["splits"].values())
+    assert examples["impressions"] == rows["impressions"] == int((~made["meta/sampled"]).sum())
+    assert examples["sampled_negatives"] == int(made["meta/sampled"].sum())
+    assert examples["sampled_negatives"] + examples["negatives_missing"] == 2 * rows["impressions"]
+
+
 BAD = [
     pytest.param([], {}, r"log-0\.csv: the log has no rows", id="empty"),
     pytest.param(

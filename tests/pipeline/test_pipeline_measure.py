@@ -84,6 +84,13 @@ def test_vocabularies_are_cut_by_count_then_size():
     assert vocabulary.merge(parts[::-1], feature).rows() == expected
 
 
+def test_what_is_hashed_or_shared_has_no_vocabulary(impression_config):
+    changes = {"hash_buckets": 100, "kind": "id_list", "side": "item", "max_length": 2}
+    contract = impression_config(**{"contract.features.tags": changes}).contract
+    assert list(vocabulary.features(contract)) == ["user_id", "item_id"]
+    assert "tags" in vocabulary.features(impression_config().contract)
+
+
 def test_lists_count_each_value(impression_config):
     frame = pl.DataFrame(
         {"user_id": [1, 1], "item_id": [5, 6], "tags": [["a", "b"], None], "clicked": [[5], [5, 6]]}
