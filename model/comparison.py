@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rich.table import Table
 
 from configs.contract import Contract
-from configs.errors import ConfigError
+from configs.errors import ConfigError, ModelError
 from configs.evaluation import EvaluationConfig, Rules, TaskRules
 from configs.files import TIME
 from model.measures import ranking, tasks
@@ -94,8 +94,20 @@ def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> 
 def compare_scored(
     ours: Scored, theirs: Scored | None, rows: Rows, resamples: Resamples
 ) -> dict[str, Any]:
-    """`tasks` and `ranking` of `compare`."""
+    """`tasks` and `ranking` of `compare`.
+
+    Raises:
+        ModelError: a task is binary in one contract and a regression in the other.
+        DataError: a label cannot be used.
+    """
     labels = rows.labels(ours.contract)
+    for name, old_task in theirs.contract.tasks.items() if theirs is not None else ():
+        new_task = ours.contract.tasks.get(name, old_task)
+        if new_task.type != old_task.type:
+            raise ModelError(
+                f"{name}: a {new_task.type} task of the candidate, a {old_task.type} task of "
+                "production, which no measure compares; give the new task another name"
+            )
     found: dict[str, Any] = {}
     for t, (name, task) in enumerate(ours.contract.tasks.items()):
         measure = tasks.OF_TYPE[task.type]

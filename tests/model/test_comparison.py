@@ -189,6 +189,16 @@ def test_a_task_that_the_candidate_lacks(tiny: Any) -> None:
     assert "like: production has this task, the candidate does not." in reasons
 
 
+def test_a_task_of_another_type_is_not_compared(tiny: Any) -> None:
+    made = Made(tiny)
+    other = made.contract.tasks["click"].model_copy(update={"type": "regression"})
+    contract = made.contract.model_copy(update={"tasks": {"click": other}})
+    rows = Rows(Path("made"), pa.table({"user_id": made.users, "label/click": made.labels}))
+    scored = [Scored(one, {"click": made.p}, made.p) for one in (made.contract, contract)]
+    with pytest.raises(ModelError, match="click: a binary task of the candidate, a regression"):
+        compare_scored(scored[0], scored[1], rows, Resamples(made.users, 50))
+
+
 def test_rules_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="calibration: expected limits that ascend"):
         parse(Rules, {"calibration": [2, 1]}, "rules")
