@@ -83,9 +83,9 @@ def test_tensorboard_holds_losses_and_gates(trained: Path) -> None:
     ]
 
 
-def test_the_best_epoch_is_kept_and_training_stops(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def overtrained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A training that stops early: configuration, checkpoint, result, and the weights it saved."""
     saved: list[dict[str, np.ndarray]] = []
     save = weights.save
 
@@ -93,19 +93,26 @@ def test_the_best_epoch_is_kept_and_training_stops(
         saved.append(weights.copy(ranker))
         save(ranker, path)
 
-    monkeypatch.setattr(weights, "save", spy)
     # A learning rate at which 300 rows are soon learnt by heart.
     hasty = {"epochs": 30, "batch_size": 64, "learning_rate": 0.05, "patience": 2, "seed": 1}
     config = tiny.make_config(train=hasty)
-    result = training.train(config, tiny.examples, tmp_path / "c", progress=False)
-    losses = [epoch["val_loss"] for epoch in checkpoint.read_history(tmp_path / "c")]
+    out = tmp_path_factory.mktemp("overtrained") / "c"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "save", spy)
+        result = training.train(config, tiny.examples, out, progress=False)
+    return config, out, result, saved
+
+
+def test_the_best_epoch_is_kept_and_training_stops(tiny: Any, overtrained: Any) -> None:
+    config, out, result, saved = overtrained
+    losses = [epoch["val_loss"] for epoch in checkpoint.read_history(out)]
     best = int(np.argmin(losses))
     assert len(losses) == best + 1 + 2 < 30
     assert (result["best_epoch"], result["epochs"]) == (best + 1, len(losses))
     assert result["val_loss"] == losses[best]
     assert result["rows"] == 300
     # The file holds the weights of the best epoch, and scores what it scored then.
-    loaded, encoder, _, _ = checkpoint.load(tmp_path / "c")
+    loaded, encoder, _, _ = checkpoint.load(out)
     for name, values in weights.copy(loaded).items():
         np.testing.assert_array_equal(values, saved[-1][name], err_msg=name)
     rows = data.read_split(tiny.examples, "validation", encoder)
@@ -117,14 +124,8 @@ def test_the_best_epoch_is_kept_and_training_stops(
     assert total == pytest.approx(losses[best], rel=1e-5)
 
 
-def test_training_learns(tiny: Any, tmp_path: Path) -> None:
-    training.train(
-        tiny.make_config(train={"epochs": 8, "batch_size": 32, "learning_rate": 0.02}),
-        tiny.examples,
-        tmp_path / "c",
-        progress=False,
-    )
-    history = checkpoint.read_history(tmp_path / "c")
+def test_training_learns(overtrained: Any) -> None:
+    history = checkpoint.read_history(overtrained[1])
     for task in ("click", "dwell", "like"):
         assert history[-1]["tasks"][task]["loss"] < 0.95 * history[0]["tasks"][task]["loss"]
 
