@@ -46,8 +46,8 @@ def run(
 
     Returns:
         date, state (published or refused), version (None where refused), production, start, tasks
-        (metrics by task), reasons (of a refusal), seconds (by stage); where the candidate model is
-        built too, candidates: see `jobs.runs.candidates_of`.
+        (value by task) and metrics (its name), reasons (of a refusal), seconds (by stage); where
+        the candidate model is built too, candidates: see `jobs.runs.candidates_of`.
 
     Raises:
         MultigateError: a stage failed, a guard stopped the run, another run is under way, or a
@@ -91,21 +91,21 @@ def outcome(night: Night) -> dict[str, Any]:
     records = {stage: night.folder.record(stage) or {} for stage in night.config.stages}
     version = records["publication"]["result"]["version"]
     results = {stage: record["result"] for stage, record in records.items()}
-    told = candidates_of(results)
-    return {
+    found = {
         "date": night.day.isoformat(),
         "state": "refused" if version is None else "published",
         "version": version,
         "production": night.base.production(),
-        "start": records["training"]["result"]["why"],
-        "tasks": records["evaluation"]["result"]["tasks"],
-        "reasons": records["decision"]["result"]["reasons"],
+        "start": results["training"]["why"],
+        "tasks": results["evaluation"]["tasks"],
+        "metrics": results["evaluation"].get("metrics", {}),
+        "reasons": results["decision"]["reasons"],
         "seconds": {stage: record["seconds"] for stage, record in records.items()},
-    } | (
-        {}
-        if told is None
-        else {"candidates": told | {"production": night.pair.candidates.production()}}
-    )
+    }
+    candidates = candidates_of(results)
+    if candidates is not None:
+        found["candidates"] = candidates | {"production": night.pair.candidates.production()}
+    return found
 
 
 def _do(night: Night, stage: str) -> None:

@@ -102,8 +102,11 @@ def evaluation(night: Night) -> tuple[Values, str]:
 
     result = assess(night.folder.checkpoint, night.folder.examples, night.config.evaluation)
     report.write_report(night.folder.report, result)
-    values = {task: found["value"] for task, found in result["tasks"].items()}
-    return {"rows": result["rows"], "tasks": values, "groups": result["groups"]}, ""
+    tasks = result["tasks"]
+    told = {"rows": result["rows"], "groups": result["groups"]}
+    for key, name in (("tasks", "value"), ("metrics", "metric")):
+        told[key] = {task: found[name] for task, found in tasks.items()}
+    return told, ""
 
 
 def decision(night: Night) -> tuple[Values, str]:

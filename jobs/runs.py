@@ -119,7 +119,8 @@ def show_outcome(result: dict[str, Any]) -> None:
     table.add_row("version in production", str(result["production"] or "none"))
     table.add_row("training", result["start"])
     for task, value in result["tasks"].items():
-        table.add_row(task, "not measured" if value is None else f"{value:.4f}")
+        words = f"{task}: {result['metrics'].get(task, '').upper()}".removesuffix(": ")
+        table.add_row(words, "not measured" if value is None else f"{value:.4f}")
     for reason in result["reasons"]:
         table.add_row("reason", reason)
     candidates = result.get("candidates")

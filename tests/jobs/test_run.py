@@ -74,6 +74,40 @@ def test_a_finished_night_is_not_repeated(finished, nights, tmp_path):
     assert before.keys() == after.keys()
 
 
+def test_the_command_says_by_its_status(finished, nights, tmp_path, capsys):
+    """0: finished; 2: a guard stopped the run, and production is as it was."""
+    options = ["--data", str(finished.logs), "--date", str(DAY)]
+    good = nights.write_config(tmp_path / "good.yaml")
+    done = ["run", "--config", str(good), *options, "--out", str(finished.runs), "--json"]
+    assert multigate.main(done) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out.splitlines()[-1]) == finished.result
+    assert "click: AUC" in out
+    strict = nights.write_config(tmp_path / "strict.yaml", guards={"min_rows": 100_000})
+    runs = finished.copy(tmp_path / "runs")
+    RunFolder(runs, DAY).forget("guards")
+    before = base_of(runs).history()
+    assert multigate.main(["run", "--config", str(strict), *options, "--out", str(runs)]) == 2
+    assert "error: guard min_rows: expected at least 100000" in capsys.readouterr().err
+    assert (base_of(runs).production(), base_of(runs).history()) == (1, before)
+
+
+def test_a_run_keeps_the_parent_that_it_began_with(finished, nights, tmp_path):
+    """Whatever goes into production between its first start and the next."""
+    runs = finished.copy(tmp_path / "runs")
+    base, config = base_of(runs), nights.config(full_retrain_days=7)
+    days = [DAY + timedelta(days=n) for n in (1, 2)]
+    first = Night(config, days[0], finished.logs, runs, base)
+    assert first.start() == (base.checkpoint(1), "from version 1")
+    lineage = {"run": str(DAY), "candidate": "another", "full_since": str(DAY)}
+    folder = RunFolder(runs, DAY)
+    assert base.publish(folder.export, folder.checkpoint, lineage, 1) == 2
+    again, other = (Night(config, day, finished.logs, runs, base) for day in days)
+    assert again.start() == (base.checkpoint(1), "from version 1")
+    assert other.start() == (base.checkpoint(2), "from version 2")
+    assert json.loads((RunFolder(runs, days[0]).root / "run.json").read_text())["parent"] == 1
+
+
 def test_another_configuration_must_be_forced(finished, nights, tmp_path):
     config = nights.config()
     train = config.train.model_copy(update={"seed": 1})
