@@ -21,15 +21,13 @@ D, E, U = 5, 3, 4
 # Name: gate, static, rows of the batch.  70 rows have buckets of 0, 35 and 70.
 CASES = {
     "topk": ("topk", False, 70),
+    # Every row chooses experts 1 and 2: the largest bucket, and none.
+    "skewed": ("topk", False, 70),
     "one_row": ("topk", False, 1),
     "no_rows": ("topk", False, 0),
     "static": ("topk", True, 7),
     "dselect_k": ("dselect_k", False, 9),
-    "skewed": (
-        "topk",
-        False,
-        70,
-    ),  # every row chooses experts 1 and 2: the largest bucket, and none
+    "divided": ("topk", False, 70),  # two devices, whose rows choose different experts
 }
 
 
@@ -44,6 +42,8 @@ def make(case, dropout=0.0):
         for gate in gate_list:
             gate.bias.assign([0.0, 50.0, 51.0])
     x = np.random.default_rng(0).normal(size=(rows, D)).astype(np.float32)
+    if case == "divided":  # opposite rows have opposite logits
+        x = np.repeat([x[0], -x[0]], rows // 2, axis=0) + 0.01 * x
     return mixture, x
 
 
@@ -58,7 +58,10 @@ def run_on_jax(source, target):
 
     given = np.load(source)
     found = {}
+    two = keras.distribution.DataParallel(devices=keras.distribution.list_devices())
+    assert two.device_mesh.shape == (2,)
     for case in CASES:
+        keras.distribution.set_distribution(two if case == "divided" else None)
         mixture, x = make(case)
         mixture.set_weights([given[f"{case}/{i}"] for i in range(len(mixture.weights))])
         trainable = [v.value for v in mixture.trainable_variables]
@@ -69,6 +72,14 @@ def run_on_jax(source, target):
             return loss_of(mixed.outputs), (mixed.outputs, mixed.experts_per_row)
 
         step = jax.jit(jax.grad(forward, argnums=(0, 1), has_aux=True))
+        if case == "divided":
+            x = jax.device_put(x, two.get_data_layout(x.shape).backend_layout)
+            step = step.lower(trainable, x).compile()
+            program = step.as_text()
+            assert "all-reduce" in program  # of gradients
+            for width in (D, U):  # rows stay where they are
+                assert f"[35,{width}]" in program
+                assert f"[70,{width}]" not in program
         gradients, (outputs, experts_per_row) = step(trainable, jnp.asarray(x))
         found[f"{case}/outputs"] = np.stack(outputs)
         found[f"{case}/experts_per_row"] = experts_per_row
@@ -77,7 +88,8 @@ def run_on_jax(source, target):
         if case == "one_row":  # each branch compiles by itself outside jit
             found["eager/outputs"] = np.stack(mixture(x).outputs)
 
-    mixture, x = make("topk", dropout=0.5)
+    # On both devices, of which only one runs some experts: they agree on the generators' states.
+    mixture, x = make("divided", dropout=0.5)
 
     @jax.jit
     def train(trainable, state, x):
@@ -88,10 +100,12 @@ def run_on_jax(source, target):
     state = [v.value for v in mixture.non_trainable_variables]
     first, state = train(trainable, state, x)
     second, _ = train(trainable, state, x)
+    keras.distribution.set_distribution(None)
     found["dropout/first"], found["dropout/second"] = first, second
 
     model = keras.Sequential([Total(make("topk")[0])])
     model.compile(Adam(0.01), "mse", jit_compile=True)  # Keras's own update, on JAX
+    x = x[:64]  # no smaller batch at the end, which would be compiled too
     history = model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, batch_size=8, verbose=0)
     found["fit/losses"] = np.array(history.history["loss"])
     with pytest.raises(ValueError, match="received backend 'jax'"):
@@ -139,7 +153,12 @@ def both(tmp_path_factory):
     np.savez(folder / "given.npz", **weights)
     program = [sys.executable, __file__, folder / "given.npz", folder / "found.npz"]
     root = str(Path(__file__).parents[2])
-    environment = os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": root}
+    environment = os.environ | {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": root,
+    }
     result = subprocess.run(
         program, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
