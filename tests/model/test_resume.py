@@ -40,7 +40,8 @@ TRAIN = {
 }
 STEPS = 75  # of an epoch: 300 rows
 
-# Trains, and kills itself when so many steps are done; 0 trains to the end.
+# Trains, and kills itself when so many steps are done, or, with -n, when the n-th validation is; 0
+# trains to the end.
 SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
@@ -48,6 +49,7 @@ from configs.base import parse
 from configs.config import Config
 from model import training
 from model.progress import Display
+from model.ranker import Ranker
 
 config, examples, out, last = sys.argv[1:]
 advance = Display.advance
@@ -61,6 +63,18 @@ def count(self, step, loss):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Display.advance = count
+evaluate = Ranker.evaluate
+validations = 0
+
+def validate(self, *arguments, **options):
+    global validations
+    found = evaluate(self, *arguments, **options)
+    validations += 1
+    if validations == -int(last):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+Ranker.evaluate = validate
 config = parse(Config, json.loads(Path(config).read_text()), config)
 training.train(config, Path(examples), Path(out), progress=False, resume=True)
 """
@@ -145,6 +159,23 @@ def test_a_killed_training_ends_with_the_same_weights(
     assert result["resumed"] is not None
     assert_same(undisturbed, out)
     assert [path.name for path in tmp_path.iterdir() if path.name != "c.json"] == ["c"]
+
+
+def test_killed_in_validation_when_early_stopping_had_begun_to_count(
+    tiny: Any, tmp_path: Path
+) -> None:
+    """The second epoch without a better loss, its steps done, its validation lost."""
+    config = make(tiny, epochs=12, patience=2, learning_rate=0.05)
+    undisturbed, out = tmp_path / "undisturbed", tmp_path / "c"
+    training.train(config, tiny.examples, undisturbed, progress=False)
+    history = checkpoint.read_history(undisturbed)
+    best = min(history, key=lambda epoch: epoch["val_loss"])["epoch"]
+    assert len(history) == best + 2 < 12
+    killed(config, tiny.examples, out, -len(history))
+    result = training.train(config, tiny.examples, out, progress=False, resume=True)
+    assert result["resumed"] == {"epoch": best + 2, "step": 64}  # the last snapshot before
+    assert (result["epochs"], result["best_epoch"]) == (best + 2, best)
+    assert_same(undisturbed, out)
 
 
 @pytest.mark.parametrize("after", [1, 5, 7])
