@@ -14,15 +14,17 @@ publication  exports                             the versions in the base folder
 import json
 import math
 from datetime import date, timedelta
+from pathlib import Path
 
 from configs.candidates import CandidatesConfig
+from configs.contract import FrozenContract
 from configs.errors import RunError
 from configs.files import ExamplesFolder, write_json
 from configs.run import RunConfig
 from jobs import run_candidates, run_guards
 from jobs.night import Night, Values
 from jobs.run_folder import all_runs, content
-from serving.versions import EXTRA
+from serving.versions import CONTRACT, EXTRA
 
 
 def pipeline(night: Night) -> tuple[Values, str]:
@@ -136,21 +138,39 @@ def _decide(night: Night) -> Values:
             reason = f"version {production} in production is of a later date, {lineage['run']}"
             return found | {"verdict": comparison.REFUSE, "reasons": [reason]}
     options = night.config.evaluation
+    rival = None if production is None else night.base.versions()[production]
+    gone = [] if rival is None else _gone(night, rival)
+    if gone:
+        rival = None
     verdict = comparison.compare(
         night.folder.export,
-        night.base.versions()[production] if production is not None else None,
+        rival,
         night.folder.examples,
         options.rules,
         replicates=options.replicates,
         seed=options.seed,
     )
     found |= {key: verdict[key] for key in ("verdict", "reasons", "tasks", "ranking")}
-    if production is None and verdict["verdict"] == comparison.BLESS:
+    if gone:
+        kept = found["reasons"] if verdict["verdict"] == comparison.REFUSE else []
+        found["reasons"] = [
+            *kept,
+            f"version {production} in production reads {', '.join(gone)}, which this contract has "
+            "no more: it was not compared, and the candidate is judged as a first version",
+        ]
+    if rival is None and verdict["verdict"] == comparison.BLESS:
         report = night.folder.report.with_suffix(".json")
         reasons = first_version(json.loads(report.read_text(encoding="utf-8"))["tasks"])
         if reasons:
             found |= {"verdict": comparison.REFUSE, "reasons": reasons}
     return found
+
+
+def _gone(night: Night, version: Path) -> list[str]:
+    """Features that a version reads and the night's examples do not have."""
+    read = FrozenContract.read(version / CONTRACT).contract.of_side("user", "item", "context")
+    ours = dict(night.config.contract.of_side("user", "item", "context"))
+    return [name for name, _ in read if name not in ours]
 
 
 def first_version(tasks: Values) -> list[str]:
