@@ -87,7 +87,7 @@ def show(runs: list[dict[str, Any]]) -> None:
         areas = (run["groups"].get(group, {}).get("auc") for group in groups)
         failed = run["state"] in ("failed", "killed", "interrupted", "running")
         state = f"{run['state']} in {run['stage']}" if failed and run["stage"] else run["state"]
-        why = run["message"] or "; ".join(run["reasons"]) or run["start"] or ""
+        why = run["message"] or "\n".join(run["reasons"]) or run["start"] or ""
         table.add_row(
             run["date"],
             state,
