@@ -1,5 +1,6 @@
 """Typed, frozen configuration: the base class and the YAML reader with readable errors."""
 
+import re
 from collections.abc import Hashable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -87,8 +88,12 @@ def contradiction(message: str) -> PydanticCustomError:
     return PydanticCustomError("contradiction", "{message}", {"message": message})
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses a key written twice instead of keeping the last one."""
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses a key written twice, and reads 1e-6 as the number it is.
+
+    YAML 1.1, whose rules PyYAML follows, would keep the last of two equal keys, and has 1e-6 for
+    text because it lacks a point.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -102,6 +107,11 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def read_yaml(path: Path) -> Any:
     """Parse a YAML file.
 
@@ -110,7 +120,7 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         # The loader is a SafeLoader: it builds plain values only.
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
     except IsADirectoryError:

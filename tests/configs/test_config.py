@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from configs import PRESETS, ConfigError, load
-from configs.base import parse
+from configs.base import parse, read_yaml
 from configs.config import Config
 
 PRESET_FILES = Path(__file__).parents[2] / "configs"
@@ -67,6 +67,12 @@ def test_every_offending_key_has_its_line():
         "x.yaml: name: required key is missing",
         "x.yaml: train.epochs: input should be greater than or equal to 1; received 0",
     ]
+
+
+def test_numbers_with_an_exponent_need_no_point(tmp_path):
+    path = tmp_path / "numbers.yaml"
+    path.write_text("[1e-6, 3E4, -2e+3, 1.5e-3, 1e, e5, 0x1e5]")
+    assert read_yaml(path) == [1e-6, 3e4, -2e3, 1.5e-3, "1e", "e5", 0x1E5]
 
 
 def test_a_key_written_twice_is_refused(tmp_path):
