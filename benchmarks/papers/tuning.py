@@ -145,7 +145,7 @@ def write_table(rows: list[Row]) -> None:
         )
         for found in by_gate.values()
     ]
-    for best_of in BEST_OF if both else ():
+    for best_of in (s for s in BEST_OF if s <= len(both)):
         losses = resample(bags, best_of)
         cells = [f"{loss[0]:.2f} {limits(loss, '.2f')}" for loss in losses]
         gap = losses[0] - losses[1]
