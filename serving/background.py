@@ -15,7 +15,7 @@ than a whole call takes, and a call takes the interpreter several times."""
 def lower_priority() -> None:
     """Give this thread less of the CPUs than those that answer calls, where the system can."""
     with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 class _Turns:

@@ -252,7 +252,7 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
     publish(tmp_path, 1)
     with run_server(tmp_path) as running:
         inputs = helpers.sample_inputs(contract, 2, users=1)
-        inputs["hour"] = np.array([helpers.slow_from + 500_000])
+        inputs["hour"] = np.array([helpers.slow_from + 999_999])
         request = helpers.predict_request(inputs, "rank")
         first = running.server.models.manager("small")._serving[1].servable
         slow = running.prediction.Predict.future(request, timeout=120)
