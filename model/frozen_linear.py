@@ -62,7 +62,7 @@ class SplitKernel:
     def item(self, x: Tensor) -> Tensor:
         """Products (n, U) of items (n, Di), or of known ones by row (n,)."""
         if self._known is not None and x.dtype == tf.int32:
-            return tf.gather(self._known, x)
+            return tf.gather(self._known.read_value(), x)
         return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
 

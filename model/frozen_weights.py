@@ -63,10 +63,12 @@ class Stored:
 
     def take(self, rows: Tensor) -> Tensor:
         """Some rows (..., C) of an embedding table."""
-        value = tf.gather(self._variable, rows)
+        # Read, then gathered: a gather from the variable itself (ResourceGather) is one that
+        # TensorFlow cannot turn into constants inside a function, as the server does with a file.
+        value = tf.gather(self._variable.read_value(), rows)
         if value.dtype != tf.float32:
             value = tf.cast(value, tf.float32)
-        return value if self._scale is None else value * tf.gather(self._scale, rows)
+        return value if self._scale is None else value * tf.gather(self._scale.read_value(), rows)
 
 
 def rounded(value: np.ndarray, kind: Kind, axis: int) -> np.ndarray:

@@ -92,13 +92,13 @@ class ItemTable:
         if self.complete.all():
             return rows
         message = f"feature {self.item}: not an item of the table, whose features must be sent"
-        known = tf.gather(self._complete, rows)
+        known = tf.gather(self._complete.read_value(), rows)
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message])]):
             return tf.identity(rows)
 
     def features(self, rows: Tensor) -> dict[str, Tensor]:
         """Encoded item features of some rows (N,)."""
-        return {name: tf.gather(values, rows) for name, values in self._values.items()}
+        return {name: tf.gather(values.read_value(), rows) for name, values in self._values.items()}
 
     def rows_of(self, ids: pa.Array, codes: np.ndarray) -> np.ndarray:
         """Rows (N,) of ids (N,), outside the graph."""

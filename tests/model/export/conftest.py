@@ -18,6 +18,7 @@ from configs.files import ExamplesFolder
 from configs.statistics import NumberStatistics, Statistics, TaskStatistics
 from model import checkpoint as checkpoints
 from model import weights
+from serving.servable import Servable
 
 USERS = [f"user {i}" for i in range(12)]
 ITEMS = list(range(100, 130))
@@ -193,3 +194,17 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         return folder
 
     return Case(root / "examples", checkpoint, make_config)
+
+
+@pytest.fixture(scope="session")
+def served_operations() -> Callable[[Path], set[str]]:
+    """The kinds of operations in a version's graph, as the server runs it."""
+
+    def kinds(version: Path) -> set[str]:
+        served = Servable.load(1, version)
+        try:
+            return {operation.type for operation in served._session.graph.get_operations()}
+        finally:
+            served.retire()
+
+    return kinds

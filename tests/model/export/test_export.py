@@ -121,6 +121,19 @@ def test_it_loads_without_our_code_and_without_keras(version, tmp_path) -> None:
     assert ran.stdout.split("\n")[-2] == "['click', 'dwell', 'like', 'score']"
 
 
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_the_server_makes_constants_of_its_variables(
+    case, version, tmp_path, served_operations, weights
+) -> None:
+    if weights != "float32":
+        version = export(
+            case.checkpoint(export={"weights": weights, "weights_tolerance": 0.2}),
+            case.examples,
+            tmp_path,
+        )
+    assert "VarHandleOp" not in served_operations(version)
+
+
 def test_warm_up_requests_fit_the_signatures(version) -> None:
     signatures = tf.saved_model.load(str(version)).signatures
     path = version / "assets.extra" / "tf_serving_warmup_requests"

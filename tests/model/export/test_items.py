@@ -61,7 +61,9 @@ def requests(contract, ids: list[int]) -> tuple[dict, dict]:
 @pytest.mark.parametrize(
     ("mode", "gate"), [("features", "topk"), ("precomputed", "topk"), ("precomputed", "hash")]
 )
-def test_ids_alone_score_as_with_their_features(case, examples, tmp_path, mode, gate) -> None:
+def test_ids_alone_score_as_with_their_features(
+    case, examples, tmp_path, served_operations, mode, gate
+) -> None:
     checkpoint = case.checkpoint(model={"gate": {"name": gate}}, export={"items": mode})
     version = export(checkpoint, examples, tmp_path / "models")
     signatures = tf.saved_model.load(str(version)).signatures
@@ -79,6 +81,7 @@ def test_ids_alone_score_as_with_their_features(case, examples, tmp_path, mode, 
     halves = (31 + 2) * 4 * (6 * 10 + (3 * 6 if gate == "topk" else 0))
     assert items["bytes"] == codes + (halves if mode == "precomputed" else 0)
     assert "features of 31 known items" in (version / "assets.extra" / "README.md").read_text()
+    assert "VarHandleOp" not in served_operations(version)
 
 
 def test_without_a_snapshot_it_says_so(case, tmp_path) -> None:
