@@ -1,4 +1,4 @@
-"""Hand-written logs whose every label, mask and history is worked out beside them."""
+"""Hand-written logs whose every label, mask and feature is worked out beside them."""
 
 import json
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ T = 1_700_000_000  # 2023-11-14T22:13:20Z; times below are seconds after it
 LOG = [
     # User a, session s1.
     (0, "VIEW", "x", "a", "s1", "", "phone"),
-    (1, "LIKE", "z", "a", "", "", ""),  # z was never shown: an orphan, but part of the history
+    (1, "LIKE", "z", "a", "", "", ""),  # a is never shown z: an orphan, but part of the history
     (10, "VIEW", "y", "a", "s1", "", ""),
     (10, "LIKE", "x", "a", "s1", "", ""),  # of the view at 0; not yet visible to the view at 10
     (40, "BUY", "x", "a", "s1", "5", ""),
