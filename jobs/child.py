@@ -69,10 +69,12 @@ def call(verb: str, *arguments: str | Path) -> dict[str, Any]:
     for line in errors:
         print(line, file=sys.stderr)
     try:
-        result: dict[str, Any] = json.loads(last)
+        result = json.loads(last)
     except ValueError:
+        result = None
+    if not isinstance(result, dict):  # an error that the verb did not foresee ends with 1, too
         reason = errors[-1] if errors else f"exit status {status}"
-        raise RunError(f"{name}: no result: {reason}") from None
+        raise RunError(f"{name}: no result: {reason}")
     return result
 
 

@@ -4,8 +4,11 @@
     MODELS/NAME-candidates/     the candidate model's
 
 Both count their versions together: candidate version 7 was published with ranker 7, and ranker 8,
-published without one, goes on with it. So a ranker's candidate version is the highest that is not
-above it, and a rollback needs no record beside the folders.
+published without one, goes on with it. Each says so in its lineage: the candidate version which
+ranker it came with (`ranker`), a ranker that came without one which it went on with (`candidates`).
+The numbers alone would not do: candidate versions are withdrawn on their own, and a night whose
+candidate stages are repeated has two. They decide for versions without a lineage, made by hand: the
+highest that is not above the ranker's.
 
 The candidate version is renamed to its number first, and the ranker's at once after it. Whatever
 moment a server looks at, there is a candidate version of its ranker's schema; one of another schema
@@ -44,12 +47,24 @@ class Pair:
 
     def __init__(self, ranker: Base) -> None:
         self.ranker = ranker
-        self.candidates = Base(ranker.root.with_name(f"{ranker.root.name}-candidates"))
+        root = ranker.root
+        if root.name in ("", ".."):  # somebody is inside the folder
+            root = root.resolve()
+        self.candidates = Base(root.with_name(f"{root.name}-candidates"))
 
-    def candidates_of(self, version: int) -> int | None:
-        """The candidate version that a ranker's version goes with, withdrawn or not."""
-        known = (*self.candidates.versions(), *self.candidates.withdrawn())
-        return max((number for number in known if number <= version), default=None)
+    def candidates_of(self, version: int, *, offered: bool = False) -> int | None:
+        """The candidate version that a ranker's version goes with.
+
+        Args:
+            version: of the ranker.
+            offered: leave out what was withdrawn, for the next older one that was not.
+        """
+        known = set(self.candidates.versions())
+        if not offered:
+            known |= set(self.candidates.withdrawn())
+        came = [n for n in known if _lineage(self.candidates, n).get("ranker") == version]
+        limit = _lineage(self.ranker, version).get("candidates", version)
+        return max(came or (number for number in known if number <= limit), default=None)
 
     def candidates_schema(self) -> str | None:
         """Schema of the candidate version in production."""
@@ -65,16 +80,16 @@ class Pair:
         checkpoint: Path,
         lineage: dict[str, Any],
         over: int | None,
-        candidate: Candidate,
-    ) -> tuple[int, int]:
+        candidate: Candidate | None,
+    ) -> tuple[int, int | None]:
         """Make both exports the ones in production; what was published already stays.
 
         Args:
             export: the ranker's version folder; it is copied.
             checkpoint: the ranker's.
-            lineage: written into both, the candidate's with its own identity.
+            lineage: written into the ranker, with the candidate version that it goes on with.
             over: the ranker in production that this one was compared with.
-            candidate: the other one.
+            candidate: the other one; None where the ranker goes on with the one in production.
 
         Returns:
             The numbers of the ranker and of the candidate version.
@@ -82,26 +97,46 @@ class Pair:
         Raises:
             RunError: as `Base.publish`. Production is as it was.
         """
-        earlier = self.candidates.number_of(candidate.identity)  # of a run that was killed here
-        own = lineage | {"candidate": candidate.identity}
+        if candidate is None:
+            lineage = lineage | _going_on_with(self.candidates.production())
+            return self.ranker.publish(export, checkpoint, lineage, over), None
+        # Published already by a run that was killed here, or with another ranker of the night.
+        earlier = self.candidates.number_of(candidate.identity)
+        lineage = lineage | _going_on_with(earlier)
         least = earlier or max(self.ranker.following(), self.candidates.following())
 
-        def first() -> int:
+        def beside(ranker: int) -> int:
+            own = {
+                "run": lineage["run"],
+                "candidate": candidate.identity,
+                "parent": None,
+                "compared_with": candidate.over,
+                "start": "full",
+                "full_since": lineage["run"],
+                "ranker": ranker,
+            }
             return self.candidates.publish(
-                candidate.export, candidate.checkpoint, own, candidate.over, least=least
+                candidate.export, candidate.checkpoint, own, candidate.over, least=ranker
             )
 
         try:
-            number = self.ranker.publish(export, checkpoint, lineage, over, least=least, last=first)
+            number = self.ranker.publish(
+                export, checkpoint, lineage, over, least=least, last=beside
+            )
         except BaseException:
-            published = self.candidates.number_of(candidate.identity)
-            if earlier is None and published is not None:
-                self.candidates.unpublish(published)
+            # An interruption may come when the ranker has its number already.
+            if earlier is None and self.ranker.number_of(lineage["candidate"]) is None:
+                published = self.candidates.number_of(candidate.identity)
+                if published is not None:
+                    self.candidates.unpublish(published)
             raise
-        return number, first()  # a ranker that had been published gets its candidates only here
+        # What is published already is not again; a ranker that was gets its candidates here.
+        return number, beside(number)
 
     def rollback(self) -> int:
         """Withdraw the ranker in production, and the candidate version that came with it.
+
+        A candidate version that was withdrawn on its own stays withdrawn.
 
         Returns:
             The ranker's version that is in production now.
@@ -110,9 +145,11 @@ class Pair:
             RunError: there is no version to return to.
         """
         target = self.ranker.rollback_target()
-        return self.ranker.rollback() if target is None else self.choose(target, "rollback")
+        if target is None:
+            return self.ranker.rollback()
+        return self._choose(target, self.candidates_of(target, offered=True), "rollback")
 
-    def choose(self, version: int, reason: str = "chosen") -> int:
+    def choose(self, version: int) -> int:
         """Make a ranker's version and its candidate version the ones in production.
 
         Where no candidate version is as old as the ranker's, they stay as they are.
@@ -123,7 +160,9 @@ class Pair:
         Raises:
             RunError: there is no such version.
         """
-        candidates = self.candidates_of(version)
+        return self._choose(version, self.candidates_of(version), "chosen")
+
+    def _choose(self, version: int, candidates: int | None, reason: str) -> int:
         self.ranker.choose(version, reason)
         if candidates is not None and candidates != self.candidates.production():
             try:
@@ -137,10 +176,30 @@ class Pair:
         return version
 
     def tidy(self, keep: int) -> tuple[list[int], list[int]]:
-        """Remove all but the newest versions of both; the kept rankers' candidates are among them.
+        """Remove all but the newest versions of both, and the candidates of rankers that stay.
 
         Returns:
             The numbers that were removed of both.
         """
-        found = self.candidates.root.is_dir()
-        return self.ranker.tidy(keep), self.candidates.tidy(keep) if found else []
+        removed = self.ranker.tidy(keep)
+        if not self.candidates.root.is_dir():
+            return removed, []
+        stay = (*self.ranker.versions(), *self.ranker.withdrawn())
+        needed = [self.candidates_of(number) for number in stay]
+        kept = {number for number in needed if number is not None}
+        return removed, self.candidates.tidy(keep, kept)
+
+
+def _lineage(base: Base, version: int) -> dict[str, Any]:
+    """A version's lineage; nothing where there is none, or no such version.
+
+    A damaged one must not be in a rollback's way.
+    """
+    try:
+        return base.lineage(version) or {}
+    except (KeyError, RunError):
+        return {}
+
+
+def _going_on_with(version: int | None) -> dict[str, int]:
+    return {} if version is None else {"candidates": version}

@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,7 +105,7 @@ class Base:
         over: int | None,
         *,
         least: int = 1,
-        last: Callable[[], object] | None = None,
+        last: Callable[[int], object] | None = None,
     ) -> int:
         """Make an exported version the one in production; what was published already stays.
 
@@ -115,13 +115,15 @@ class Base:
             lineage: written into the version; its `candidate` says which export it is.
             over: the version in production that it was compared with.
             least: the lowest number that it may have.
-            last: called when nothing is left to do but the rename; its failure publishes nothing.
+            last: called with the number when nothing is left to do but the rename; its failure
+                publishes nothing.
 
         Returns:
             Its number.
 
         Raises:
-            RunError: another version went into production meanwhile, or this one was withdrawn.
+            RunError: another version went into production meanwhile, or this one was withdrawn or
+                replaced.
         """
         missing = missing_files(export)
         if missing:
@@ -136,12 +138,18 @@ class Base:
                     f"{self.root}: this candidate was published as version {number} and withdrawn; "
                     f"multigate publish --version {number} brings it back"
                 )
+            production = self.production()
+            if number not in (None, production) and production == over:
+                raise RunError(
+                    f"{self.root}: this candidate was published as version {number}, which version "
+                    f"{production} replaced; multigate publish --version {number} returns to it"
+                )
             if number is not None:  # a run was killed between this and its record
                 return number
-            if self.production() != over:
+            if production != over:
                 raise RunError(
-                    f"{self.root}: version {self.production()} is in production, and the decision "
-                    f"was about version {over}; start the run again to decide anew"
+                    f"{self.root}: version {production} is in production, and the decision was "
+                    f"about version {over}; start the run again to decide anew"
                 )
             number = max(least, self.following())
             beside = self._checkpoints / str(number)
@@ -152,7 +160,7 @@ class Base:
                 shutil.copytree(export, folder, dirs_exist_ok=True)
                 write_json(folder / LINEAGE, lineage)
                 if last is not None:
-                    last()
+                    last(number)
             self._note("published", number, f"run {lineage['run']}")
             return number
 
@@ -214,12 +222,13 @@ class Base:
                 self._note("withdrawn", number, reason)
         return version
 
-    def tidy(self, keep: int) -> list[int]:
+    def tidy(self, keep: int, needed: Collection[int] = ()) -> list[int]:
         """Remove all but the newest versions, offered and withdrawn.
 
         Args:
             keep: how many stay of each kind; at least two, so that production and what a rollback
                 returns to are among them.
+            needed: numbers that stay however old they are.
 
         Returns:
             The numbers that were removed.
@@ -228,8 +237,9 @@ class Base:
         with self._locked("tidy"):
             for folders in (self.versions(), self.withdrawn()):
                 for number, folder in list(folders.items())[max(keep, 2) :]:
-                    self._remove(number, folder, f"{keep} are kept")
-                    removed.append(number)
+                    if number not in needed:
+                        self._remove(number, folder, f"{keep} are kept")
+                        removed.append(number)
             for left in (*self.root.glob(".*.removed"), *self._withdrawn.glob(".*.removed")):
                 shutil.rmtree(left, ignore_errors=True)
             for left in (*self.root.glob(".*.partial"), *self._checkpoints.glob(".*.partial")):

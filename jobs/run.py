@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from candidates.pairs import positive_task
 from configs.config import Config
 from configs.errors import MultigateError, RunError
 from configs.run import ALL_STAGES
@@ -50,8 +51,9 @@ def run(
         the candidate model is built too, candidates: see `jobs.runs.candidates_of`.
 
     Raises:
-        MultigateError: a stage failed, a guard stopped the run, another run is under way, or a
-            stage had finished with another configuration. Production is as it was.
+        MultigateError: a stage failed, a guard stopped the run, another run is under way, a stage
+            had finished with another configuration, or the candidate model has no task to learn
+            from. Production is as it was.
         OSError: the disk is full or read-only. Production is as it was.
     """
     night = Night(config, day, data, runs, Base(base or runs / "models" / config.name))
@@ -61,6 +63,8 @@ def run(
             f"--force {force}: expected a stage of this configuration's run: {', '.join(stages)}"
         )
     try:
+        if night.builds_candidates:
+            positive_task(config)  # a mistake there would show when the ranker is trained
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs / LOCK, f"multigate run --date {day}"):
             try:
@@ -168,8 +172,12 @@ def _check_stage(night: Night, stage: str, record: dict[str, Any]) -> None:
 def _check_configuration(night: Night) -> None:
     for stage in night.config.stages:
         record = night.folder.record(stage)
-        if record is not None:
-            _check_stage(night, stage, record)
+        if record is None:
+            raise RunError(
+                f"{night.folder.root}: the run had finished without stage {stage}; start it with "
+                f"--force {stage} to do it, or with the configuration of then"
+            )
+        _check_stage(night, stage, record)
 
 
 def _discard_old(night: Night) -> None:

@@ -15,7 +15,7 @@ import json
 import yaml
 
 from configs.contract import FrozenContract
-from configs.errors import RunError
+from configs.errors import DataError, RunError
 from configs.files import write_json, write_text
 from jobs.child import call
 from jobs.night import Night, Values
@@ -74,11 +74,21 @@ def judge(night: Night) -> Values:
         *("candidates", "compare", "--candidate", folder.candidates_export, *before),
         *("--examples", folder.examples, "--config", folder.config),
     )
-    ours = FrozenContract.read(folder.export / CONTRACT).schema_fingerprint
-    theirs, alone = night.pair.candidates_schema(), ""
-    if theirs not in (None, ours):
-        alone = f"candidate version {production} in production has another schema"
-    return told | {"production": production, "alone": alone}
+    return told | {"production": production, "alone": alone(night)}
+
+
+def alone(night: Night) -> str:
+    """What speaks against publishing the night's ranker without a candidate model of the night.
+
+    Nothing where empty.
+    """
+    ours = FrozenContract.read(night.folder.export / CONTRACT).schema_fingerprint
+    named = f"candidate version {night.pair.candidates.production()} in production"
+    try:
+        theirs = night.pair.candidates_schema()
+    except DataError as error:
+        return f"{named} cannot be served with it: {error}"
+    return "" if theirs in (None, ours) else f"{named} has another schema"
 
 
 def candidate(night: Night, decided: Values) -> Candidate:

@@ -123,6 +123,10 @@ def decision(night: Night) -> tuple[Values, str]:
             reasons = [f"candidate model: {reason}" for reason in judged["reasons"]]
             found["verdict"] = comparison.REFUSE
             found["reasons"] = [*found["reasons"], *reasons, judged["alone"]]
+    elif found["verdict"] == comparison.BLESS and (alone := run_candidates.alone(night)):
+        # Whoever takes the section out may mean it: told, not refused.
+        why = f"{alone}, and this night builds none: servers recommend popular items"
+        found["reasons"] = [*found["reasons"], why]
     return found, ""
 
 
@@ -222,17 +226,12 @@ def publication(night: Night) -> tuple[Values, str]:
     }
     folder, over = night.folder, decided["production"]
     judged = decided.get("candidates")
+    candidate = None
     if judged is not None and judged["verdict"] == comparison.BLESS:
-        version, candidates = night.pair.publish(
-            folder.export,
-            folder.checkpoint,
-            lineage,
-            over,
-            run_candidates.candidate(night, judged),
-        )
-    else:
-        version = night.base.publish(folder.export, folder.checkpoint, lineage, over)
-        candidates = None
+        candidate = run_candidates.candidate(night, judged)
+    version, candidates = night.pair.publish(
+        folder.export, folder.checkpoint, lineage, over, candidate
+    )
     removed, removed_candidates = night.pair.tidy(night.config.run.keep_versions)
     found: Values = {"version": version, "removed": removed}
     if judged is not None:

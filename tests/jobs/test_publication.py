@@ -177,18 +177,21 @@ def pair(make):
     (folder / "checkpoint").mkdir(parents=True)
     (folder / "checkpoint/weights.npz").write_bytes(b"towers")
 
-    def publish(run: str, *, alone: bool = False) -> tuple[int, int | None]:
-        if alone:
-            return make.publish_next(run), None
-        export = folder / run
-        for name in missing_files(export) if not export.exists() else ():
-            (export / name).parent.mkdir(parents=True, exist_ok=True)
-            (export / name).write_text("{}")
+    def publish(
+        run: str, *, alone: bool = False, towers: str = "", ranker: str = ""
+    ) -> tuple[int, int | None]:
+        exports = make.root.parents[1] / "export" / run, folder / run
+        for export in exports:
+            for name in missing_files(export) if not export.exists() else ():
+                (export / name).parent.mkdir(parents=True, exist_ok=True)
+                (export / name).write_text("{}")
         over = both.candidates.production()
-        candidate = Candidate(export, folder / "checkpoint", f"towers {run}", over)
-        lineage = {"run": run, "candidate": run, "start": "full", "full_since": run}
+        identity = towers or f"towers {run}"
+        candidate = Candidate(exports[1], folder / "checkpoint", identity, over)
+        lineage = {"run": run, "candidate": ranker or run, "start": "warm", "full_since": "then"}
         checkpoint = make.root.parents[1] / "checkpoint"
-        return both.publish(export, checkpoint, lineage, make.production(), candidate)
+        over = make.production()
+        return both.publish(exports[0], checkpoint, lineage, over, None if alone else candidate)
 
     both.next = publish
     return both
@@ -204,7 +207,9 @@ def test_a_pair_shares_its_number_and_is_rolled_back_as_one(pair):
     assert pair.next("2026-01-03", alone=True) == (3, None)
     assert in_production(pair) == (3, 2)
     assert pair.next("2026-01-04") == (4, 4)
-    assert pair.candidates.lineage(4)["candidate"] == "towers 2026-01-04"
+    lineage = pair.candidates.lineage(4)
+    assert (lineage["candidate"], lineage["ranker"]) == ("towers 2026-01-04", 4)
+    assert (lineage["compared_with"], lineage["start"]) == (2, "full")  # its own, not the ranker's
     assert (pair.rollback(), in_production(pair)) == (3, (3, 2))
     assert (pair.rollback(), in_production(pair)) == (2, (2, 2))
     assert (pair.rollback(), in_production(pair)) == (1, (1, 1))
@@ -265,6 +270,100 @@ def test_tidy_keeps_the_candidates_of_the_rankers_that_stay(pair):
     assert pair.tidy(2) == ([5, 4, 3, 2, 1], [1])
     assert numbers(pair.candidates) == ([7, 2], [])
     assert (pair.rollback(), in_production(pair)) == (6, (6, 2))
+
+
+def test_candidates_that_a_ranker_never_had_do_not_come_back_with_it(pair):
+    """Ranker 3 was published after candidates 2 were withdrawn."""
+    pair.next("2026-01-01")
+    pair.next("2026-01-02")
+    pair.rollback()
+    assert pair.next("2026-01-03", alone=True) == (3, None)
+    assert pair.next("2026-01-04") == (4, 4)
+    assert (pair.rollback(), in_production(pair)) == (3, (3, 1))
+    assert numbers(pair.candidates) == ([1], [4, 2])
+
+
+def test_candidates_that_were_withdrawn_alone_stay_withdrawn(pair):
+    for day in ("2026-01-01", "2026-01-02"):
+        pair.next(day)
+    pair.candidates.rollback()
+    assert in_production(pair) == (2, 1)
+    assert pair.next("2026-01-03") == (3, 3)
+    assert (pair.rollback(), in_production(pair)) == (2, (2, 1))
+    assert (pair.choose(2), in_production(pair)) == (2, (2, 2))  # who asks for it gets all of it
+
+
+def test_candidates_repeated_for_a_ranker_that_stays(pair):
+    """`--force candidates_training` with other options: the ranker is the one of before."""
+    pair.next("2026-01-01")
+    assert pair.next("2026-01-01", towers="other towers") == (1, 2)
+    assert pair.next("2026-01-02") == (3, 3)
+    assert (pair.rollback(), in_production(pair)) == (1, (1, 2))
+
+
+def test_candidates_that_are_allowed_later_get_their_rankers_number(pair):
+    pair.next("2026-01-01")
+    assert pair.next("2026-01-02", alone=True) == (2, None)
+    assert pair.next("2026-01-02") == (2, 2)
+
+
+def test_a_ranker_repeated_with_the_same_candidates(pair):
+    """`--force training` with other options: the candidate model is the one of before."""
+    pair.next("2026-01-01")
+    assert pair.next("2026-01-01", ranker="other") == (2, 1)
+    assert pair.next("2026-01-02") == (3, 3)
+    assert (pair.rollback(), in_production(pair)) == (2, (2, 1))
+
+
+def test_a_candidate_that_was_replaced_says_so(pair):
+    pair.next("2026-01-01")
+    pair.next("2026-01-01", ranker="other")
+    with pytest.raises(RunError, match=r"as version 1, which version 2 replaced; .* --version 1"):
+        pair.next("2026-01-01")
+
+
+def test_an_interruption_after_the_last_rename_leaves_both(pair, monkeypatch):
+    pair.next("2026-01-01")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.ranker, "_note", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pair.next("2026-01-02")
+    assert in_production(pair) == (2, 2)
+
+
+def test_tidy_keeps_the_candidates_of_withdrawn_rankers_and_of_those_above_a_leftover(pair):
+    pair.next("2026-01-01")
+    pair.next("2026-01-02", alone=True)
+    pair.rollback()  # ranker 2 is withdrawn, its candidates 1 stay
+    pair.next("2026-01-03")
+    folder = pair.ranker.root.parents[1] / "found"
+    for n in (4, 5):  # nights that were killed between the renames and never went on
+        left = {"run": f"2026-01-0{n}", "candidate": f"left {n}", "ranker": n}
+        pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", left, n - 1, least=n)
+    assert pair.next("2026-01-06") == (6, 6)
+    assert pair.tidy(2) == ([1], [4])
+    assert (pair.rollback(), in_production(pair)) == (3, (3, 3))
+    assert (pair.choose(2), in_production(pair)) == (2, (2, 1))
+
+
+def test_a_damaged_lineage_is_not_in_a_rollbacks_way(pair):
+    pair.next("2026-01-01")
+    pair.next("2026-01-02")
+    for base in (pair.ranker, pair.candidates):
+        (base.root / "1" / LINEAGE).write_text("{")
+    assert (pair.rollback(), in_production(pair)) == (1, (1, 1))
+
+
+def test_the_verb_takes_the_pair_back_inside_its_folder(pair, monkeypatch, capsys):
+    for day in ("2026-01-01", "2026-01-02"):
+        pair.next(day)
+    monkeypatch.chdir(pair.ranker.root)
+    assert multigate.main(["publish", "--base", ".", "--rollback"]) == 0
+    assert in_production(pair) == (1, 1)
 
 
 def test_the_verb_takes_the_pair_back(pair, capsys):

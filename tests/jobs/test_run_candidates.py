@@ -13,8 +13,9 @@ import polars as pl
 import pytest
 
 import multigate
-from configs.contract import FrozenContract
-from configs.errors import MultigateError, RunError
+from configs.base import parse
+from configs.contract import Contract, FrozenContract
+from configs.errors import ConfigError, MultigateError, RunError
 from configs.run import ALL_STAGES, STAGES
 from jobs.child import call
 from jobs.lock import locked
@@ -150,8 +151,40 @@ def test_stages_of_candidates_need_the_section(nights, finished):
 
 
 def test_a_section_that_came_later_is_noticed(nights, finished):
-    with pytest.raises(RunError, match="stage decision had finished with another configuration"):
+    with pytest.raises(RunError, match="without stage candidates_training; start it with --force"):
         run(nights.config(candidates={}), DAY, finished.logs, finished.runs)
+
+
+def test_a_report_that_was_asked_for_later_is_noticed(nights, both):
+    with pytest.raises(RunError, match="without stage candidates_report; start it with --force"):
+        run(nights.config(candidates={"report_questions": 5}), DAY, both.logs, both.runs)
+
+
+def test_a_task_that_is_none_is_noticed_before_the_first_stage(nights, tmp_path):
+    config = nights.config(candidates={"positives": "rating"})
+    with pytest.raises(ConfigError, match=r"candidates\.positives: expected one of click"):
+        run(config, DAY, tmp_path, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_night_without_the_section_tells_of_candidates_that_it_leaves_behind(
+    both, finished, nights, tmp_path
+):
+    """A ranker of one contract, the last candidate model of another."""
+    runs = finished.unfinished(tmp_path / "runs", "decision")
+    pair = pair_of(runs)
+    shutil.copytree(pair_of(both.runs).candidates.root, pair.candidates.root)
+    path = pair.candidates.versions()[1] / CONTRACT
+    told = json.loads(path.read_text())
+    del told["contract"]["features"]["length"]
+    told["schema_fingerprint"] = parse(Contract, told["contract"], "it").schema_fingerprint()
+    path.write_text(json.dumps(told))
+    result = run(nights.config(), DAY, finished.logs, runs)
+    assert (result["state"], numbers(runs)) == ("published", (1, 1))
+    assert result["reasons"][-1] == (
+        "candidate version 1 in production has another schema, and this night builds none: servers "
+        "recommend popular items"
+    )
 
 
 def test_a_verb_in_a_process_of_its_own_tells_what_went_wrong(tmp_path):
