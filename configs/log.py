@@ -63,7 +63,7 @@ class EventColumns(Frozen):
     """Impressions shown together; the ranking metrics group by it, and feedback that carries it
     finds its impression by it (`attribute_by: request`)."""
     event_id: str | None = None
-    """Events of the same id are duplicates; the full row decides where absent."""
+    """A user's events of the same id are duplicates; the full row decides where absent."""
 
 
 class ImpressionColumns(Frozen):
