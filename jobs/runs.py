@@ -11,7 +11,7 @@ from jobs.lock import is_held
 from jobs.pair import Pair
 from jobs.publication import Base
 from jobs.run_folder import LOCK, RunFolder, all_runs
-from jobs.show import show_table
+from jobs.show import say, show_table
 
 
 def listed(runs: Path) -> list[dict[str, Any]]:
@@ -138,7 +138,8 @@ def show_base(base: Base) -> dict[str, Any]:
 
     Returns:
         production, rollback (None where there is none), versions (number, withdrawn, run, and
-        candidates, the candidate version that goes with it, where there is one), newest first.
+        candidates, the candidate version that goes with it, where there is one), newest first;
+        where there is a candidate model, candidates: its version in production.
 
     Raises:
         RunError: there is no such folder.
@@ -164,4 +165,11 @@ def show_base(base: Base) -> dict[str, Any]:
         found = {"version": number, "withdrawn": number in withdrawn, "run": lineage.get("run")}
         versions.append(found | ({"candidates": with_it[0]} if with_it else {}))
     show_table(table)
-    return {"production": production, "rollback": rollback, "versions": versions}
+    told = {"production": production, "rollback": rollback, "versions": versions}
+    serving = pair.candidates.production()
+    if serving is None:
+        return told
+    if production is not None and candidates[production] != serving:
+        # Chosen on its own, or a rollback was killed half way.
+        say(f"candidate version {serving} is in production")
+    return told | {"candidates": serving}

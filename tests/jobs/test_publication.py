@@ -11,6 +11,7 @@ import multigate
 from configs.errors import RunError
 from jobs.pair import Candidate, Pair
 from jobs.publication import LINEAGE, Base
+from jobs.runs import show_base
 from serving.versions import missing_files, scan
 
 
@@ -283,11 +284,13 @@ def test_candidates_that_a_ranker_never_had_do_not_come_back_with_it(pair):
     assert numbers(pair.candidates) == ([1], [4, 2])
 
 
-def test_candidates_that_were_withdrawn_alone_stay_withdrawn(pair):
+def test_candidates_that_were_withdrawn_alone_stay_withdrawn(pair, capsys):
     for day in ("2026-01-01", "2026-01-02"):
         pair.next(day)
     pair.candidates.rollback()
     assert in_production(pair) == (2, 1)
+    assert show_base(pair.ranker)["candidates"] == 1
+    assert "candidate version 1 is in production" in capsys.readouterr().out
     assert pair.next("2026-01-03") == (3, 3)
     assert (pair.rollback(), in_production(pair)) == (2, (2, 1))
     assert (pair.choose(2), in_production(pair)) == (2, (2, 2))  # who asks for it gets all of it
