@@ -12,11 +12,9 @@ has the ranker's schema, or there is none.
 
 import json
 
-import yaml
-
 from configs.contract import FrozenContract
 from configs.errors import DataError, RunError
-from configs.files import write_json, write_text
+from configs.files import write_json
 from jobs.child import call
 from jobs.night import Night, Values
 from jobs.pair import Candidate
@@ -27,7 +25,7 @@ from serving.versions import CONTRACT, EXTRA
 def training(night: Night) -> tuple[Values, str]:
     """Train the two towers, from scratch every night; a training that was killed begins anew."""
     folder = night.folder
-    _write_config(night)
+    write_config(night)
     told = call(
         *("candidates", "train", "--config", folder.config, "--examples", folder.examples),
         *("--out", folder.candidates),
@@ -68,7 +66,7 @@ def judge(night: Night) -> Values:
     """
     folder, base = night.folder, night.pair.candidates
     production = base.production()
-    _write_config(night)
+    write_config(night)
     before = () if production is None else ("--production", base.versions()[production])
     told = call(
         *("candidates", "compare", "--candidate", folder.candidates_export, *before),
@@ -107,7 +105,10 @@ def candidate(night: Night, decided: Values) -> Candidate:
     return Candidate(folder.candidates_export, folder.candidates, identity, decided["production"])
 
 
-def _write_config(night: Night) -> None:
-    """The configuration as a file, which the other processes read."""
-    values = night.config.model_dump(mode="json")
-    write_text(night.folder.config, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+def write_config(night: Night) -> None:
+    """The configuration as a file, which the other processes read.
+
+    As JSON, which is YAML with every text in quotes: PyYAML writes a text such as 1e5 bare, and
+    `configs.base.read_yaml` would read a number.
+    """
+    write_json(night.folder.config, night.config.model_dump(mode="json"))

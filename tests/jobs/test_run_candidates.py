@@ -14,14 +14,17 @@ import pytest
 
 import multigate
 from configs.base import parse
+from configs.config import load
 from configs.contract import Contract, FrozenContract
 from configs.errors import ConfigError, MultigateError, RunError
 from configs.run import ALL_STAGES, STAGES
 from jobs.child import call
 from jobs.lock import locked
+from jobs.night import Night
 from jobs.pair import Pair
 from jobs.publication import Base
 from jobs.run import run
+from jobs.run_candidates import write_config
 from jobs.run_folder import RunFolder
 from jobs.runs import listed
 from serving.client import RankClient
@@ -165,6 +168,15 @@ def test_a_task_that_is_none_is_noticed_before_the_first_stage(nights, tmp_path)
     with pytest.raises(ConfigError, match=r"candidates\.positives: expected one of click"):
         run(config, DAY, tmp_path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_other_processes_read_the_same_configuration(nights, tmp_path):
+    config = nights.config(candidates={"learning_rate": 1e-6}, notify="1e5 no é")
+    config = config.model_copy(update={"name": "1e5"})
+    night = Night(config, DAY, tmp_path, tmp_path, Base(tmp_path / "base"))
+    night.folder.root.mkdir()
+    write_config(night)
+    assert load(night.folder.config).model_dump() == config.model_dump()
 
 
 def test_a_night_without_the_section_tells_of_candidates_that_it_leaves_behind(
