@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: install demo test test-slow lint format types check lock protos clean
+.PHONY: install demo test test-slow test-long lint format types check lock protos clean
 
 install: .venv/.installed
 
@@ -26,6 +26,9 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+
+test-long: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m long
 
 lint: install
 	$(BIN)/ruff check .

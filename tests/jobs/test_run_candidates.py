@@ -244,7 +244,7 @@ def test_it_ends_with_the_process_that_called(tmp_path):
         assert wait_until(0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["candidates_training", "candidates_export"])
 def test_a_full_disk_in_their_stages_publishes_nothing(both, nights, tmp_path, full_disk, stage):
     runs = both.unfinished(tmp_path / "runs", stage)

@@ -114,7 +114,7 @@ def test_fifty_kills(forks, tmp_path):
         hit += kill_and_go_on(forks, tmp_path, chosen, stages)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("forks", [{}], indirect=True)
 def test_a_night_that_is_killed_with_its_candidates_goes_on(forks, tmp_path):

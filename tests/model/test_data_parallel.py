@@ -218,7 +218,7 @@ def test_two_devices_of_one_process_reach_the_loss_of_one(on_jax: Path) -> None:
     (on_jax / "two").rename(on_jax / "two_devices")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_on_jax_reach_the_loss_of_one(on_jax: Path) -> None:
     # Process 1 is killed after the first epoch's three steps and one more.
     (status, stderr), (killed, _) = run_all(on_jax, processes(), lasts=[0, 4])

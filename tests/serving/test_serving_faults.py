@@ -236,7 +236,7 @@ def test_malformed_requests_on_every_rpc(running, contract, helpers):
     assert bombard(running, contract, helpers, 2000, seconds=60) > 500
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_hundred_thousand_malformed_requests(running, contract, helpers, record_property):
     sent = bombard(running, contract, helpers, 100_000, seconds=240)
