@@ -226,16 +226,21 @@ def callable_of(folder: Path, signature: str, raw: Raw) -> tuple[Callable[[], An
 
 
 def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Microseconds of each call: the lower quartile, with the variants taking turns."""
+    """Microseconds of each call: the lower quartile, with the variants taking turns.
+
+    In an order drawn anew each round: threads of ONNX Runtime go on spinning after its call, at
+    the cost of whichever comes next.
+    """
+    rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(5):
             call()
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end:
-        for name, call in calls.items():
+        for name in rng.permutation(list(calls)).tolist():
             start = time.perf_counter()
-            call()
+            calls[name]()
             times[name].append(1e6 * (time.perf_counter() - start))
     return {name: float(np.percentile(values, 25)) for name, values in times.items()}
 
