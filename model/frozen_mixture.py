@@ -120,6 +120,25 @@ class FrozenMixture:
             return tf.unstack(tf.einsum("tne,enu->tnu", weights, results))
         return self._dispatch(halves, weights)
 
+    def experts_of(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor, rows: Tensor
+    ) -> Tensor:
+        """How many experts each row is evaluated by, the union over the tasks.
+
+        Args:
+            halves: as of a call, like the next two.
+            gate_input: called where the gates decide row by row.
+            ids: (N,).
+            rows: (), N; where the gates do not decide, nothing else is computed.
+
+        Returns:
+            (N,) int32.
+        """
+        if self.mode != "dispatch":
+            return tf.fill([rows], len(self.kept))
+        used = _used(self._route(halves, gate_input, ids))
+        return tf.math.count_nonzero(used, axis=1, dtype=tf.int32)
+
     def _route(self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor) -> Tensor:
         """Weights (T, N, E) of all gates."""
         N, E = tf.shape(halves.item)[0], len(self.kept)
@@ -149,8 +168,7 @@ class FrozenMixture:
     def _dispatch(self, halves: Halves, weights: Tensor) -> list[Tensor]:
         """Each expert on the rows that some task weights; P (row, expert) pairs in all."""
         T, N, E = len(self._gates), tf.shape(weights)[1], len(self.kept)
-        used = tf.reduce_max(weights, axis=0) > 0  # (N, E); weights are >= 0
-        pairs = tf.where(used)  # (P, 2): row, expert; sorted by row
+        pairs = tf.where(_used(weights))  # (P, 2): row, expert; sorted by row
         row, expert = tf.unstack(tf.cast(pairs, tf.int32), axis=1)
         groups = tf.dynamic_partition(tf.range(tf.size(row)), expert, E)  # each expert's pairs
         order = tf.concat(groups, axis=0)  # (P,) pairs, expert by expert
@@ -284,6 +302,11 @@ class _FrozenExperts:
         for kernel, bias, activation in self._later[s]:
             x = activation(tf.nn.bias_add(tf.matmul(x, kernel.read()), bias))
         return x
+
+
+def _used(weights: Tensor) -> Tensor:
+    """Which rows some task weights an expert for, (N, E), of weights (T, N, E) >= 0."""
+    return tf.reduce_max(weights, axis=0) > 0
 
 
 def _constant(value: np.ndarray) -> tf.Variable:

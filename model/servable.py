@@ -29,8 +29,8 @@ ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
 
 _ROWS_DIFFER = "inputs: expected as many users, or user indices, as items"
 
-UNSEEN = "unseen/"
-"""Beginning of the names of `watch`'s outputs."""
+UNSEEN, EXPERTS = "unseen/", "experts"
+"""Beginning of the names of `watch`'s counts of unseen ids, and its other output."""
 
 
 class Servable:
@@ -47,7 +47,8 @@ class Servable:
 
     The first three answer one score per task, (N,) float32 in the task's own units, and the
     combined `score`; `watch` how many unseen ids each feature that has a vocabulary holds,
-    `unseen/<name>` () int32 (it is left out where no feature has one).
+    `unseen/<name>` () int32, and how many experts `rank` evaluates for each item, `experts` (N,)
+    int32.
     The signatures of `model.example_signatures` give the scores of `serving_default` for
     serialised tf.Examples.
 
@@ -126,9 +127,8 @@ class Servable:
             known |= {name: rank[name] for name in ("user_index", "task_weights")}
             ranked = tf.function(self.rank_items, autograph=False)
             functions[RANK_ITEMS] = ranked.get_concrete_function(**known)
-        if any(unseen_codes(contract, name) is not None for name in contract.features):
-            watch = tf.function(self.watch, autograph=False)
-            functions[WATCH] = watch.get_concrete_function(**rank)
+        watch = tf.function(self.watch, autograph=False)
+        functions[WATCH] = watch.get_concrete_function(**rank)
         return functions | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
@@ -168,7 +168,7 @@ class Servable:
         weights = tf.gather(task_weights, user_index)
         return task_scores | {"score": combine(self.contract.combine, stacked, weights)}
 
-    def watch(self, **raw: Tensor) -> dict[str, Tensor]:
+    def watch(self, user_index: Tensor, task_weights: Tensor, **raw: Tensor) -> dict[str, Tensor]:
         """Signature `watch`."""
         counts = {}
         for name in [*self.user_names, *self.item_names]:
@@ -180,12 +180,26 @@ class Servable:
             if name + PRESENT in raw:  # not the default that stands for a missing one
                 unseen &= raw[name + PRESENT]
             counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
-        return counts
+        halves, gate_input, ids = self._inputs(raw, user_index)
+        experts = self.mixture.experts_of(halves, gate_input, ids, tf.size(user_index))
+        return counts | {EXPERTS: experts}
 
     def _score(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
     ) -> Scores:
         """Score per task, (N,); `rows` (N,) of the item table, if the items are to be its."""
+        halves, gate_input, ids = self._inputs(raw, user_index, rows)
+        if self._buckets is None:
+            logits = self._logits(halves, gate_input, ids)
+        else:
+            logits = self._compiled(halves, gate_input, ids, self._buckets)
+        logits = calibrations.apply(self._calibration, logits)
+        return scores.scores(self.contract, self._statistics, logits)
+
+    def _inputs(
+        self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
+    ) -> tuple[Halves, Callable[[], Tensor], Tensor]:
+        """What the mixture takes: halves, gates' input, and ids of the users; as in `_score`."""
         users = self._encode(raw, self.user_names)
 
         def embed_items() -> Tensor:
@@ -207,12 +221,7 @@ class Servable:
         def gate_input() -> Tensor:
             return self._in_order(halves._replace(item=embed_items()) if known else halves)
 
-        if self._buckets is None:
-            logits = self._logits(halves, gate_input, ids)
-        else:
-            logits = self._compiled(halves, gate_input, ids, self._buckets)
-        logits = calibrations.apply(self._calibration, logits)
-        return scores.scores(self.contract, self._statistics, logits)
+        return halves, gate_input, ids
 
     def _logits(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor

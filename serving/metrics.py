@@ -14,6 +14,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
+_EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _MODEL = ("model",)
 _RUN = ("model", "signature")
 _SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5))
@@ -196,6 +197,12 @@ class ServerMetrics:
             "multigate_watched_calls_total",
             "Sampled calls: watched, dropped because many waited, failed.",
             ["model", "result"],
+        )
+        self.row_experts = Histogram(
+            "multigate_watched_experts_per_row",
+            "Experts evaluated for each candidate of the watched calls.",
+            _EXPERTS,
+            _MODEL,
         )
         self.share_shift = Gauge(
             "multigate_share_shift",

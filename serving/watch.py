@@ -24,8 +24,9 @@ from serving.served import Served
 from serving.status import LOG
 
 WATCH = "watch"
-UNSEEN = "unseen/"
-"""The signature, and how the names of its outputs begin."""
+UNSEEN, EXPERTS = "unseen/", "experts"
+"""The signature, how the names of its counts begin, and its other output, which older exports lack:
+the experts that were evaluated for each candidate, (N,)."""
 
 _QUEUED_CALLS = 64
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
@@ -116,14 +117,17 @@ class Watch:
         window = self._window(served)
         window.calls += 1
         window.rows += rows
-        unseen = self._unseen(served, inputs)
+        counted = self._counted(served, inputs)
+        if (experts := counted.get(EXPERTS)) is not None:
+            self._metrics.row_experts.observe_all(experts, model)
         for name, feature in served.servable.contract.of_side("user", "context", "item"):
             # The user's one value stands beside each of the N items.
             times = 1 if feature.side == "item" else rows
             count = window.features.setdefault(name, _Count())
             count.missing += times * _missing(name, inputs)
-            if (found := unseen.get(name)) is None:
+            if (held := counted.get(UNSEEN + name)) is None:
                 continue
+            found = int(held)
             values = len(inputs[name])
             if isinstance(feature, IdListFeature):
                 values = int(inputs[name + LENGTH].sum())
@@ -153,16 +157,15 @@ class Watch:
             self._windows[key] = _Window(time.monotonic())
         return self._windows[key]
 
-    def _unseen(self, served: Served, inputs: Arrays) -> dict[str, int]:
-        """Unseen ids by feature; none where the version cannot tell, or is gone."""
+    def _counted(self, served: Served, inputs: Arrays) -> Arrays:
+        """What the version counts; nothing where it cannot, or is gone."""
         signature = served.signature(WATCH)
         if signature is None or not served.servable.acquire():
             return {}
         try:
-            outputs = signature(inputs)
+            return signature(inputs)
         finally:
             served.servable.release()
-        return {name.removeprefix(UNSEEN): int(count) for name, count in outputs.items()}
 
     def _judge(self, model: str, reference: Reference, window: _Window) -> None:
         """Compare a window with the test split; say where they part."""

@@ -97,9 +97,8 @@ def test_the_served_score_is_the_models(features, row, small_run):
         for task, values in scores.scores(config.contract, encoder.statistics, logits).items()
     }
 
-    options = ServerOptions(
-        model_name="demo", model_base_path=small_run.root / "run/models/demo", port=0
-    )
+    base = small_run.root / "run/models/demo"
+    options = ServerOptions(model_name="demo", model_base_path=base, port=0, watch_rate=1.0)
     with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=30) as client:
         user = {name: features[name] for name in ("user_id", "country", "age", "recent_clicks")}
         (item,) = client.rank(
@@ -113,6 +112,11 @@ def test_the_served_score_is_the_models(features, row, small_run):
     weights = {name: task.score_weight for name, task in config.contract.tasks.items()}
     combined = sum(weights[name] * score for name, score in expected.items())
     assert item["score"] == pytest.approx(combined, rel=1e-5)
+    # The watch has looked at the call before the server ended.
+    gates = [np.asarray(one.weights) for one in ranker.forward(encoded).mixed.routings]
+    evaluated = int((np.vstack(gates) > 0).any(0).sum())
+    said = f'multigate_watched_experts_per_row_sum{{model="demo"}} {evaluated}\n'
+    assert said in server.metrics.text()
 
 
 def test_every_feature_reaches_the_graph(features, small_run):

@@ -38,7 +38,7 @@ def reference_of(outputs, **shares):
 
 @pytest.fixture(scope="module")
 def watched(exported, contract, tmp_path_factory):
-    """A version that counts unseen items, as the exporter's do."""
+    """A version that counts unseen items and experts, as the exporter's do."""
     module = tf.saved_model.load(str(exported))
     known = tf.constant([f"i{n}" for n in range(50)])
 
@@ -47,6 +47,7 @@ def watched(exported, contract, tmp_path_factory):
         return {
             "unseen/item_id": tf.math.count_nonzero(strangers, dtype=tf.int32),
             "unseen/recent": tf.math.count_nonzero(inputs["recent"] == "new", dtype=tf.int32),
+            "experts": tf.strings.length(inputs["item_id"]),
         }
 
     shapes = {1: [None], 2: [None, None]}
@@ -151,6 +152,9 @@ def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog
         ids = 'multigate_watched_ids_total{model="small",feature="%s",result="%s"}'
         assert value(running, ids % ("item_id", "seen")) == 30 * len(ITEMS)
         assert value(running, ids % ("recent", "seen")) == 30 * 2
+        experts = 'multigate_watched_experts_per_row_%s{model="small"%s}'
+        assert value(running, experts % ("bucket", ',le="2"')) == 30 * 9  # i1 to i9
+        assert value(running, experts % ("sum", "")) == 30 * (9 * 2 + 31 * 3)
     assert not [record for record in caplog.records if "test split" in record.message]
 
 
@@ -195,6 +199,21 @@ def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatc
         rank(client)
         dropped = 'multigate_watched_calls_total{model="small",result="dropped"}'
         assert value(running, dropped) == 1
+
+
+def test_a_version_that_counts_nothing_is_watched_without(tmp_path, publish, run_server, until):
+    publish(tmp_path, 1)
+    (tmp_path / "1/assets.extra/sparsity.json").write_text('{"experts_per_row": 2.5}')
+    with (
+        run_server(tmp_path, watch_rate=1.0) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        rank(client)
+        until(lambda: watched_calls(running) == 1)
+        text = running.server.metrics.text()
+        assert 'multigate_experts_per_row{model="small"} 2.5\n' in text
+        assert "multigate_watched_experts_per_row_sum{" not in text
+        assert "multigate_watched_ids_total{" not in text
 
 
 def test_nothing_is_watched_without_a_rate(tmp_path, publish, run_server):

@@ -11,6 +11,7 @@ from model import checkpoint as checkpoints
 from model import reference
 from model.export import export
 from model.raw import raw_values
+from model.servable import Servable
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,9 @@ def test_watch_counts_unseen_ids(case, version) -> None:
     raw["user_index"] = np.zeros(600, np.int32)
     raw["task_weights"] = np.ones((40, 3), np.float32)
     loaded = tf.saved_model.load(str(version)).signatures
-    found = {name: int(value) for name, value in loaded["watch"](**raw).items()}
+    outputs = dict(loaded["watch"](**raw))
+    assert outputs.pop("experts").shape == (600,)
+    found = {name: int(value) for name, value in outputs.items()}
     first = table.slice(0, 40).to_pydict()
     known = set(range(100, 130))
     assert found == {
@@ -88,3 +91,35 @@ def test_watch_counts_unseen_ids(case, version) -> None:
         "unseen/item_id": sum(i not in known for i in table["item_id"].to_pylist()),
     }
     assert found["unseen/user_id"] > 0
+
+
+@pytest.mark.parametrize(
+    ("gate", "counts"),
+    [
+        ({"name": "topk", "num_selected": 2}, {2, 3, 4, 5, 6}),
+        ({"name": "dselect_k", "num_selected": 2, "static": True}, None),
+        ({"name": "softmax"}, {6}),
+    ],
+    ids=["per example", "static", "dense"],
+)
+def test_watch_counts_the_experts_that_are_evaluated(case, gate, counts) -> None:
+    loaded = checkpoints.load(case.checkpoint(model={"gate": gate}))
+    for one in loaded.ranker.mixture.gates:
+        one.harden()
+    servable = Servable(loaded.ranker, loaded.encoder)
+    table = pq.read_table(case.examples / "test").slice(0, 200)
+    users, items = servable.user_names, servable.item_names
+    raw = raw_values(loaded.encoder.contract, table, [*users, *items])
+    mixed = loaded.ranker.forward(loaded.encoder(table)).mixed
+    chosen = [np.broadcast_to(routing.weights, (200, 6)) for routing in mixed.routings]
+    expected = (np.stack(chosen) > 0).any(0).sum(1)  # the union over the tasks
+    if gate.get("static"):
+        counts = {len(servable.mixture.kept)}
+        assert counts <= {2, 3, 4, 5}
+    asked = {"user_index": np.arange(200, dtype=np.int32), "task_weights": np.ones((200, 3))}
+    watched = tf.function(servable.watch, autograph=False)(
+        **{name: tf.constant(values) for name, values in (raw | asked).items()}
+    )["experts"].numpy()
+    np.testing.assert_array_equal(watched, expected)
+    assert set(watched.tolist()) <= counts
+    assert len(set(watched.tolist())) > 1 or len(counts) == 1
