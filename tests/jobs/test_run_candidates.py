@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ from serving.versions import CONTRACT, missing_files
 pytestmark = pytest.mark.xdist_group("nights")
 
 ROOT = Path(__file__).parents[2]
-DAY = date(2026, 1, 30)
+DAY, NEXT_DAY = date(2026, 1, 30), date(2026, 1, 31)
 STEPS = tuple(stage for stage in ALL_STAGES if stage != "candidates_report")
 
 
@@ -258,16 +258,16 @@ def test_a_full_disk_in_their_stages_publishes_nothing(both, nights, tmp_path, f
 @pytest.mark.timeout(900)
 def test_the_next_night_is_compared_and_both_are_taken_back(both, nights, tmp_path):
     runs = both.copy(tmp_path / "runs")
-    (runs / str(DAY)).rename(runs / str(DAY - timedelta(days=1)))
     config = nights.config(
-        candidates={"report_questions": 20, "rules": {"largest_below_popularity": 1.0}}
+        candidates={"report_questions": 20, "rules": {"largest_below_popularity": 1.0}},
+        guards={"max_delay": "2d"},
     )
     config = config.model_copy(update={"evaluation": loose(config)})
-    result = run(config, DAY, both.logs, runs)
+    result = run(config, NEXT_DAY, both.logs, runs)
     told = result["candidates"]
     assert told["recall"]["production"] is not None
     assert (result["version"], told["version"], numbers(runs)) == (2, 2, (2, 2))
-    report = json.loads(RunFolder(runs, DAY).multistage.read_text())
+    report = json.loads(RunFolder(runs, NEXT_DAY).multistage.read_text())
     assert report["questions"] == 20
     assert multigate.main(["publish", "--base", str(runs / "models/night"), "--rollback"]) == 0
     assert numbers(runs) == (1, 1)
@@ -288,7 +288,6 @@ def loose(config):
 def test_pairs_of_different_contracts_are_never_served_together(both, nights, tmp_path):
     """A feature goes; a server that follows both folders stays with the pair that it has."""
     runs, logs = both.copy(tmp_path / "runs"), both.logs
-    (runs / str(DAY)).rename(runs / str(DAY - timedelta(days=1)))
     config = nights.config(candidates={}, guards={"max_delay": "2d"})
     contract = config.contract
     fewer = {name: one for name, one in contract.features.items() if name != "country"}
@@ -329,12 +328,12 @@ def test_pairs_of_different_contracts_are_never_served_together(both, nights, tm
             update={"rules": config.candidates.rules.model_copy(update=rules)}
         )
         strict = config.model_copy(update={"candidates": candidates})
-        result = run(strict, DAY, logs, runs)
+        result = run(strict, NEXT_DAY, logs, runs)
         assert (result["state"], numbers(runs)) == ("refused", (1, 1))
         assert result["reasons"][-1].endswith(
             "candidate version 1 in production has another schema"
         )
-        result = run(config, DAY, logs, runs, force="decision")
+        result = run(config, NEXT_DAY, logs, runs, force="decision")
         assert (result["state"], numbers(runs)) == ("published", (2, 2))
         assert schema(pair.ranker.versions()[2]) == schema(pair.candidates.versions()[2]) != old
         deadline = time.monotonic() + 60
