@@ -144,10 +144,11 @@ def spilled_path(folder: Path, prefix: str) -> Path:
     return folder / f"{prefix}.arrow"
 
 
-def read_piece(path: Path, batch: int) -> pl.DataFrame:
-    """Read one bucket's share of a spill."""
+def read_piece(path: Path, batch: int, *more: int) -> pl.DataFrame:
+    """Read one bucket's share of a spill, or several buckets'."""
     with pa.OSFile(str(path)) as source:
-        return pl.DataFrame(pa.ipc.open_file(source).get_batch(batch))
+        file = pa.ipc.open_file(source)
+        return pl.DataFrame(pa.Table.from_batches(map(file.get_batch, (batch, *more))))
 
 
 def piece_rows(path: Path, batch: int) -> int:

@@ -1,20 +1,18 @@
-"""What must be known of all items before negatives can be drawn and splits cut.
+"""What must be known of all items before negatives can be drawn.
 
-Each bucket contributes a part; merged, they are: the pool of items in the order in which the log
-showed them, the items' features over time, and the instants at which the splits begin.
+Each bucket of users contributes a part, spread over buckets of items; merged, they are the pool of
+items in the order in which the log showed them, and the items' features over time.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 import polars as pl
 
 from configs import Config
 from configs.files import IMPRESSION, TIME
-from configs.pipeline import TimeSplit
 from features import Timeline
-from pipeline import split, tables
+from pipeline import tables
 from pipeline.columns import log_features
 from pipeline.urn import thin
 
@@ -24,13 +22,11 @@ class Catalogue:
     """What the buckets together say.
 
     `pool`: see `urn.thin`, sorted by time (null first) and item. `features`: (item, time,
-    the item features that the log holds), sorted by item and time, one row per change. `limits`:
-    see `split.boundaries`.
+    the item features that the log holds), sorted by item and time, one row per change.
     """
 
     pool: pl.DataFrame
     features: pl.DataFrame
-    limits: tuple[datetime, datetime] | None
 
 
 def item_features(config: Config) -> list[str]:
@@ -38,19 +34,16 @@ def item_features(config: Config) -> list[str]:
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
 
 
-def part(
-    known: pl.DataFrame, impressions: pl.DataFrame, config: Config
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+def part(known: pl.DataFrame, config: Config) -> pl.DataFrame:
     """A bucket's contribution.
 
     Args:
         known: all of its impressions, which items were shown by.
-        impressions: those that become examples, whose times are counted.
-        config: the sampling and the split.
+        config: the sampling.
 
     Returns:
-        Impressions of items (empty without negatives): `item`, `time`, `impression` and the item
-        features; and counted times: `time`, `count` (empty unless splits are shares of time).
+        Impressions of items: `item`, `time`, `impression` and the item features; none without
+        negatives.
     """
     item, names = config.contract.item, item_features(config)
     shown = known.select(
@@ -61,32 +54,20 @@ def part(
     )
     negatives = config.pipeline.negatives
     if negatives is None:
-        shown = shown.clear()
-    elif not names:
-        shown = thin(shown, negatives)
-    by_share = isinstance(config.pipeline.split, TimeSplit) and isinstance(
-        config.pipeline.split.validation, float
-    )
-    times = impressions.select(pl.col(TIME).alias("time"))
-    times = times.group_by("time").agg(count=pl.len().cast(pl.Int64)).sort("time")
-    return shown, times if by_share else times.clear()
+        return shown.clear()
+    return shown if names else thin(shown, negatives)
 
 
-def merge(
-    parts: list[tuple[pl.DataFrame, pl.DataFrame]],
-    config: Config,
-    items: pl.DataFrame | None,
-) -> Catalogue:
-    """Merge the buckets' contributions; their order does not matter.
+def merge(parts: list[pl.DataFrame], config: Config, items: pl.DataFrame | None) -> Catalogue:
+    """Merge what all buckets of users say of the same items; the parts' order does not matter.
 
     Args:
-        parts: what `part` returned for each bucket, at least one.
-        config: the sampling and the split.
+        parts: what `part` returned, or the same items' share of each; at least one.
+        config: the sampling.
         items: the items' side table: what it lacks cannot be a negative where its features are
             required.
     """
-    shown = pl.concat([shown for shown, _ in parts])
-    times = pl.concat([times for _, times in parts]).group_by("time").agg(pl.col("count").sum())
+    shown = pl.concat(parts)
     negatives, names = config.pipeline.negatives, item_features(config)
     pool = shown.select("time", "item")
     if negatives is not None:
@@ -95,13 +76,19 @@ def merge(
         complete = items.drop_nulls(tables.required(config, "items"))[config.contract.item]
         if tables.required(config, "items"):
             pool = pool.filter(pl.col("item").is_in(complete.implode()))
-    pool = pool.sort("time", "item", nulls_last=False)
     ordered = shown.sort("item", "time", "impression", nulls_last=False)
     if names:
         changed = pl.struct("item", *names)
         ordered = ordered.filter((changed != changed.shift(1)).fill_null(True))
-    features = ordered.select("item", "time", *names) if names else ordered.select("item").clear()
-    return Catalogue(pool, features, split.boundaries(config.pipeline.split, times))
+    features = ordered.select("item", "time", *names)
+    return Catalogue(pool, features if names else features.clear())
+
+
+def join(parts: list[Catalogue]) -> Catalogue:
+    """Put the catalogues of different items together, at least one."""
+    pool = pl.concat([part.pool for part in parts]).sort("time", "item", nulls_last=False)
+    features = pl.concat([part.features for part in parts])
+    return Catalogue(pool, features.sort("item", maintain_order=True))
 
 
 def as_of(features: pl.DataFrame, queries: pl.DataFrame, config: Config) -> pl.DataFrame:

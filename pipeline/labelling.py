@@ -7,11 +7,13 @@ from typing import Any
 import polars as pl
 
 from configs.files import TIME, write_json
+from configs.pipeline import TimeSplit
 from pipeline import catalogue, computed, snapshot
-from pipeline.buckets import Piece, divide, gather, spill
+from pipeline.buckets import Piece, divide, gather, parts_of, read_piece, spill, spilled_path
 from pipeline.examples import make_examples
 from pipeline.manifest import Facts
 from pipeline.plan import Plan
+from pipeline.split import boundaries
 from pipeline.write import part, write_parquet
 
 _MIB = 1 << 20
@@ -55,10 +57,16 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) ->
         ("seen", snapshot.part_of_items(made.events, config, cut_off)),
     ):
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
-    shown, times = catalogue.part(made.impressions, impressions, plan.config)
-    shown.write_ipc(plan.file("shown", number), compression="lz4")
-    times.write_ipc(plan.file("times", number), compression="lz4")
-    return [{"bucket": number, **made.counts}]
+    fact = {"bucket": number, **made.counts}
+    if config.pipeline.negatives is not None:
+        shown = catalogue.part(made.impressions, config)
+        spilled = spill(shown, plan.buckets, plan.work, f"shown-{number:05d}", "item")
+        fact["shown"] = sum(piece.size for _, piece in spilled)
+    if isinstance(config.pipeline.split, TimeSplit):
+        # Not compressed: they are looked into where they lie.
+        times = impressions.select(TIME).rechunk()
+        times.write_ipc(plan.file("times", number), compression="uncompressed")
+    return [fact]
 
 
 def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
@@ -69,18 +77,32 @@ def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
     """
     facts = sorted(labelled, key=lambda fact: fact["bucket"])
     write_json(plan.work / "labelled.json", facts)
+    split = plan.config.pipeline.split
     if not facts:
         return {"limits": None}
-    parts = [
-        tuple(pl.read_ipc(plan.file(kind, fact["bucket"])) for kind in ("shown", "times"))
-        for fact in facts
-    ]
+    if plan.config.pipeline.negatives is not None:
+        merged = _of_items(facts, plan)
+        merged.pool.write_ipc(plan.work / "pool.arrow", compression="lz4")
+        merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
+    times = []
+    if isinstance(split, TimeSplit):
+        times = [pl.read_ipc(plan.file("times", fact["bucket"]))[TIME] for fact in facts]
+    limits = boundaries(split, times)
+    return {"limits": None if limits is None else [limit.isoformat() for limit in limits]}
+
+
+def _of_items(facts: list[Facts], plan: Plan) -> catalogue.Catalogue:
+    """Merge what the buckets of users know of items, so many buckets of items at a time as fit."""
     items = plan.side_tables().get("items")
-    merged = catalogue.merge([(a, b) for a, b in parts], plan.config, items)
-    merged.pool.write_ipc(plan.work / "pool.arrow", compression="lz4")
-    merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
-    limits = [limit.isoformat() for limit in merged.limits] if merged.limits is not None else None
-    return {"limits": limits}
+    paths = [spilled_path(plan.work, f"shown-{fact['bucket']:05d}") for fact in facts]
+    limit = plan.config.pipeline.bucket_mib * _MIB
+    turns = min(plan.buckets, parts_of(sum(fact["shown"] for fact in facts), limit))
+    merged = []
+    for turn in range(turns):
+        buckets = range(turn, plan.buckets, turns)
+        parts = [read_piece(path, *buckets) for path in paths]
+        merged.append(catalogue.merge(parts, plan.config, items))
+    return catalogue.join(merged)
 
 
 def instant(text: str | None) -> datetime | None:

@@ -1,6 +1,8 @@
 """Splits impressions into training, validation and test."""
 
-from datetime import UTC, datetime
+from bisect import bisect_right
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
@@ -10,16 +12,17 @@ from configs.files import IMPRESSION, SPLITS, TIME
 from configs.pipeline import Split, TimeSplit
 from pipeline.hashing import Hashes, combine, hash_column
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives
 
 
-def boundaries(split: Split, times: pl.DataFrame | None) -> tuple[datetime, datetime] | None:
+def boundaries(split: Split, times: Sequence[pl.Series]) -> tuple[datetime, datetime] | None:
     """Instants at which validation and test begin; None where the split is not by time.
 
     Args:
         split: the configured split.
-        times: distinct times of all impressions and their number, columns `time` and `count`;
-            read for shares only. Of no impressions there are no boundaries.
+        times: of all impressions, in parts each of which is sorted; read for shares only. Of no
+            impressions there are no boundaries.
 
     Returns:
         For shares, the boundary is the time of the impression at that rank: impressions of the
@@ -31,15 +34,29 @@ def boundaries(split: Split, times: pl.DataFrame | None) -> tuple[datetime, date
     if isinstance(validation, datetime) or isinstance(test, datetime):
         # The configuration takes two instants or two shares.
         return _utc(validation), _utc(test)
-    if times is None or not len(times):
+    numbers = [part.to_physical().to_numpy() for part in times if len(part)]
+    total = sum(map(len, numbers))
+    if not total:
         return None
-    ordered = times.sort("time")
-    total, reached = int(ordered["count"].sum()), ordered["count"].cum_sum().to_numpy()
-    ranks = [total - round((validation + test) * total), total - round(test * total)]
-    at = [
-        min(int(np.searchsorted(reached, rank, side="right")), len(ordered) - 1) for rank in ranks
-    ]
-    return ordered["time"][at[0]], ordered["time"][at[1]]
+    return (
+        _at_rank(numbers, total - round((validation + test) * total)),
+        _at_rank(numbers, total - round(test * total)),
+    )
+
+
+def _at_rank(parts: list[NDArray[np.int64]], rank: int) -> datetime:
+    """The time of the impression that `rank` others come before, or of the last one.
+
+    Halves the span of time and asks every part how much of it is as early, so that parts which
+    stand in files are neither merged nor read whole.
+    """
+
+    def as_early(time: int) -> int:
+        return sum(int(np.searchsorted(part, time, side="right")) for part in parts)
+
+    first, last = min(int(part[0]) for part in parts), max(int(part[-1]) for part in parts)
+    time = first + bisect_right(range(first, last), rank, key=as_early)
+    return _EPOCH + timedelta(microseconds=time)
 
 
 def _utc(limit: float | datetime) -> datetime:

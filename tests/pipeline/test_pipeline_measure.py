@@ -30,29 +30,36 @@ def impressions(seconds, users=None):
     )
 
 
-def counted(frame):
-    times = frame.group_by(time=pl.col("meta/time")).agg(count=pl.len().cast(pl.Int64))
-    return times.sample(fraction=1, shuffle=True, seed=1)
+def in_parts(frame):
+    """The times, dealt to three parts, each sorted, and a part of none."""
+    return [frame["meta/time"].gather_every(3, at).sort() for at in (2, 0, 1)] + [
+        frame["meta/time"].clear()
+    ]
 
 
 def test_shares_of_time_tear_no_instant_apart():
     split = TimeSplit(by="time", validation=0.2, test=0.2)
     frame = impressions([0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
-    assert assign(frame, "user", split, 0, boundaries(split, counted(frame))).to_list() == (
+    assert assign(frame, "user", split, 0, boundaries(split, in_parts(frame))).to_list() == (
         ["train"] * 6 + ["validation"] * 2 + ["test"] * 2
     )
     # The impression of rank 6 is one of four at 5: all four are validation.
     frame = impressions([0, 1, 2, 3, 5, 5, 5, 5, 8, 9])
-    assert assign(frame, "user", split, 0, boundaries(split, counted(frame))).to_list() == (
+    assert assign(frame, "user", split, 0, boundaries(split, in_parts(frame))).to_list() == (
         ["train"] * 4 + ["validation"] * 4 + ["test"] * 2
     )
+    # Shares so small that they round to nothing still have the last instant.
+    assert boundaries(TimeSplit(by="time", validation=0.01, test=0.01), in_parts(frame)) == (
+        (START + timedelta(seconds=9),) * 2
+    )
+    assert boundaries(split, in_parts(frame.clear())) is None
 
 
 def test_instants_begin_their_split():
     split = TimeSplit(
         by="time", validation=START + timedelta(seconds=2), test=START + timedelta(seconds=3)
     )
-    named = assign(impressions([1, 2, 3]), "user", split, 0, boundaries(split, None))
+    named = assign(impressions([1, 2, 3]), "user", split, 0, boundaries(split, []))
     assert named.to_list() == ["train", "validation", "test"]
 
 
