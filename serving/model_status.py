@@ -14,7 +14,13 @@ from serving.manager import Record
 from serving.model_config import ModelConfig, model_configs
 from serving.models import Models
 from serving.prediction import requested
-from serving.status import LOG, InvalidRequestError, RequestError, WrongStateError
+from serving.status import (
+    LOG,
+    DrainingError,
+    InvalidRequestError,
+    RequestError,
+    WrongStateError,
+)
 
 _UNKNOWN = 2  # google.rpc.Code: the version failed; the message says why
 
@@ -59,6 +65,7 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
         Raises:
             InvalidRequestError: the configuration contradicts itself.
             WrongStateError: a model cannot serve; what served goes on.
+            DrainingError: the server stops while the models are loaded.
         """
         try:
             configs = model_configs(request.config)
@@ -69,6 +76,8 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
         except RequestError:
             raise
         except ServingError as error:
+            if self._models.stopping:
+                raise DrainingError("the server is stopping; nothing was changed") from None
             raise WrongStateError(f"config: {error}; nothing was changed") from None
         LOG.info("models by request: %s", ", ".join(config.name for config in configs))
         return model_management_pb2.ReloadConfigResponse()

@@ -90,6 +90,11 @@ class Models:
         """Give up loads that are under way; what serves goes on."""
         self._stopping.set()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether loads are given up."""
+        return self._stopping.is_set()
+
     def close(self) -> None:
         """Unload everything when its calls have ended."""
         self.stop_loading()

@@ -30,7 +30,7 @@ from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
 from serving.recommendation import CandidateFinder
 from serving.security import read_tokens, server_credentials
-from serving.signals import stop_signals, wait_for
+from serving.signals import MARGIN, ends_within, stop_signals, wait_for
 from serving.status import LOG, StatusInterceptor
 from serving.watch import Watch
 
@@ -252,10 +252,16 @@ def serve(options: ServerOptions) -> None:
     logs.configure(options.log_format)
     keep_what_is_imported()
     server = Server(options)
-    with stop_signals() as (first, second):
-        server.start()
+    with stop_signals(server.models.stop_loading) as (first, second):
+        try:
+            server.start()
+        except ServingError:
+            if not first.is_set():
+                raise
+            return  # as asked
         where = address(options.host, server.port)
         print(f"serving {server.describe()} on {where}", flush=True)
         wait_for(first)
         LOG.info("draining")
-        server.stop(force=second)
+        with ends_within(options.drain_delay_seconds + options.drain_grace_seconds + MARGIN):
+            server.stop(force=second)

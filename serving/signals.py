@@ -1,19 +1,36 @@
 """SIGTERM and SIGINT as events that a server waits for."""
 
 import contextlib
+import logging
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+LOG = logging.getLogger("multigate.serving")
+
+MARGIN = 10.0
+"""Seconds beyond the time to drain, after which a process that has not ended is made to."""
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Events that the first and the second SIGTERM or SIGINT set."""
+def stop_signals(
+    at_first: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Events that the first and the second SIGTERM or SIGINT set.
+
+    Args:
+        at_first: called with the first one, whatever the main thread is doing.
+    """
     first, second = threading.Event(), threading.Event()
 
     def received(number: int, frame: Any) -> None:
-        (second if first.is_set() else first).set()
+        if first.is_set():
+            second.set()
+        else:
+            first.set()
+            at_first()
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, received) for number in numbers]
@@ -32,3 +49,20 @@ def wait_for(event: threading.Event) -> None:
     """
     while not event.wait(0.5):
         pass
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float) -> Iterator[None]:
+    """End this process when the block takes longer, because it hangs, say on a dead disk."""
+
+    def end() -> None:
+        LOG.error("does not end within %g s, and is made to", seconds)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

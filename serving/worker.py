@@ -1,6 +1,8 @@
 """One server process among several: takes the supervisor's orders, and asks it about the others."""
 
+import logging
 import pickle
+import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +13,10 @@ from typing import Any
 
 from configs.errors import ServingError
 from serving import logs
+from serving.link import Ask, GoneError, Replies
 from serving.options import ServerOptions
+
+LOG = logging.getLogger("multigate.serving")
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def run_worker(
     from serving.server import Server
 
     keep_what_is_imported()
-    fleet = Fleet(questions)
+    fleet = Fleet(Ask(questions))
     try:
         _refuse_gpu()
         server = Server(options, pickle.loads(configs) if configs is not None else None, fleet)
@@ -66,7 +71,7 @@ def run_worker(
         return
     with suppress(OSError):  # taking orders finds the same, and stops
         orders.send(Ready(server.describe()))
-    taker = Orders(server, orders, stop, force)
+    taker = Orders(server, Replies(orders), stop, force)
     threading.Thread(target=taker.take, name="orders", daemon=True).start()
     while not stop.wait(0.5):  # a signal may go to a thread of TensorFlow's, see serving.signals
         pass
@@ -91,64 +96,73 @@ class Orders:
     """What the supervisor wants of this worker."""
 
     def __init__(
-        self, server: Any, pipe: Connection, stop: threading.Event, force: threading.Event
+        self, server: Any, orders: Replies, stop: threading.Event, force: threading.Event
     ) -> None:
         self._server = server
-        self._pipe = pipe
+        self._orders = orders
         self._stop = stop
         self._force = force
+        self._verdicts: queue.SimpleQueue[tuple[int, str, int]] = queue.SimpleQueue()
+        """Number and name of an order that ends a change of models, and which change."""
 
     def take(self) -> None:
         """Follow orders until the supervisor is gone."""
         try:
             while True:
-                self._follow(*self._pipe.recv())
+                self._follow(*self._orders.next())
         except (EOFError, OSError):
+            self._verdicts.put((-1, "end", -1))
             self._stop.set()  # nobody else would end this process
 
     def _follow(self, number: int, order: tuple[Any, ...]) -> None:
         name, *parts = order
         answer: Any = None
+        if name == "prepare":
+            # Loading takes its time: other orders, such as to drain, must not wait for it.
+            threading.Thread(
+                target=self._change, args=(number, *parts), name="reload", daemon=True
+            ).start()
+            return
+        if name in {"commit", "abort"}:
+            self._verdicts.put((number, name, *parts))
+            return
         if name == "metrics":
             answer = self._server.metrics.text()
         elif name == "records":
             answer = pickle.dumps(self._server.models.known(*parts))
-        elif name == "prepare":
-            number, answer = self._change(number, *parts)
         elif name in {"drain", "force"}:
             if name == "force":
                 self._force.set()
             self._stop.set()
-        self._pipe.send((number, answer))
+        self._orders.send(number, answer)
 
-    def _change(self, number: int, configs: bytes) -> tuple[int, str | None]:
-        """Load other models, and serve them if the supervisor says that all workers can.
-
-        Returns:
-            Number and answer of the order that ended it.
-        """
+    def _change(self, number: int, change: int, configs: bytes) -> None:
+        """Load other models, and serve them if the supervisor says that all workers can."""
+        problem: str | None = None
         try:
             with self._server.models.change(pickle.loads(configs)):
-                self._pipe.send((number, ""))
-                number, order = self._pipe.recv()
-                while order[0] not in {"commit", "abort"}:
-                    self._follow(number, order)
-                    number, order = self._pipe.recv()
-                if order[0] == "abort":
+                self._orders.send(number, "")
+                number, verdict, which = self._verdicts.get()
+                while verdict != "end" and which != change:  # of one that took too long
+                    self._orders.send(number, None)
+                    number, verdict, which = self._verdicts.get()
+                if verdict != "commit":
                     raise _AbortError
         except _AbortError:
             pass
         except ServingError as error:
-            return number, str(error)
-        return number, None
+            problem = str(error)
+        except Exception as error:
+            LOG.exception("a change of models failed")
+            problem = repr(error)
+        self._orders.send(number, problem)
 
 
 class Fleet:
     """All workers of the server, as one of them sees them."""
 
-    def __init__(self, questions: Connection) -> None:
-        self._questions = questions
-        self._lock = threading.Lock()
+    def __init__(self, ask: Ask) -> None:
+        self._ask_supervisor = ask
 
     def apply(self, configs: Sequence[Any]) -> None:
         """Serve these models in all workers, or change nothing.
@@ -164,6 +178,7 @@ class Fleet:
         return [pickle.loads(one) for one in self._ask("records", name)]
 
     def _ask(self, *question: Any) -> Any:
-        with self._lock:
-            self._questions.send(question)
-            return self._questions.recv()
+        try:
+            return self._ask_supervisor(question)
+        except GoneError as error:  # then this worker is about to end, too
+            raise ServingError(f"supervisor: {error}") from None

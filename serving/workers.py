@@ -24,9 +24,9 @@ from serving import logs
 from serving.addresses import address, reserve
 from serving.exporter import start_exporter
 from serving.exposition import merged
-from serving.link import Ask, GoneError
+from serving.link import Ask, GoneError, LateError, Replies
 from serving.options import ServerOptions
-from serving.signals import stop_signals, wait_for
+from serving.signals import MARGIN, stop_signals, wait_for
 from serving.worker import Failed, Ready, run_worker
 
 LOG = logging.getLogger("multigate.serving")
@@ -37,8 +37,6 @@ _YOUNG = 10.0
 """Seconds after which a worker that dies counts as one that had worked."""
 _ANSWER_IN, _LOAD_IN = 10.0, 600.0
 """Seconds that a worker has for an answer, and for one that needs models loaded."""
-_MARGIN = 10.0
-"""Seconds beyond the time to drain, after which a worker is killed."""
 
 
 class Slot:
@@ -150,10 +148,13 @@ class Slot:
                 self._serve(orders, questions)
         finally:
             self.ready.clear()
-            self._ask = None
             self._process.join()
             self.over.set()
-            orders.close()
+            if self._ask is None:
+                orders.close()
+            else:
+                self._ask.close()
+                self._ask = None
             questions.close()
 
     def _serve(self, orders: Connection, questions: Connection) -> None:
@@ -168,17 +169,29 @@ class Slot:
         self.settled.set()
         if self._supervisor.stopping.is_set():
             self.order("drain")
+        replies = Replies(questions)
         while True:
-            question, *parts = questions.recv()
-            questions.send(self._supervisor.answer(question, *parts))
+            # A reload takes its time: whoever asks for states meanwhile need not wait for it.
+            threading.Thread(
+                target=self._reply, args=(replies, *replies.next()), name="reply", daemon=True
+            ).start()
+
+    def _reply(self, replies: Replies, number: int, question: tuple[Any, ...]) -> None:
+        replies.send(number, self._supervisor.answer(*question))
 
     def catch_up(self, configs: bytes | None) -> None:
         """Apply a reload that happened while the worker started, then count as ready."""
         self.ready.set()
-        if configs is not self._configs and configs is not None:
-            with suppress(GoneError):
-                if self.ask(("prepare", configs), _LOAD_IN) == "":
-                    self.ask(("commit",))
+        if configs is self._configs or configs is None:
+            return
+        try:
+            problem = self.ask(("prepare", 0, configs), _LOAD_IN)
+            problem = problem or self.ask(("commit", 0))
+        except GoneError as error:
+            problem = str(error)
+        if problem:
+            LOG.error("worker %d: %s; another one takes its place", self.number, problem)
+            self.kill()
 
 
 class Supervisor:
@@ -204,14 +217,20 @@ class Supervisor:
         self.worker_options = replace(options, port=self.port, metrics_port=-1)
         self.slots = [Slot(number, self) for number in range(options.workers)]
         self._changing = threading.Lock()
+        self._changes = 0
+        """Reloads so far; 0 names that of a worker which catches up."""
         self._close_exporter: Callable[[], None] = lambda: None
         self.metrics_port: int | None = None
 
-    def start(self) -> None:
+    def start(self, stop: threading.Event | None = None) -> None:
         """Spawn all workers and wait until each serves.
 
+        Args:
+            stop: gives the start up when set.
+
         Raises:
-            ServingError: a worker cannot serve, or the metrics' port is taken.
+            ServingError: a worker cannot serve, the metrics' port is taken, or the start was given
+                up.
         """
         try:
             if self.options.metrics_port >= 0:
@@ -222,7 +241,8 @@ class Supervisor:
                 slot.start()
             for slot in self.slots:
                 while not slot.settled.wait(0.5):
-                    pass
+                    if stop is not None and stop.is_set():
+                        raise ServingError("stopped before it served")
                 if not slot.ready.is_set():
                     raise ServingError(slot.error or f"worker {slot.number} ended at its start")
         except BaseException:
@@ -234,7 +254,7 @@ class Supervisor:
         self.stopping.set()
         options = self.options
         until = time.monotonic() + options.drain_delay_seconds + options.drain_grace_seconds
-        until += _MARGIN
+        until += MARGIN
         self._order("force" if force is None else "drain")
         while not all(slot.over.wait(0.02) for slot in self.slots) and time.monotonic() < until:
             if force is not None and force.is_set():
@@ -275,15 +295,21 @@ class Supervisor:
         """Other models in all workers or in none; why not, or the empty text."""
         with self._changing:
             prepared, problem = [], ""
+            self._changes += 1
             for slot in self.slots:
-                with suppress(GoneError):  # spawned anew, it starts with what holds then
-                    problem = slot.ask(("prepare", configs), _LOAD_IN)
-                    if problem:
-                        break
-                    prepared.append(slot)
+                try:
+                    problem = slot.ask(("prepare", self._changes, configs), _LOAD_IN)
+                except LateError as error:
+                    problem = f"worker {slot.number}: {error}"
+                    prepared.append(slot)  # it will be ready some time
+                except GoneError:
+                    continue  # spawned anew, it starts with what holds then
+                if problem:
+                    break
+                prepared.append(slot)
             for slot in prepared:
                 with suppress(GoneError):
-                    slot.ask(("abort",) if problem else ("commit",))
+                    slot.ask(("abort" if problem else "commit", self._changes))
             if not problem:
                 self.configs = configs
             return problem
@@ -323,7 +349,12 @@ def supervise(options: ServerOptions, before: Callable[[], Any]) -> None:
     logs.configure(options.log_format)
     with stop_signals() as (first, second):
         supervisor = Supervisor(options, before)
-        supervisor.start()
+        try:
+            supervisor.start(first)
+        except ServingError:
+            if not first.is_set():
+                raise
+            return  # as asked
         where = address(options.host, supervisor.port)
         serving = supervisor.slots[0].serving
         print(f"serving {serving} in {options.workers} workers on {where}", flush=True)

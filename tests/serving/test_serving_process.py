@@ -11,15 +11,23 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
+import tensorflow as tf
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
-from tensorflow_serving.apis import prediction_service_pb2_grpc
+from tensorflow_serving.apis import (
+    model_management_pb2,
+    model_service_pb2_grpc,
+    prediction_log_pb2,
+    prediction_service_pb2_grpc,
+)
 
 from serving.server import LIVENESS
+from serving.versions import WARMUP
 
 ROOT = Path(__file__).parents[2]
 STATUS = health_pb2.HealthCheckResponse
@@ -80,12 +88,34 @@ def slow_request(contract, helpers, spins):
     return helpers.predict_request(inputs, "rank")
 
 
-def test_sigterm_drains_and_the_process_runs_without_keras(
+def without_end(contract, helpers):
+    """Gives a version a warm-up that takes many minutes."""
+
+    def change(folder):
+        log = prediction_log_pb2.PredictionLog()
+        log.predict_log.request.CopyFrom(slow_request(contract, helpers, 20_000))
+        with tf.io.TFRecordWriter(str(folder / WARMUP)) as writer:
+            for _ in range(2_000):
+                writer.write(log.SerializeToString())
+
+    return change
+
+
+def warms_up(process, folder):
+    """Whether the process reads the warm-up requests of a version."""
+    opened = {one.path for one in psutil.Process(process.pid).open_files()}
+    return str(folder / WARMUP) in opened
+
+
+def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
     tmp_path, publish, contract, helpers, until
 ):
-    publish(tmp_path, 1)
+    base, other = tmp_path / "small", tmp_path / "other"
+    base.mkdir()
+    other.mkdir()
+    publish(base, 1)
     with (
-        Process(tmp_path, "--drain_delay_seconds", "1") as server,
+        Process(base, "--drain_delay_seconds", "1") as server,
         grpc.insecure_channel(server.target) as channel,
     ):
         assert server.line.startswith("serving small version 1 on 127.0.0.1:")
@@ -93,6 +123,15 @@ def test_sigterm_drains_and_the_process_runs_without_keras(
         health = health_pb2_grpc.HealthStub(channel)
         quick, slow = slow_request(contract, helpers, 0), slow_request(contract, helpers, 300_000)
         stub.Predict(quick, timeout=60)
+        # Two loads are under way: the poller's, and that of a reload request.
+        forever = without_end(contract, helpers)
+        versions = [publish(base, 2, forever), publish(other, 1, forever)]
+        request = model_management_pb2.ReloadConfigRequest()
+        for name, folder in (("small", base), ("other", other)):
+            request.config.model_config_list.config.add(name=name, base_path=str(folder))
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        until(lambda: all(warms_up(server.process, folder) for folder in versions), "both loads")
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
         in_flight = stub.Predict.future(slow, timeout=120)
         threading.Event().wait(0.3)  # until the server has accepted it
@@ -108,6 +147,8 @@ def test_sigterm_drains_and_the_process_runs_without_keras(
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
         assert not in_flight.done()
         assert len(in_flight.result().outputs["score"].float_val) == 2
+        assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
+        assert reload.exception().details() == "the server is stopping; nothing was changed"
         server.signal_and_wait()
 
 
@@ -125,6 +166,29 @@ def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpe
             grpc.StatusCode.CANCELLED,
         }
         server.signal_and_wait()
+
+
+HANGS = """
+import sys, time
+from serving.signals import ends_within
+with ends_within(60):
+    pass
+with ends_within(0.1):
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_while_it_drains_ends_all_the_same():
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (1, "does not end within 0.1 s, and is made to\n")
 
 
 def test_health_tells_liveness_from_readiness(running):

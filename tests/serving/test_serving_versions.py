@@ -251,16 +251,24 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
 ):
     publish(tmp_path, 1)
     with run_server(tmp_path) as running:
-        inputs = helpers.sample_inputs(contract, 2, users=1)
-        inputs["hour"] = np.array([helpers.slow_from + 999_999])
-        request = helpers.predict_request(inputs, "rank")
-        first = running.server.models.manager("small")._serving[1].servable
+        request = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
+        served = running.server.models.manager("small")._serving[1]
+        first, signature = served.servable, served.batchers["rank"]._run
+        runs, let_go = threading.Event(), threading.Event()
+
+        def held(inputs):
+            runs.set()
+            assert let_go.wait(60)
+            return signature(inputs)
+
+        served.batchers["rank"]._run = held
         slow = running.prediction.Predict.future(request, timeout=120)
-        until(lambda: first._calls == 1)
+        assert runs.wait(60)
         publish(tmp_path, 2)
         until(lambda: version_of(running) == 2)
         assert status_of(running)[1][0] == "UNLOADING"
         assert not first._session._closed
+        let_go.set()
         assert slow.result().model_spec.version.value == 1
         until(lambda: status_of(running)[1][0] == "END")
         assert first._session._closed

@@ -10,6 +10,7 @@ from concurrent import futures
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
     get_model_status_pb2,
     model_management_pb2,
@@ -18,11 +19,12 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
-from serving.client import RankClient
+from serving.client import CallError, RankClient
 from serving.exposition import merged
 from serving.manager import Record
 from serving.model_status import combined
 from serving.options import ServerOptions
+from serving.versions import WARMUP
 from serving.workers import Supervisor
 from verbs.common import import_tensorflow
 
@@ -144,8 +146,29 @@ def reload_request(base, labels, names=("small",)):
 
 
 def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, contract, helpers):
-    publish(base, 2)
-    until(lambda: versions_of(fleet) == {1: "END", 2: "AVAILABLE"}, "the swap in all workers")
+    swapped = threading.Event()
+
+    def versions_over_one_connection(_):
+        """As they come, without a version and with the first one's number."""
+        found, of_the_first = [], set()
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+            while not swapped.is_set() or found[-1] != 2:
+                found.append(client.rank("small", **CALL).model_version)
+                try:
+                    of_the_first.add(client.rank("small", version=1, **CALL).model_version)
+                except CallError as error:
+                    of_the_first.add(error.code)
+        return found, of_the_first
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(versions_over_one_connection, place) for place in range(4)]
+        publish(base, 2)
+        until(lambda: versions_of(fleet) == {1: "END", 2: "AVAILABLE"}, "the swap in all workers")
+        swapped.set()
+        for caller in callers:
+            found, of_the_first = caller.result(60)
+            assert found == sorted(found)
+            assert of_the_first <= {1, "NOT_FOUND"}
     with new_channel(fleet.port) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         with pytest.raises(grpc.RpcError, match="nothing was changed") as raised:
@@ -162,12 +185,39 @@ def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, c
     assert len(re.findall('method="Predict",status="OK"', page_of(fleet))) == 2, before
 
 
+def hold_the_warm_up(folder):
+    """Reading these requests waits until somebody opens them for writing, and then fails."""
+    path = folder / WARMUP
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_a_long_reload_keeps_nobody_waiting(fleet, base, publish, tmp_path):
+    held = publish(tmp_path, 1, hold_the_warm_up)
+    before = versions_of(fleet)
+    with new_channel(fleet.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = reload_request(base, {})
+        request.config.model_config_list.config.add(name="other", base_path=str(tmp_path))
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        # These ask all workers, of which one loads.
+        for _ in range(6):
+            assert versions_of(fleet) == before
+            assert "multigate_workers 2\n" in page_of(fleet)
+            assert rank_calls(page_of(fleet)).keys() == {"0", "1"}
+        assert not reload.done()
+        (held / WARMUP).open("wb").close()  # returns once it is being read
+        assert reload.exception().code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "cannot be replayed" in reload.exception().details()
+        assert versions_of(fleet) == before
+
+
 def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, until):
     newest = max(n for n, state in versions_of(fleet).items() if state == "AVAILABLE")
     with new_channel(fleet.port) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         models.HandleReloadConfigRequest(reload_request(base, {"stable": newest}), timeout=60)
-    done = threading.Event()
+    died, done = threading.Event(), threading.Event()
     deaths = fleet.slots[0].deaths
 
     def call_until_done(_):
@@ -178,6 +228,8 @@ def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, unt
                 scores = [item["score"] for item in client.rank("small", **CALL)]
                 np.testing.assert_allclose(scores, expected, rtol=1e-5)
                 calls += 1
+                if died.is_set():  # leave the cores to the worker that starts
+                    done.wait(0.02)
         return calls
 
     with futures.ThreadPoolExecutor(8) as pool:
@@ -186,6 +238,7 @@ def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, unt
         victim = fleet.slots[0].pid
         os.kill(victim, signal.SIGKILL)
         until(lambda: fleet.slots[0].deaths == deaths + 1)
+        died.set()
         assert "multigate_workers 1\n" in page_of(fleet)
         until(lambda: fleet.slots[0].pid not in {None, victim}, "the next worker")
         done.set()
@@ -211,3 +264,30 @@ def test_workers_that_cannot_start_say_why_once(tmp_path):
 def test_the_port_of_another_server_is_not_shared(fleet, tmp_path):
     with pytest.raises(ServingError, match="cannot listen there: Address already in use"):
         Supervisor(ServerOptions("small", tmp_path, port=fleet.port, workers=2), import_tensorflow)
+
+
+@pytest.mark.slow
+def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until):
+    base, other = tmp_path / "small", tmp_path / "other"
+    base.mkdir()
+    other.mkdir()
+    publish(base, 1)
+    held = publish(other, 1, hold_the_warm_up)
+    supervisor = Supervisor(ServerOptions("small", base, port=0, workers=2), import_tensorflow)
+    supervisor.start()
+    processes = [slot._process for slot in supervisor.slots]
+    with new_channel(supervisor.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = reload_request(base, {})
+        request.config.model_config_list.config.add(name="other", base_path=str(other))
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        health = health_pb2_grpc.HealthStub(channel)
+        stopper = threading.Thread(target=supervisor.stop, args=(threading.Event(),))
+        until(supervisor._changing.locked, "the reload")
+        stopper.start()
+        ask, over = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.NOT_SERVING
+        until(lambda: health.Check(ask, timeout=60).status == over, "the drain")
+        os.close(os.open(held / WARMUP, os.O_RDWR))  # lets go of whoever waits for it
+        assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
+        stopper.join()
+    assert [process.exitcode for process in processes] == [0, 0]
