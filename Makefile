@@ -22,13 +22,13 @@ demo: install
 	$(BIN)/multigate demo --out demo-out
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-slow: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 test-long: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m long
+	$(BIN)/python -m pytest -n 2 -m long
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,5 +1,7 @@
 """What all tests share: where the real data are, and one small run of every stage."""
 
+import os
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +10,50 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+# Tests on JAX are processes of their own, which spend their time compiling what runs once.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+
+# Groups of files whose tests share what takes seconds to make. The longest groups are first.
+TOGETHER = (
+    r"jobs/test_(run|run_candidates|tune)\.py",
+    r"candidates/|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract)\.py",
+    r"model/export/test_export\.py",
+    r"model/test_resume\.py",
+    r"jobs/test_(run_kills|fortnight)\.py",
+    r"serving/test_serving_workers\.py",
+)
+
+
+def group(nodeid: str) -> tuple[int, str]:
+    """Place and name of a test's group: of `TOGETHER`, or its file."""
+    file = nodeid.partition("::")[0]
+    for place, pattern in enumerate(TOGETHER):
+        if re.search(pattern, file):
+            return place, pattern
+    return len(TOGETHER), file
+
+
+class Groups(LoadFileScheduling):
+    """Gives a group's tests to one worker, so that it alone makes what they share."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    """Hand out groups in the order of the tests, however `--dist` is set."""
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest groups, so that the workers end together."""
+    items.sort(key=lambda item: group(item.nodeid)[0])
 
 
 @pytest.fixture

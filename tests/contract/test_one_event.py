@@ -19,8 +19,6 @@ from serving.client import RankClient
 from serving.options import ServerOptions
 from serving.server import Server
 
-pytestmark = pytest.mark.xdist_group("small_run")
-
 
 @pytest.fixture(scope="module")
 def raw_log(small_run):

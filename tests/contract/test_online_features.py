@@ -30,8 +30,6 @@ from serving.server import Server
 from serving.snapshot import Snapshot
 from serving.snapshot_writer import write_snapshot
 
-pytestmark = pytest.mark.xdist_group("real_data")
-
 CUT_OFF = datetime(2016, 12, 1, tzinfo=UTC)
 
 

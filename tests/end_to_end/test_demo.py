@@ -9,8 +9,6 @@ import pytest
 from configs import DataError, load
 from jobs import demo
 
-pytestmark = pytest.mark.xdist_group("small_run")
-
 
 def test_every_stage_left_its_folder(small_run):
     left = sorted(path.name for path in (small_run.root / "run").iterdir())

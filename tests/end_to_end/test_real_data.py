@@ -9,8 +9,6 @@ import pytest
 
 from jobs import demo
 
-pytestmark = pytest.mark.xdist_group("real_data")
-
 
 @pytest.fixture
 def deskdrop(real_data, tmp_path):

@@ -9,8 +9,6 @@ import multigate
 from serving.options import ServerOptions
 from serving.server import Server
 
-pytestmark = pytest.mark.xdist_group("small_run")
-
 
 @pytest.fixture
 def call(capfd):

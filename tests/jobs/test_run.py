@@ -24,8 +24,6 @@ from jobs.run_stages import first_version, pipeline
 from serving.servable import Servable
 from serving.versions import missing_files
 
-pytestmark = pytest.mark.xdist_group("nights")
-
 DAY = date(2026, 1, 30)
 
 

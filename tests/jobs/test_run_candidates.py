@@ -32,8 +32,6 @@ from serving.options import ServerOptions
 from serving.server import Server
 from serving.versions import CONTRACT, missing_files
 
-pytestmark = pytest.mark.xdist_group("nights")
-
 ROOT = Path(__file__).parents[2]
 DAY, NEXT_DAY = date(2026, 1, 30), date(2026, 1, 31)
 STEPS = tuple(stage for stage in ALL_STAGES if stage != "candidates_report")

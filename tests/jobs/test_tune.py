@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from datetime import date
 
 import pytest
 
@@ -10,6 +11,7 @@ from configs.config import Config
 from configs.errors import ConfigError, DataError
 from configs.tune import TuneConfig
 from jobs import tune as search
+from jobs.run_folder import RunFolder
 
 SPACE = {
     "train.learning_rate": {"low": 0.0005, "high": 0.01, "log": True},
@@ -25,10 +27,10 @@ def with_search(config, **options):
 
 
 @pytest.fixture(scope="module")
-def found(small_run, tmp_path_factory):
+def found(nights, finished, tmp_path_factory):
     out = tmp_path_factory.mktemp("tune") / "search"
-    config = with_search(small_run.config)
-    examples = small_run.root / "run/examples"
+    config = with_search(nights.config())
+    examples = RunFolder(finished.runs, date(2026, 1, 30)).examples
     result = search.tune(config, examples, out, lambda checkpoint: {"name": checkpoint.name})
     return config, examples, out, result
 

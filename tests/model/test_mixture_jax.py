@@ -172,7 +172,8 @@ def test_values_and_gradients_under_jit_equal_tensorflow(both, case):
     names = [name for name in expected if name.startswith(f"{case}/")]
     assert len(names) > 2
     for name in names:
-        np.testing.assert_allclose(found[name], expected[name], atol=2e-5, err_msg=name)
+        # Sums in another order: a gradient near 100 is good to some 1e-5, one near 0 to less.
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=2e-5, err_msg=name)
 
 
 def test_outside_jit(both):

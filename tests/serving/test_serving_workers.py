@@ -28,8 +28,6 @@ from serving.versions import WARMUP
 from serving.workers import Supervisor
 from verbs.common import import_tensorflow
 
-pytestmark = pytest.mark.xdist_group("fleet")  # whose start takes seconds
-
 CALL = {
     "user": {"user_id": "u1"},
     "context": {"hour": 9},
