@@ -32,7 +32,8 @@ from serving import logs
 from serving.feature_store import Question, Store, stored_features
 from serving.metrics import ServerMetrics
 from serving.options import ServerOptions
-from serving.redis_store import RedisStore, load
+from serving.redis_loader import load
+from serving.redis_store import RedisStore
 from serving.snapshot import Snapshot
 from serving.snapshot_writer import write_snapshot
 from serving.watch import Watch

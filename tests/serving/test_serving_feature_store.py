@@ -17,10 +17,11 @@ import multigate
 from configs.base import parse
 from configs.contract import Contract, FrozenContract
 from configs.errors import DataError, ServingError
-from serving import redis_store, snapshot
+from serving import redis_client, snapshot
 from serving.client import RankClient
 from serving.feature_store import OnlineFeatures, Question, stored_features
-from serving.redis_store import RedisStore, load
+from serving.redis_loader import load
+from serving.redis_store import RedisStore
 from serving.snapshot import Snapshot
 from serving.snapshot_writer import write_snapshot
 
@@ -442,9 +443,9 @@ def test_a_load_that_fails_changes_nothing(examples, contract, store_of_redis, m
     assert before == after
     with pytest.raises(ServingError, match=r"unix:///nowhere\.sock: .*as it was"):
         load(examples, "unix:///nowhere.sock")
-    monkeypatch.setattr(redis_store.importlib, "import_module", _absent)
+    monkeypatch.setattr(redis_client.importlib, "import_module", _absent)
     with pytest.raises(ServingError, match="pip install redis"):
-        redis_store.connect("redis://localhost")
+        redis_client.connect("redis://localhost")
 
 
 def _absent(name):
