@@ -158,6 +158,32 @@ def test_missing_values_follow_their_rules(running, client, helpers):
     assert "age" in empty.warnings[1]
 
 
+def test_a_column_without_any_value_is_missing_for_every_candidate(running, client):
+    nothing = COLUMNS | {"topic": [None] * 12, "tags": [None] * 12}
+    ranked = rank(client, columns=nothing)
+    assert ranked.warnings == [
+        "feature 'topic': 12 missing values; its missing rule stood in",
+        "feature 'tags': 12 missing values; its missing rule stood in",
+    ]
+    together = {item["index"]: item["tasks"] for item in ranked}
+    for row, one in enumerate(ITEMS):
+        columns = {"topic": [None], "tags": [None], "length": [COLUMNS["length"][row]]}
+        (alone,) = rank(client, item_ids=[one], columns=columns)
+        assert together[row] == pytest.approx(alone["tasks"], rel=1e-5)
+    left_out = rank(client, columns={"length": COLUMNS["length"]})
+    assert left_out == ranked
+    # Whatever type the fillers have, or without any: nobody looks at them.
+    for kind, fillers in {"texts": ["", "x"], "numbers": [np.nan, 1], "integers": []}.items():
+        request = full_request()
+        topic = request.candidates.columns["topic"]
+        topic.present.extend([False, False])
+        getattr(topic, kind).values.extend(fillers)
+        answer = running.ranking.Rank(request, timeout=30)
+        assert answer.warnings[4] == "feature 'topic': 2 missing values; its missing rule stood in"
+    with pytest.raises(CallError, match=r"'length': expected a value.*error.*, received none$"):
+        rank(client, columns=COLUMNS | {"length": [None] * 12})
+
+
 def test_unseen_ids_are_no_error(client):
     user = USER | {"user_id": "nobody", "recent": ["unheard", "of"]}
     ranked = rank(client, user=user, item_ids=[f"new {n}" for n in range(12)])
