@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,15 +31,15 @@ MODEL = {
     },
     "towers": {"units": [4], "dropout": 0.1},
 }
+# Early stopping ends it some epochs after the best.
 TRAIN = {
-    "epochs": 3,
+    "epochs": 12,
     "batch_size": 4,
-    "learning_rate": 0.02,
-    "patience": 3,
+    "learning_rate": 0.05,
+    "patience": 2,
     "seed": 3,
     "save_every": 20,
 }
-STEPS = 75  # of an epoch: 300 rows
 
 # Trains, and kills itself when so many steps are done, or, with -n, when the n-th validation is; 0
 # trains to the end.
@@ -146,52 +147,43 @@ class Interrupt:
         monkeypatch.setattr(Display, "advance", count)
 
 
-def test_a_killed_training_ends_with_the_same_weights(
-    tiny: Any, undisturbed: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "c"
+@pytest.fixture(scope="module")
+def interrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training that was interrupted in the second epoch leaves: its working folder."""
     # TensorFlow comes back every 16 steps: five times an epoch.
-    killed(make(tiny), tiny.examples, out, random.Random(1).randrange(3, 14))
-    assert not out.exists()
-    work = tmp_path / ".c.training"
-    assert len(list(work.glob("snapshot-*.npz"))) in (1, 2)
-    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
-    assert result["resumed"] is not None
-    assert_same(undisturbed, out)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "c.json"] == ["c"]
+    out = tmp_path_factory.mktemp("interrupted") / "c"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        Interrupt(patch, 7)
+        training.train(make(tiny), tiny.examples, out, progress=False)
+    assert [path.name for path in out.parent.iterdir()] == [".c.training"]
+    return out.with_name(".c.training")
 
 
 def test_killed_in_validation_when_early_stopping_had_begun_to_count(
-    tiny: Any, tmp_path: Path
+    tiny: Any, undisturbed: Path, tmp_path: Path
 ) -> None:
     """The second epoch without a better loss, its steps done, its validation lost."""
-    config = make(tiny, epochs=12, patience=2, learning_rate=0.05)
-    undisturbed, out = tmp_path / "undisturbed", tmp_path / "c"
-    training.train(config, tiny.examples, undisturbed, progress=False)
     history = checkpoint.read_history(undisturbed)
     best = min(history, key=lambda epoch: epoch["val_loss"])["epoch"]
-    assert len(history) == best + 2 < 12
+    assert len(history) == best + 2 < TRAIN["epochs"]
+    config, out = make(tiny), tmp_path / "c"
     killed(config, tiny.examples, out, -len(history))
+    assert not out.exists()
+    assert len(list((tmp_path / ".c.training").glob("snapshot-*.npz"))) in (1, 2)
     result = training.train(config, tiny.examples, out, progress=False, resume=True)
     assert result["resumed"] == {"epoch": best + 2, "step": 64}  # the last snapshot before
     assert (result["epochs"], result["best_epoch"]) == (best + 2, best)
     assert_same(undisturbed, out)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "c.json"] == ["c"]
 
 
-@pytest.mark.parametrize("after", [1, 5, 7])
-def test_interrupted_anywhere(
-    tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+def test_nothing_is_kept_without_a_snapshot(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "c"
-    Interrupt(monkeypatch, after)
+    Interrupt(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
-        training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
-    left = [path.name for path in tmp_path.iterdir()]
-    assert left == ([".c.training"] if after > 2 else [])  # nothing is kept without a snapshot
-    result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
-    assert (result["resumed"] is None) == (after <= 2)
-    assert_same(undisturbed, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+        training.train(make(tiny), tiny.examples, tmp_path / "c", progress=False, resume=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_snapshot_falls_back_to_the_one_before(
@@ -219,13 +211,11 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
 
 
 def test_damaged_best_weights_damage_the_snapshot(
-    tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "c"
-    Interrupt(monkeypatch, 7)
-    with pytest.raises(KeyboardInterrupt):
-        training.train(make(tiny), tiny.examples, out, progress=False)
-    (best,) = (tmp_path / ".c.training").glob("best-*.h5")
+    shutil.copytree(interrupted, tmp_path / interrupted.name)
+    (best,) = (tmp_path / interrupted.name).glob("best-*.h5")
     best.write_bytes(best.read_bytes()[:-1])
     result = training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
     # The newest snapshot, of the first epoch's end, names them; the one before does not.
@@ -233,28 +223,37 @@ def test_damaged_best_weights_damage_the_snapshot(
     assert_same(undisturbed, out)
 
 
-def test_what_is_not_continued(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_continued_and_what_is(
+    tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "c"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        Interrupt(patch, 4)
-        training.train(make(tiny), tiny.examples, out, progress=False)
+    shutil.copytree(interrupted, tmp_path / interrupted.name)
     with pytest.raises(DataError, match=r"holds an interrupted training .* --resume, or remove"):
         training.train(make(tiny), tiny.examples, out, progress=False)
     other = make(tiny, learning_rate=0.03)
     with pytest.raises(ModelError, match="another configuration; continue it with the same"):
         training.train(other, tiny.examples, out, progress=False, resume=True)
     assert snapshots.exist(tmp_path / ".c.training")
+    assert training.train(make(tiny), tiny.examples, out, progress=False, resume=True)["resumed"]
+    assert_same(undisturbed, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_one_process_at_a_time(tiny: Any, interrupted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "c"
+    shutil.copytree(interrupted, tmp_path / interrupted.name)
     with Workspace(out, resume=True), pytest.raises(DataError, match="another process is training"):
         training.train(make(tiny), tiny.examples, out, progress=False, resume=True)
 
 
 def test_the_verb_continues(tiny: Any, undisturbed: Path, tmp_path: Path, capfd: Any) -> None:
+    """After the last steps of an epoch, before its validation."""
     config = tmp_path / "tiny.yaml"
     config.write_text(yaml.safe_dump(make(tiny).model_dump(mode="json"), sort_keys=False))
     out = tmp_path / "c"
     arguments = ["train", "--config", config, "--examples", tiny.examples, "--out", out]
     with pytest.MonkeyPatch.context() as patch:
-        Interrupt(patch, 4)
+        Interrupt(patch, 5)
         assert multigate.main([str(argument) for argument in arguments]) == 130
     assert multigate.main([str(argument) for argument in arguments]) == 2
     assert "--resume" in capfd.readouterr().err
