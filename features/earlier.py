@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 Positions = NDArray[np.int64]
 
 _MICROSECOND = timedelta(microseconds=1)
+_LARGEST = 1 << 62
 
 
 class Timeline:
@@ -35,11 +36,16 @@ class Timeline:
         self.rows: Positions = known["__row"].to_numpy().astype(np.int64)
         """The row numbers of `rows`, sorted by group and time."""
         times = _integers(known[time])
-        self._times = np.unique(times)
-        # One sortable number for a group and a time: the time's rank stays below the stride.
-        self._stride = len(self._times) + 1
         groups = known["__group"].to_numpy().astype(np.int64)
-        self._search = groups * self._stride + np.searchsorted(self._times, times)
+        # One sortable number for a group and a time: the time since the first one, or, where groups
+        # times span would leave 64 bits, its rank; either stays below the stride.
+        self._times: Positions | None = None
+        self._first = int(times.min(initial=_LARGEST))
+        self._stride = max(int(times.max(initial=-_LARGEST)) - self._first, 0) + 2
+        if len(self._groups) * self._stride > _LARGEST:
+            self._times = np.unique(times)
+            self._stride = len(self._times) + 1
+        self._search = groups * self._stride + self._ranks(times, inclusive=False)
         self._bounds = np.searchsorted(groups, np.arange(len(self._groups) + 1))
 
     def earlier(
@@ -64,12 +70,29 @@ class Timeline:
         unknown = (asked["__group"].is_null() | asked[time].is_null()).to_numpy()
         groups = asked["__group"].fill_null(0).to_numpy().astype(np.int64)
         instants = _integers(asked[time])
-        ranks = np.searchsorted(self._times, instants, side="right" if inclusive else "left")
+        ranks = self._ranks(instants, inclusive)
         start = self._bounds[groups]
         # One beyond the last group is there; of no group at all there is no second bound.
         end = self._bounds[np.minimum(groups + 1, len(self._groups))]
         stop = np.searchsorted(self._search, groups * self._stride + ranks)
         return start, np.where(unknown, start, stop), np.where(unknown, start, end)
+
+    def _ranks(self, instants: Positions, inclusive: bool) -> Positions:
+        """The number within their group that earlier rows are below, (B,)."""
+        if self._times is not None:
+            return np.searchsorted(self._times, instants, side="right" if inclusive else "left")
+        return np.clip(instants - self._first + inclusive, 0, self._stride - 1)
+
+    def tied(self) -> tuple[Positions, Positions]:
+        """Find rows that share group and time with others.
+
+        Returns:
+            Their positions in `self.rows`, ascending, and for each a number that those of the same
+            group and time share, ascending.
+        """
+        same = self._search[1:] == self._search[:-1]
+        at = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        return at, self._search[at]
 
     def before(
         self, queries: pl.DataFrame, within: timedelta | None = None

@@ -12,6 +12,7 @@ everywhere what is missing. Shares below `_LEAST` count as that much, so that no
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,20 @@ _LEAST = 1e-4
 _MISSING = ""  # the empty text is never a value
 
 
+def lengths(examples: pl.DataFrame, contract: Contract) -> dict[str, dict[str, int]]:
+    """Count some examples by the length of each list: read back, lists would cost the most."""
+    lists = [n for n, f in contract.features.items() if isinstance(f, IdListFeature)]
+    long = pl.col(lists).list.len().replace({0: None}).cast(pl.String).fill_null(_MISSING)
+    logged = examples.select(SAMPLED, long).filter(~pl.col(SAMPLED))
+    return {name: dict(logged[name].value_counts().iter_rows()) for name in lists}
+
+
 def report(
-    config: Config, folder: ExamplesFolder, account: dict[str, Any], previous: Path | None = None
+    config: Config,
+    folder: ExamplesFolder,
+    account: dict[str, Any],
+    lists: list[dict[str, dict[str, int]]],
+    previous: Path | None = None,
 ) -> dict[str, Any]:
     """Describe a folder of examples.
 
@@ -39,6 +52,7 @@ def report(
         config: its configuration.
         folder: the examples, statistics and vocabularies.
         account: the manifest.
+        lists: what `lengths` returned, of all parts.
         previous: the previous run's folder of examples, for the drift.
 
     Raises:
@@ -46,6 +60,10 @@ def report(
     """
     before = None if previous is None else read(previous)
     statistics = Statistics.read(folder.statistics)
+    by_length: dict[str, Counter[str]] = {}
+    for part in lists:
+        for name, counts in part.items():
+            by_length.setdefault(name, Counter()).update(counts)
     labels = {name: _labels(folder, name, config.contract) for name in SPLITS}
     found: dict[str, Any] = {
         "name": account["name"],
@@ -59,7 +77,12 @@ def report(
         },
         "features": {
             name: _feature(
-                config, folder, name, feature, (before or {}).get("features", {}).get(name)
+                config,
+                folder,
+                name,
+                feature,
+                by_length.get(name, {}),
+                (before or {}).get("features", {}).get(name),
             )
             for name, feature in config.contract.features.items()
         },
@@ -164,11 +187,13 @@ def _feature(
     folder: ExamplesFolder,
     name: str,
     feature: Feature,
+    by_length: dict[str, int],
     before: dict[str, Any] | None,
 ) -> dict[str, Any]:
     """Coverage and shares by bin; `compared`: shares by the previous run's bins.
 
-    The user's own id has no shares: a report names no users.
+    Of a list, the rows by its length are known. The user's own id has no shares: a report names no
+    users.
     """
     own = name == config.contract.user
     values = _scan(folder).select(pl.col(name).alias("value"))
@@ -177,9 +202,7 @@ def _feature(
     edges: list[float] = []
     if isinstance(feature, NumberFeature):
         edges = _deciles(values)
-    elif isinstance(feature, IdListFeature):
-        values = values.select(pl.col("value").list.len().cast(pl.Int64).replace({0: None}))
-    counts = _counts(values, edges)
+    counts = _counts(values, edges) if feature.kind != "id_list" else _by_size(by_length)
     rows = sum(counts.values())
     missing = counts.get(_MISSING, 0)
     compared = None
@@ -187,7 +210,8 @@ def _feature(
         same_kind = bool(before["edges"]) == isinstance(feature, NumberFeature)
         if same_kind:
             known = None if edges else set(before["shares"])
-            compared = _shares(_counts(values, before["edges"]), known)
+            then = counts if feature.kind == "id_list" else _counts(values, before["edges"])
+            compared = _shares(then, known)
     return {
         "kind": feature.kind,
         "coverage": 1 - missing / rows if rows else None,
@@ -211,8 +235,11 @@ def _counts(values: pl.LazyFrame, edges: list[float]) -> dict[str, int]:
     # Texts are made of the bins, which are few, not of the rows.
     found = values.group_by(bin=value).agg(pl.len()).with_columns(pl.col("bin").cast(pl.String))
     bins = found.group_by(pl.col("bin").fill_null(_MISSING)).agg(pl.col("len").sum())
-    counted = bins.collect(engine="streaming")
-    return dict(counted.sort("len", "bin", descending=[True, False]).iter_rows())
+    return _by_size(dict(bins.collect(engine="streaming").iter_rows()))
+
+
+def _by_size(counts: dict[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _shares(counts: dict[str, int], known: set[str] | None) -> dict[str, float]:

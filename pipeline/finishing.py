@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from configs.contract import FrozenContract, fingerprint
 from configs.files import SAMPLED, SPLITS, write_json
-from pipeline import catalogue, computed, measure, snapshot, vocabulary
+from pipeline import catalogue, computed, data_report, measure, snapshot, vocabulary
 from pipeline.assemble import assemble
 from pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
 from pipeline.columns import counters, example_schema
@@ -84,8 +84,8 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     """Write one bucket's examples, once the items' counters are known.
 
     Returns:
-        What `sample_bucket` returned, `examples` by split, and `measured`: the moments of its
-        training rows.
+        What `sample_bucket` returned, `examples` by split, `measured`: the moments of its training
+        rows, and `lengths`: see `data_report.lengths`, piece by piece.
     """
     config, number = plan.config, fact["bucket"]
     features = None
@@ -104,9 +104,11 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     counts: dict[str, list[pl.DataFrame]] = {
         name: [] for name in vocabulary.features(config.contract)
     }
+    lengths = []
     paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
     with SplitWriter(paths, example_schema(config), plan.records) as writer:
         for examples in pieces:
+            lengths.append(data_report.lengths(examples, config.contract))
             training = writer.write(examples)["train"]
             measured = measure.add(measured, measure.measure(training, config.contract))
             logged = training.filter(~pl.col(SAMPLED))
@@ -118,7 +120,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         counts = {n: [c] for n, c in vocabulary.count(nothing, config.contract).items()}
     for name, found_ in counts.items():
         vocabulary.add(found_).write_ipc(plan.file(f"vocabulary-{name}", number), compression="lz4")
-    return {**fact, "examples": writer.rows, "measured": measured}
+    return {**fact, "examples": writer.rows, "measured": measured, "lengths": lengths}
 
 
 def _answers(number: int, counted: Iterable[Facts], plan: Plan) -> pl.DataFrame | None:

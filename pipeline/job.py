@@ -120,7 +120,8 @@ def run(
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
-        report = data_report.report(config, plan.examples, account, previous)
+        lists = [part for fact in finished for part in fact["lengths"]]
+        report = data_report.report(config, plan.examples, account, lists, previous)
         write_json(plan.examples.report, report)
         shutil.rmtree(work)
     return account

@@ -104,10 +104,9 @@ def _record_ends(data: bytes, quoted: bool, last: bool) -> NDArray[np.int64]:
         ends = np.append(ends, len(raw))
     if not quoted or len(ends) == 0:
         return ends if len(ends) or not data else np.array([len(raw)])
-    starts = np.concatenate([[0], ends[:-1]])
-    quotes = np.add.reduceat((raw == ord('"')).astype(np.int64), starts[starts < len(raw)])
-    odd = np.zeros(len(ends), np.int64)
-    odd[: len(quotes)] = quotes % 2
+    quotes = np.flatnonzero(raw == ord('"'))
+    lines = np.searchsorted(ends, quotes, side="right")
+    odd = np.bincount(lines[lines < len(ends)], minlength=len(ends)) % 2
     while True:
         closed = np.cumsum(odd) % 2 == 0
         records = ends[closed]

@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.files import IMPRESSION, TIME
+from configs.files import IMPRESSION, REQUEST, TIME
 from pipeline.tfrecord import write_records
 
 _ROWS = 1 << 16
@@ -32,8 +32,9 @@ class SplitWriter:
 
     def __init__(self, paths: dict[str, Path], schema: pa.Schema, records: bool = False) -> None:
         self._paths, self._schema, self._records = paths, schema, records
-        # Times and numbers of impressions hardly repeat: a dictionary of them is work for nothing.
-        self._repeated = [name for name in schema.names if name not in (TIME, IMPRESSION)]
+        # These hardly repeat: a dictionary of them is work for nothing.
+        unlike = (TIME, IMPRESSION, REQUEST)
+        self._repeated = [name for name in schema.names if name not in unlike]
         self._record_files: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
         self.rows = dict.fromkeys(paths, 0)
@@ -49,7 +50,11 @@ class SplitWriter:
             if name not in self._writers:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._writers[name] = pq.ParquetWriter(
-                    path, self._schema, compression="zstd", use_dictionary=self._repeated
+                    path,
+                    self._schema,
+                    compression="zstd",
+                    use_dictionary=self._repeated,
+                    write_statistics=[TIME],  # the rows of a part are in its order
                 )
             table = rows.select(self._schema.names).to_arrow().cast(self._schema)
             self._writers[name].write_table(table, row_group_size=_ROWS)

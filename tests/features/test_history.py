@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -84,3 +85,20 @@ def test_timeline_says_where_a_group_begins_how_much_is_earlier_and_where_it_end
         assert (end - start).tolist() == [4, 2, 0]
     start, stop, _ = timeline.earlier(queries)
     assert EVENTS["item"].gather(timeline.rows[start[0] : stop[0]]).to_list() == ["x"]
+
+
+@pytest.mark.parametrize("step", [1, 10**17])  # ten times 10**17 for 9 groups leave 64 bits
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_timeline_counts_what_is_earlier_however_far_the_times_are_apart(step, inclusive):
+    rng = np.random.default_rng(3)
+    group, time = rng.integers(0, 9, 80), rng.integers(-5, 6, 80) * step
+    asked, at = rng.integers(0, 10, 60), rng.integers(-7, 8, 60) * step
+    timeline = Timeline(pl.DataFrame({"user": group, "time": time}), ["user"])
+    queries = pl.DataFrame({"user": asked, "time": at})
+    start, stop, end = timeline.earlier(queries, inclusive=inclusive)
+    for row in range(60):
+        mine = time[group == asked[row]]
+        earlier = mine <= at[row] if inclusive else mine < at[row]
+        assert stop[row] - start[row] == earlier.sum()
+        assert end[row] - start[row] == len(mine)
+        assert sorted(time[timeline.rows[start[row] : end[row]]]) == sorted(mine)
