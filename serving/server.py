@@ -72,7 +72,11 @@ class Server:
         self.models = Models(options, self.metrics)
         file = options.auth_token_file
         self._status = StatusInterceptor(
-            self.metrics, read_tokens(file) if file else (), options.log_calls
+            self.metrics,
+            read_tokens(file) if file else (),
+            options.log_calls,
+            watchers=max(options.max_concurrent_calls // 4, 1),
+            conversations=max(options.grpc_max_threads // 8, 1),
         )
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
@@ -133,6 +137,7 @@ class Server:
         self.models.stop_loading()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
+        self._status.end_streams()
         stopped = self._grpc.stop(self.options.drain_grace_seconds if grace is None else grace)
         while not stopped.wait(0.05):
             if force.is_set():

@@ -17,6 +17,7 @@ cap.  Anything else is a bug of ours: INTERNAL, with an id that the log carries.
 
 import logging
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -145,9 +146,25 @@ class StatusInterceptor(grpc.ServerInterceptor):
     """
 
     def __init__(
-        self, metrics: ServerMetrics, tokens: Sequence[str] = (), log_calls: float = 0.0
+        self,
+        metrics: ServerMetrics,
+        tokens: Sequence[str] = (),
+        log_calls: float = 0.0,
+        watchers: int = 64,
+        conversations: int = 8,
     ) -> None:
+        """Make the interceptor of a server.
+
+        Args:
+            metrics: where calls are counted.
+            tokens: of which every call must show one; none: everybody may call.
+            log_calls: share of the calls that get a line in the log.
+            watchers: streams of one request at once (health's Watch), which count as calls.
+            conversations: streams of many requests at once (reflection), which hold a thread each.
+        """
         self.draining = False
+        self._watchers = _Room("watch health", watchers)
+        self._conversations = _Room("ask for descriptions", conversations)
         self._log_calls = log_calls
         self._metrics = metrics
         self._tokens = tuple(tokens)
@@ -166,9 +183,19 @@ class StatusInterceptor(grpc.ServerInterceptor):
             handler = continuation(call)
             if handler is None:
                 return handler
-            wrap = _wrap_stream if handler.unary_unary is None else self._wrap
-            self._handlers[method] = wrap(method, handler)
+            if handler.unary_stream is not None:
+                wrapped = _wrap_watch(method, handler, self._watchers)
+            elif handler.stream_stream is not None:
+                wrapped = _wrap_conversation(method, handler, self._conversations)
+            else:
+                wrapped = self._wrap(method, handler)
+            self._handlers[method] = wrapped
         return self._handlers[method]
+
+    def end_streams(self) -> None:
+        """End what has no end of its own, and would keep a server that drains waiting."""
+        self._watchers.clear()
+        self._conversations.clear()
 
     def _refuse(self, requests: Any, context: Any) -> Any:
         """Answers any method, of one message or of many, without reading the request."""
@@ -220,29 +247,71 @@ def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return read
 
 
-def _wrap_stream(path: str, handler: Any) -> Any:
-    """The handler of a method with streams (health's Watch, reflection), for malformed bytes."""
+class _Room:
+    """How many streams may be open at once, so that none of them takes the place of a call."""
 
-    def checked(request: Any, context: Any) -> Any:
-        if isinstance(request, _Malformed):
-            context.abort(InvalidRequestError.code, f"{path.rpartition('/')[2]}: {_NO_MESSAGE}")
-        return request
+    def __init__(self, what: str, most: int) -> None:
+        self._what = what
+        self._most = most
+        self._lock = threading.Lock()
+        self._open: set[Any] = set()
 
-    def one(request: Any, context: Any) -> Any:
-        return handler.unary_stream(checked(request, context), context)
+    def enter(self, context: Any) -> None:
+        """Let a stream in until it ends, or refuse it."""
+        with self._lock:
+            full = len(self._open) >= self._most
+            if not full:
+                self._open.add(context)
+        if full:
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._most} callers {self._what} already"
+            )
+        if not context.add_callback(lambda: self._leave(context)):
+            self._leave(context)
 
-    def many(requests: Any, context: Any) -> Any:
-        return handler.stream_stream((checked(one, context) for one in requests), context)
+    def clear(self) -> None:
+        """End the streams, and let none in any more."""
+        with self._lock:
+            held, self._most = list(self._open), 0
+        for context in held:
+            context.cancel()
 
-    wrapped = (
-        grpc.unary_stream_rpc_method_handler
-        if handler.unary_stream is not None
-        else grpc.stream_stream_rpc_method_handler
+    def _leave(self, context: Any) -> None:
+        with self._lock:
+            self._open.discard(context)
+
+
+def _checked(path: str, request: Any, context: Any) -> Any:
+    if isinstance(request, _Malformed):
+        context.abort(InvalidRequestError.code, f"{path.rpartition('/')[2]}: {_NO_MESSAGE}")
+    return request
+
+
+def _wrap_watch(path: str, handler: Any, room: _Room) -> Any:
+    """The handler of a method that answers one request with a stream: health's Watch."""
+
+    def watch(request: Any, context: Any, *send: Any) -> Any:
+        _checked(path, request, context)
+        room.enter(context)
+        return handler.unary_stream(request, context, *send)
+
+    # As the wrapped one: its thread goes back to the calls, however long the stream stays open.
+    vars(watch).update(vars(handler.unary_stream.__func__))
+    return grpc.unary_stream_rpc_method_handler(
+        watch, _forgiving(handler.request_deserializer), handler.response_serializer
     )
-    return wrapped(
-        one if handler.unary_stream is not None else many,
-        _forgiving(handler.request_deserializer),
-        handler.response_serializer,
+
+
+def _wrap_conversation(path: str, handler: Any, room: _Room) -> Any:
+    """The handler of a method that answers requests as they come: reflection."""
+
+    def converse(requests: Any, context: Any) -> Any:
+        room.enter(context)
+        checked = (_checked(path, one, context) for one in requests)
+        return handler.stream_stream(checked, context)
+
+    return grpc.stream_stream_rpc_method_handler(
+        converse, _forgiving(handler.request_deserializer), handler.response_serializer
     )
 
 

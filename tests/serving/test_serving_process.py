@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -115,7 +116,7 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
     other.mkdir()
     publish(base, 1)
     with (
-        Process(base, "--drain_delay_seconds", "1") as server,
+        Process(base, "--drain_delay_seconds", "1", "--drain_grace_seconds", "600") as server,
         grpc.insecure_channel(server.target) as channel,
     ):
         assert server.line.startswith("serving small version 1 on 127.0.0.1:")
@@ -133,6 +134,8 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
         reload = models.HandleReloadConfigRequest.future(request, timeout=300)
         until(lambda: all(warms_up(server.process, folder) for folder in versions), "both loads")
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
+        watched = health.Watch(health_pb2.HealthCheckRequest())  # has no end of its own
+        assert next(watched).status == STATUS.SERVING
         in_flight = stub.Predict.future(slow, timeout=120)
         threading.Event().wait(0.3)  # until the server has accepted it
         server.process.send_signal(signal.SIGTERM)
@@ -142,6 +145,7 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
             return answer.status == STATUS.NOT_SERVING
 
         until(not_serving)
+        assert next(watched).status == STATUS.NOT_SERVING
         with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
             stub.Predict(quick, timeout=30)
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -206,6 +210,40 @@ def test_health_tells_liveness_from_readiness(running):
     with pytest.raises(grpc.RpcError) as raised:
         health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=30)
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_streams_leave_calls_their_threads_and_are_limited(running, until):
+    health = health_pb2_grpc.HealthStub(running.channel)
+    ask = health_pb2.HealthCheckRequest()
+    reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
+    streams = [health.Watch(ask) for _ in range(64)]  # as many as there are threads
+    ended = threading.Event()
+
+    def one_question():
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        ended.wait(60)
+
+    streams += [reflect(one_question()) for _ in range(8)]
+    for stream in streams:
+        next(stream)
+    assert health.Check(ask, timeout=30).status == STATUS.SERVING
+    for one_too_many in (health.Watch(ask), reflect(iter([]))):
+        with pytest.raises(grpc.RpcError, match="already") as raised:
+            next(one_too_many)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for stream in streams:
+        stream.cancel()
+    ended.set()
+
+    def there_is_room():
+        try:
+            stream = health.Watch(ask)
+            next(stream)
+        except grpc.RpcError:
+            return False
+        return stream.cancel()
+
+    until(there_is_room)
 
 
 def test_rank_by_reflection_alone(running):
