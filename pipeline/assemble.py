@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from configs import Config
-from configs.files import IMPRESSION, LABEL, SAMPLED, TIME
+from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from configs.labels import ImpressionLabel
 from pipeline import catalogue, computed, labels, tables
 from pipeline.columns import example_schema, table_features
@@ -49,7 +49,11 @@ def assemble(
     for start in range(0, len(impressions), _IMPRESSIONS):
         block = impressions[start : start + _IMPRESSIONS]
         queries = block.select(user=pl.col(contract.user), time=pl.col(TIME))
-        block = block.with_columns(**computed.of_user(events, queries, config))
+        block = block.with_columns(
+            # An impression of no request is a request of its own: its negatives belong to it.
+            pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)),
+            **computed.of_user(events, queries, config),
+        )
         begin, end = _range(rows, start, start + len(block))
         chosen = rows[begin:end].with_columns(pl.col("at") - start)
         taken = None if features is None else _taken(features, block, chosen, config)

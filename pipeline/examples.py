@@ -20,8 +20,8 @@ class Bucket:
     """What `make_examples` returns.
 
     `impressions`: examples of the logged impressions, columns as in `example_schema` without
-    histories and counters (see `assemble`), sorted by time and number. `events`: the
-    events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
+    histories, counters and made-up requests (see `assemble`), sorted by time and number.
+    `events`: the events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
     the first `time`, and whether any time is `unknown`; no row where no negatives are drawn.
     `counts`: what became of the rows.
     """
@@ -83,8 +83,6 @@ def make_examples(
         SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
     }
     frame = pl.DataFrame([column.alias(name) for name, column in columns.items()])
-    # An impression of no request is a request of its own: its sampled negatives belong to it.
-    frame = frame.with_columns(pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)))
     rows = len(frame)
     if cut_off is not None:
         # Feedback at the very end of the window counts, and must have come before the cut-off.

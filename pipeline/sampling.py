@@ -9,7 +9,7 @@ from datetime import datetime
 
 import polars as pl
 
-from configs.files import IMPRESSION, TIME
+from configs.files import IMPRESSION, LABEL, TIME
 from pipeline import negatives, split
 from pipeline.buckets import spill
 from pipeline.columns import counters
@@ -30,7 +30,10 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
     """
     config, number = plan.config, fact["bucket"]
     contract, sampling = config.contract, config.pipeline.negatives
-    impressions = pl.read_ipc(plan.file("impressions", number))
+    read = [contract.user, contract.item, TIME, IMPRESSION]
+    if config.pipeline.downsample is not None:
+        read += [LABEL + name for name in contract.tasks]
+    impressions = pl.read_ipc(plan.file("impressions", number), columns=read)
     limits = known["limits"]
     if limits is not None:
         limits = (datetime.fromisoformat(limits[0]), datetime.fromisoformat(limits[1]))
