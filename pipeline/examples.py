@@ -21,8 +21,9 @@ class Bucket:
 
     `impressions`: examples of the logged impressions, columns as in `example_schema` without
     histories, counters and made-up requests (see `assemble`), sorted by time and number.
-    `events`: the events without duplicates. `touched`: one row per user and item with an event: `user`, `item`,
-    the first `time`, and whether any time is `unknown`; no row where no negatives are drawn.
+    `events`: the events without duplicates. `touched`: one row per user and item with an event:
+    `user`, `item`, the first `time`, and whether any time is `unknown`; no row where no negatives
+    are drawn.
     `counts`: what became of the rows.
     """
 
