@@ -216,30 +216,33 @@ def test_it_ends_with_the_process_that_called(tmp_path):
     for number in (1, 2):
         (tmp_path / str(number) / "assets.extra").mkdir(parents=True)
 
-    def waiting() -> list[Path]:
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+    lock = tmp_path / ".lock"
+
+    def verbs(waiting: bool) -> int:
+        """Processes of the verb, or those of them that have got to the lock."""
+        found = 0
+        for process in Path("/proc").glob("[0-9]*"):
             try:
-                words = path.read_bytes().split(b"\0")
-            except OSError:
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if b"--rollback" in words and str(tmp_path).encode() in words:
+                    opened = [path.resolve() for path in (process / "fd").iterdir()]
+                    found += not waiting or lock in opened
+            except OSError:  # it is gone
                 continue
-            if b"--rollback" in words and str(tmp_path).encode() in words:
-                found.append(path)
         return found
 
-    def wait_until(count: int) -> bool:
+    def wait_until(count: int, waiting: bool) -> bool:
         deadline = time.monotonic() + 50
-        while time.monotonic() < deadline and len(waiting()) != count:
+        while time.monotonic() < deadline and verbs(waiting) != count:
             time.sleep(0.05)
-        return len(waiting()) == count
+        return verbs(waiting) == count
 
-    with locked(tmp_path / ".lock", "a test"):
+    with locked(lock, "a test"):
         caller = subprocess.Popen([sys.executable, "-c", CALL, str(tmp_path)], cwd=ROOT)
-        assert wait_until(1)
-        time.sleep(2)  # it is in the verb by then
+        assert wait_until(1, waiting=True)
         caller.kill()
         caller.wait()
-        assert wait_until(0)
+        assert wait_until(0, waiting=False)
 
 
 @pytest.mark.long
