@@ -21,6 +21,8 @@ from serving.layout import Arrays, may_be_missing, value_dtype
 from serving.status import InvalidRequestError
 from serving.wire import numbers_of
 
+LONGEST_TEXT = 4096
+"""Characters of a text of the user or the context, which every candidate's row would repeat."""
 _DTYPE_OF = {"texts": "string", "integers": "int64", "numbers": "float32"}
 _LIST_OF = {"text": "texts", "integer": "integers", "number": "numbers"}
 
@@ -50,6 +52,8 @@ class FeatureValues:
             return self.absent(1)
         field = _LIST_OF.get(which)
         held = getattr(message, which)
+        if which in {"text", "texts"}:
+            self._refuse_long((held,) if field else held.values)
         if field is None:
             # An empty list has no dtype to be wrong about.
             lengths = (len(held.values),)
@@ -217,6 +221,14 @@ class FeatureValues:
         raise InvalidRequestError(
             f"feature {self.name!r}: expected {self.describe()}, received {received}"
         )
+
+    def _refuse_long(self, texts: Sequence[str]) -> None:
+        longest = max(map(len, texts), default=0)
+        if longest > LONGEST_TEXT:
+            raise InvalidRequestError(
+                f"feature {self.name!r}: expected texts of at most {LONGEST_TEXT} characters, "
+                f"received one of {longest}"
+            )
 
     def _refuse_non_finite(self, values: np.ndarray) -> None:
         finite = np.isfinite(values)

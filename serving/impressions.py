@@ -36,6 +36,7 @@ from serving.metrics import ServerMetrics
 from serving.status import LOG
 
 _QUEUED_ROWS = 100_000  # some 50 MB with a dozen features
+_BYTES_PER_FILE = 64 << 20  # in memory, whatever the number of rows
 _POSITION = "position"
 
 
@@ -157,7 +158,10 @@ class ImpressionLog:
         tables = self._tables.setdefault(key, [])
         self._since.setdefault(key, time.monotonic())
         tables.append(table)
-        if sum(map(len, tables)) >= self._rows_per_file:
+        if (
+            sum(map(len, tables)) >= self._rows_per_file
+            or sum(one.nbytes for one in tables) >= _BYTES_PER_FILE
+        ):
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:

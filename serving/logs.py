@@ -15,6 +15,7 @@ FORMATS: tuple[Format, ...] = ("text", "json")
 
 _LOGGER = "multigate"
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
+_CONTROLS = {one: repr(chr(one))[1:-1] for one in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 
 
 class _Call(threading.local):
@@ -43,6 +44,14 @@ def end() -> dict[str, Any]:
     return fields
 
 
+class TextLines(logging.Formatter):
+    """One line a record; what a caller sent cannot make it several."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The record's line, with control characters written out."""
+        return super().formatMessage(record).translate(_CONTROLS)
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, message, the call's fields, and those of the record."""
 
@@ -67,7 +76,7 @@ def configure(how: str) -> None:
         how: `text` or `json`.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if how == "json" else logging.Formatter(_TEXT))
+    handler.setFormatter(JsonLines() if how == "json" else TextLines(_TEXT))
     logger = logging.getLogger(_LOGGER)
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -253,8 +253,11 @@ class Manager(Generic[V]):
         try:
             with short_turns():
                 served = self._ready(version, folder)
-        except LoadError as error:
+        except Exception as error:
             message = str(error)
+            if not isinstance(error, LoadError):  # a bug of ours, which keeps no other version out
+                LOG.exception("model %s version %d cannot be loaded", self.name, version)
+                message = f"{folder}: {error!r}"
             self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d does not serve: %s", self.name, version, message)
@@ -277,9 +280,12 @@ class Manager(Generic[V]):
             options.tensorflow_intra_op_parallelism,
             options.tensorflow_inter_op_parallelism,
         )
-        servable = Servable.load(
-            version, folder, parallelism, self._kind.layouts, self._refuse_when_stopping
-        )
+        try:
+            servable = Servable.load(
+                version, folder, parallelism, self._kind.layouts, self._refuse_when_stopping
+            )
+        except OSError as error:
+            raise LoadError(f"{folder}: cannot be read: {error}") from None
         try:
             self._check_schema(folder, servable.schema)
             prepare(servable, folder, options.enable_model_warmup, self._refuse_when_stopping)

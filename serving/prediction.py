@@ -40,7 +40,9 @@ class Prediction:
             if signature.layout is None:
                 outputs = signature(inputs)
             else:
-                inputs, rows = check_inputs(inputs, signature.layout, served.servable.contract)
+                inputs, rows = check_inputs(
+                    inputs, signature.layout, served.servable.contract, served.max_rows
+                )
                 outputs = served.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()
             response.model_spec.name = served.model
@@ -99,7 +101,9 @@ def read_inputs(tensors: Any, signature: Signature) -> Arrays:
     return {name: decode(name, tensors[name], spec) for name, spec in signature.inputs.items()}
 
 
-def check_inputs(inputs: Arrays, layout: Layout, contract: Contract) -> tuple[Arrays, int]:
+def check_inputs(
+    inputs: Arrays, layout: Layout, contract: Contract, most: int
+) -> tuple[Arrays, int]:
     """Hold decoded inputs to the contract.
 
     An empty text is a missing value, and lists longer than the contract's keep their last values,
@@ -109,13 +113,14 @@ def check_inputs(inputs: Arrays, layout: Layout, contract: Contract) -> tuple[Ar
         inputs: arrays of the signature's dtypes and shapes.
         layout: the signature's inputs.
         contract: whose missing rules count.
+        most: rows, of items and of users.
 
     Returns:
         The inputs, and N.
 
     Raises:
-        InvalidRequestError: axes that differ, no rows, NaN or infinity, a missing value whose rule
-            is error, lengths or indices out of range.
+        InvalidRequestError: axes that differ, no rows or too many, NaN or infinity, a missing value
+            whose rule is error, lengths or indices out of range.
     """
     checked = dict(inputs)
     sizes: dict[str, tuple[str, int]] = {}
@@ -128,6 +133,10 @@ def check_inputs(inputs: Arrays, layout: Layout, contract: Contract) -> tuple[Ar
             )
         if rows == 0:
             raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
+        if rows > most:
+            raise InvalidRequestError(
+                f"input {name!r}: expected at most {most} rows, received {rows}; send them in parts"
+            )
     for name, what in layout.inputs.items():
         values = inputs[name]
         if what.role == "value":

@@ -26,6 +26,8 @@ from serving.wire import packed
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 _RETURNS = frozenset(ranking_pb2.Return.values())
+_LONGEST_ID = 256
+"""Characters of a request id: the log has it in every line, the impression log in every row."""
 _SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
@@ -50,8 +52,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
 
     def Rank(self, request: Any, context: Any) -> Any:
         """Score the candidates for one user and order them."""
-        request_id = request.request_id or uuid.uuid4().hex
-        say(request_id=request_id)
+        request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
@@ -60,8 +61,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
 
     def Recommend(self, request: Any, context: Any) -> Any:
         """Find candidates for one user, and rank them."""
-        request_id = request.request_id or uuid.uuid4().hex
-        say(request_id=request_id)
+        request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
@@ -166,6 +166,17 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             for task in servable.contract.tasks:
                 response.task_scores[task].MergeFromString(packed(outputs[task][order]))
         return response
+
+
+def _request_id(request: Any) -> str:
+    """The caller's id, or a new one; from here on the lines of the log carry it."""
+    request_id: str = request.request_id or uuid.uuid4().hex
+    if len(request_id) > _LONGEST_ID:
+        raise InvalidRequestError(
+            f"request_id: expected at most {_LONGEST_ID} characters, received {len(request_id)}"
+        )
+    say(request_id=request_id)
+    return request_id
 
 
 def _described(served: Served, request_id: str) -> Any:

@@ -86,6 +86,8 @@ class Served(Version):
         """What the test split looked like, where the version says so."""
         self.popular = popular or []
         """Items that stand in where the candidate model has none to name."""
+        self.max_rows = options.max_candidates
+        """Of one call's inputs."""
         self.reader = RequestReader(servable.contract, options.max_candidates, store)
         self.batchers = {
             name: Batcher(

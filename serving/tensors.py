@@ -10,9 +10,10 @@ from tensorflow.core.framework import tensor_pb2
 from serving.servable import TensorSpec
 from serving.status import InvalidRequestError
 
-MOST_ELEMENTS = 1 << 24
+MOST_ELEMENTS, MOST_REPEATED = 1 << 24, 1 << 20
 """A proto may claim a shape of any size and hold one value; 64 MiB of floats is what a message
-could carry in earnest."""
+could carry in earnest.  One value that is repeated costs its sender nothing, but the server memory
+and time."""
 
 _FIELDS = {
     "string": "string_val",
@@ -104,6 +105,11 @@ def _from_field(name: str, tensor: Any, dtype: str, elements: int) -> np.ndarray
         )
     values = np.array(field, dtype=object if dtype == "string" else dtype)
     if len(values) < elements:
+        if elements > MOST_REPEATED:
+            raise InvalidRequestError(
+                f"input {name!r}: expected each of {elements} values, received {len(values)}; "
+                f"up to {MOST_REPEATED} may be left to repeat the last one"
+            )
         values = np.concatenate([values, np.repeat(values[-1:], elements - len(values))])
     return values
 

@@ -27,11 +27,18 @@ def scan(base: Path) -> dict[int, Path]:
     somebody's temporary or mistaken names.  A base path that is absent offers nothing.
     """
     try:
-        entries = [path for path in base.iterdir() if path.is_dir()]
+        entries = [path for path in base.iterdir() if _VERSION.fullmatch(path.name)]
     except OSError:
         return {}
-    named = {int(path.name): path for path in entries if _VERSION.fullmatch(path.name)}
+    named = {int(path.name): path for path in entries if _is_folder(path)}
     return {number: named[number] for number in sorted(named, reverse=True) if number < 1 << 63}
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a link to where nobody may look
+        return False
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -43,11 +50,15 @@ def stamp(folder: Path) -> Stamp:
     """Fingerprint of the folder's files without reading them."""
     found = []
     for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
         try:
             status = path.stat()
         except FileNotFoundError:  # renamed since it was listed
             continue
-        found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+        except OSError as error:  # may not be looked at
+            found.append((name, -1, error.errno or 0))
+        else:
+            found.append((name, status.st_size, status.st_mtime_ns))
     return tuple(found)
 
 

@@ -34,6 +34,19 @@ def stream(capsys):
     logger.handlers, logger.level, logger.propagate = before
 
 
+def test_a_caller_cannot_write_lines_of_text(stream):
+    logs.configure("text")
+    logging.getLogger("multigate.serving").warning("call id=%s", "a\nERROR b\r\x1b[2J\u2028c ü")
+    try:
+        raise ValueError("of two\nlines")
+    except ValueError:
+        logging.getLogger("multigate.serving").exception("x")
+    first, second, *trace = stream.getvalue().splitlines()
+    assert first.endswith(r"WARNING call id=a\nERROR b\r\x1b[2J\u2028c ü")
+    assert second.endswith("ERROR x")
+    assert trace[0].startswith("Traceback")
+
+
 def lines(stream):
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 

@@ -200,6 +200,19 @@ def test_a_short_tensor_repeats_its_last_value(running, contract, helpers):
     assert list(first.outputs["score"].float_val) == list(second.outputs["score"].float_val)
 
 
+def test_the_size_of_a_run_is_limited_and_a_small_message_cannot_ask_for_a_large_one(
+    running, contract, helpers
+):
+    says = "expected at most 10000 rows, received 10001; send them in parts"
+    for rows, users in ((10_001, 1), (1, 10_001)):
+        request = helpers.predict_request(helpers.sample_inputs(contract, rows, users), "rank")
+        refused(running.prediction.Predict, request, INVALID, says)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 1, users=1), "rank")
+    request.inputs["item_id"].tensor_shape.dim[0].size = 1 << 21  # of one value, repeated
+    says = "'item_id': expected each of 2097152 values, received 1; up to 1048576 may be left"
+    refused(running.prediction.Predict, request, INVALID, says)
+
+
 def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, helpers):
     inputs = helpers.sample_inputs(contract, 3, seed=1)
     inputs["topic"] = texts(b"a", b"", b"c")
@@ -210,7 +223,7 @@ def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, help
     inputs["tags__length"] = np.array([5, 2, 4])
     inputs["recent"] = np.empty((3, 0), object)
     inputs["recent__length"] = np.zeros(3, np.int64)
-    checked, rows = check_inputs(inputs, default_layout(contract), contract)
+    checked, rows = check_inputs(inputs, default_layout(contract), contract, 3)
     assert rows == 3
     assert checked["topic__present"].tolist() == [True, False, False]
     assert checked["age"].tolist() == [1, 0, 3]

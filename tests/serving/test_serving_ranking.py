@@ -269,6 +269,10 @@ def test_contract_says_what_a_request_may_say(client, contract):
         ({"floors": {"buy": (0, 1)}}, "floors: unknown task 'buy'"),
         ({"floors": {"click": (0.5, 0.25)}}, "floors: task 'click': expected min <= max"),
         ({"weights": {"click": 3e38, "rating": 3e38}}, "expected a finite score"),
+        ({"floors": {"click": (float("nan"), 1)}}, "floors: task 'click': expected min <= max"),
+        ({"request_id": "x" * 257}, "request_id: expected at most 256 characters, received 257"),
+        ({"user": USER | {"country": "c" * 4097}}, "'country': .* at most 4096 .* one of 4097"),
+        ({"user": USER | {"recent": ["i", "c" * 9999]}}, "'recent': expected texts of at most"),
     ],
 )
 def test_bad_requests_name_what_is_wrong(client, changes, says):

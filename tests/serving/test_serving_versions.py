@@ -12,7 +12,7 @@ from tensorflow_serving.apis import get_model_status_pb2
 
 from configs.contract import FrozenContract
 from configs.errors import ServingError
-from serving import servable
+from serving import servable, versions
 from serving.client import RankClient
 from serving.options import ServerOptions
 from serving.server import Server
@@ -25,6 +25,7 @@ def test_scan_takes_integers_only_highest_first(tmp_path):
     for name in ("9", "10", "2", "007", "7.partial", ".8", "-1", "v3", "٣", str(1 << 70), "0"):
         (tmp_path / name).mkdir()
     (tmp_path / "11").write_text("a file")
+    (tmp_path / "12").symlink_to("12")
     assert list(scan(tmp_path)) == [10, 9, 2, 0]
     assert scan(tmp_path / "absent") == {}
 
@@ -81,6 +82,14 @@ def half_copy(folder):
     shutil.rmtree(folder / "variables")
 
 
+def endless_link(folder):
+    """A file that is there and cannot be looked at, by whatever user."""
+    path = folder / "assets.extra" / "contract.json"
+    path.unlink()
+    path.symlink_to(path.name)
+    (folder / "assets.extra" / "loop").symlink_to("loop")
+
+
 def no_golden(folder):
     (folder / "assets.extra" / "golden.json").unlink()
 
@@ -132,6 +141,7 @@ BROKEN = {
     damage_variables: "cannot be loaded",
     damage_graph: "cannot be loaded",
     half_copy: "not complete: variables/variables.index absent",
+    endless_link: "not complete: assets.extra/contract.json absent",
     no_golden: "not complete: assets.extra/golden.json absent",
     wrong_golden: "output 'click': expected",
     broken_golden: "not a golden request",
@@ -159,6 +169,31 @@ def test_broken_versions_never_serve_are_reported_and_load_once_repaired(
         until(lambda: "not complete" in status_of(running)[2][1])
         shutil.copytree(tmp_path / "1" / "variables", repaired / "variables")
         until(lambda: version_of(running) == 2, "the repair")
+
+
+def test_a_version_that_makes_loading_fail_in_a_new_way_keeps_no_other_one_out(
+    tmp_path, publish, run_server, until, monkeypatch
+):
+    """As files without permission do, which a test that root runs cannot have."""
+    publish(tmp_path, 1)
+    usual = versions.missing_files
+
+    def refused(folder):
+        if folder.name == "9":
+            raise PermissionError(13, "Permission denied", str(folder))
+        if folder.name == "8":
+            raise ValueError("nobody expected this")
+        return usual(folder)
+
+    monkeypatch.setattr(servable, "missing_files", refused)
+    with run_server(tmp_path) as running:
+        publish(tmp_path, 9)
+        publish(tmp_path, 8)
+        publish(tmp_path, 2)
+        until(lambda: version_of(running) == 2, "the version that can serve")
+        until(lambda: {state for state, _ in status_of(running).values()} == {"END", "AVAILABLE"})
+        assert "9: cannot be read: [Errno 13] Permission denied" in status_of(running)[9][1]
+        assert "8: ValueError('nobody expected this')" in status_of(running)[8][1]
 
 
 def test_a_failed_version_is_tried_again_so_often(tmp_path, publish, run_server, until):
