@@ -1,28 +1,30 @@
 """Dynamic batching: concurrent calls of one signature share runs of the model.
 
-No thread waits for a batch to fill.  A call that finds a free run slot runs at once, in its own
-thread; calls that find none queue, and the thread that gives its slot back hands it to the first
-of them, which takes along what else is queued, up to a number of rows.  So an idle server adds
-nothing, and a busy one joins the more the busier it is.
+Nothing waits for a batch to fill.  A call that finds a free run slot is run at once; calls that
+find none queue, and a slot that comes free takes along what is queued, up to a number of rows.  So
+an idle server adds nothing, and a busy one joins the more the busier it is.
+
+Queue and slots belong to the loop that answers calls (`serving.loop`) and need no lock; only the
+runs are in threads.
 """
 
-import queue
-import threading
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
 from configs.contract import LENGTH
 from serving.layout import Arrays, Layout, empty_like
+from serving.loop import ended
 from serving.metrics import ServerMetrics
-from serving.status import LOG, Call, OverloadedError, TooLateError
+from serving.status import LOG, Call, OverloadedError, RequestError
 
 Run = Callable[[Arrays], Arrays]
-
-_QUEUED, _LEADS, _TAKEN, _DONE = "queued", "leads", "taken", "done"
+Outcome = Arrays | Exception
 
 
 class _Entry:
@@ -33,21 +35,18 @@ class _Entry:
         self.rows = rows
         self.call = call
         self.arrived = time.perf_counter()
-        self.state = _QUEUED
-        # Of all that one thread can wait for with a time limit, what costs least.
-        self._changes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.outputs: Arrays | None = None
-        self.error: Exception | None = None
+        self.answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self.run: asyncio.Future[list[Outcome]] | None = None
+        """The run that it is part of, once it is not in the queue any more."""
 
-    def changed(self) -> None:
-        """Wake the thread that waits."""
-        self._changes.put(None)
-
-    def wait(self) -> None:
-        """Return once something has changed, or the deadline has passed."""
-        remaining = self.call.remaining()
-        with suppress(queue.Empty):
-            self._changes.get(timeout=None if remaining is None else max(remaining, 0.0))
+    def tell(self, outcome: Outcome) -> None:
+        """End the wait of the call, if it still waits."""
+        if self.answer.done():
+            return
+        if isinstance(outcome, Exception):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
 
 
 class Batcher:
@@ -82,12 +81,15 @@ class Batcher:
         self._metrics = metrics
         self._max_rows = max_rows
         self._max_queued = max_queued
-        self._lock = threading.Lock()
         self._free = slots
         self._queue: deque[_Entry] = deque()
+        self._threads = ThreadPoolExecutor(slots, "model")
 
-    def run(self, inputs: Arrays, rows: int, call: Call) -> Arrays:
+    async def run(self, inputs: Arrays, rows: int, call: Call) -> Arrays:
         """Outputs for one call's validated inputs.
+
+        A call that is cancelled leaves the queue; a run that it is part of goes on, and ends before
+        the cancellation does.
 
         Args:
             inputs: arrays of the signature.
@@ -97,88 +99,72 @@ class Batcher:
         Raises:
             OverloadedError: the queue is full.
             TooLateError: the deadline passed before the model ran.
-            CancelledError: the caller went away before the model ran.
         """
         if rows <= self._max_rows:
-            return self._one(_Entry(inputs, rows, call))
+            return await self._one(_Entry(inputs, rows, call))
         # One part after the other: other callers' runs come in between.
         parts = [
-            self._one(_Entry(part, part_rows, call))
+            await self._one(_Entry(part, part_rows, call))
             for part, part_rows in split(inputs, rows, self._max_rows, self._layout)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _one(self, entry: _Entry) -> Arrays:
+    def close(self) -> None:
+        """Start no more threads; the run under way ends by itself."""
+        self._threads.shutdown(wait=False)
+
+    async def _one(self, entry: _Entry) -> Arrays:
         entry.call.check("before the call was queued")
-        with self._lock:
-            leads = self._free > 0
-            if leads:
-                self._free -= 1
-                entry.state = _LEADS
-            elif len(self._queue) >= self._max_queued:
-                model, signature = self._name
-                raise OverloadedError(
-                    f"model {model!r}, signature {signature!r}: {self._max_queued} calls wait "
-                    "already; try again later or elsewhere"
-                )
-            else:
-                self._queue.append(entry)
-        if not leads:
-            self._wait(entry)
-        if entry.state == _LEADS:
-            self._lead(entry)
-        if entry.error is not None:
-            raise entry.error
-        assert entry.outputs is not None
-        return entry.outputs
-
-    def _wait(self, entry: _Entry) -> None:
-        """Wait until the entry leads a run or is done; leave once nobody waits for it."""
-        entry.call.when_over(entry.changed)
-        entry.wait()
-        with self._lock:
-            if entry.state in {_LEADS, _DONE}:
-                return
-            if entry.state == _QUEUED:
+        if self._free == 0 and len(self._queue) >= self._max_queued:
+            model, signature = self._name
+            raise OverloadedError(
+                f"model {model!r}, signature {signature!r}: {self._max_queued} calls wait "
+                "already; try again later or elsewhere"
+            )
+        self._queue.append(entry)
+        self._start()
+        try:
+            return await entry.answer
+        except asyncio.CancelledError:
+            if entry.run is not None:
+                await ended(entry.run)
+            elif entry in self._queue:
                 self._queue.remove(entry)
-        entry.call.check("in the queue")
-        raise TooLateError("the deadline passed in the queue")
+            raise
 
-    def _lead(self, first: _Entry) -> None:
-        """Run the entry with others of the queue, then hand the slot on."""
-        batch: list[_Entry] = [first]
-        try:
-            with self._lock:
-                rows = first.rows
-                while self._queue and rows + self._queue[0].rows <= self._max_rows:
-                    entry = self._queue.popleft()
-                    entry.state = _TAKEN
-                    batch.append(entry)
-                    rows += entry.rows
-            self._execute([entry for entry in batch if self._still_wanted(entry)])
-        finally:
-            with self._lock:
-                if self._queue:
-                    heir = self._queue.popleft()
-                    heir.state = _LEADS
-                    heir.changed()
-                else:
-                    self._free += 1
-                for entry in batch[1:]:
-                    entry.state = _DONE
-            for entry in batch[1:]:
-                entry.changed()
+    def _start(self) -> None:
+        """Run what is queued, as far as slots are free."""
+        while self._free and (batch := self._next()):
+            self._free -= 1
+            run = asyncio.get_running_loop().run_in_executor(self._threads, self._execute, batch)
+            for entry in batch:
+                entry.run = run
+            run.add_done_callback(partial(self._finish, batch))
 
-    def _still_wanted(self, entry: _Entry) -> bool:
-        try:
-            entry.call.check("in the queue")
-        except Exception as error:
-            entry.error = error
-            return False
-        self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
-        return True
+    def _next(self) -> list[_Entry]:
+        """What the next run takes from the queue, without those whose deadline has passed."""
+        batch: list[_Entry] = []
+        rows = 0
+        while self._queue and (not batch or rows + self._queue[0].rows <= self._max_rows):
+            entry = self._queue.popleft()
+            try:
+                entry.call.check("in the queue")
+            except RequestError as error:
+                entry.tell(error)
+                continue
+            self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
+            batch.append(entry)
+            rows += entry.rows
+        return batch
 
-    def _execute(self, batch: Sequence[_Entry]) -> None:
+    def _finish(self, batch: Sequence[_Entry], run: "asyncio.Future[list[Outcome]]") -> None:
+        """Give the slot back, and each call its outcome."""
+        self._free += 1
+        self._start()  # first of all: the model is what calls wait for
+        for entry, outcome in zip(batch, run.result(), strict=True):
+            entry.tell(outcome)
+
+    def _execute(self, batch: Sequence[_Entry]) -> list[Outcome]:
         """Run entries together; where that fails or spoils a row, each alone."""
         if len(batch) > 1:
             try:
@@ -186,16 +172,17 @@ class Batcher:
                     join([entry.inputs for entry in batch], self._layout), batch
                 )
                 if all(_finite(values) for values in outputs.values()):
-                    _hand_out(outputs, batch)
-                    return
+                    return _by_entry(outputs, batch)
             except Exception as error:
                 LOG.warning("a joined run failed, its calls run alone: %s", error)
-        for entry in batch:
-            try:
-                entry.call.check("in the queue")
-                entry.outputs = self._observed(entry.inputs, [entry])
-            except Exception as error:
-                entry.error = error
+        return [self._alone(entry) for entry in batch]
+
+    def _alone(self, entry: _Entry) -> Outcome:
+        try:
+            entry.call.check("in the queue")
+            return self._observed(entry.inputs, [entry])
+        except Exception as error:
+            return error
 
     def _observed(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
         self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), *self._name)
@@ -278,10 +265,10 @@ def _finite(values: np.ndarray) -> bool:
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 
-def _hand_out(outputs: Arrays, batch: Sequence[_Entry]) -> None:
-    """Give each entry its rows of a joined run."""
-    start = 0
-    for entry in batch:
-        end = start + entry.rows
-        entry.outputs = {name: values[start:end] for name, values in outputs.items()}
-        start = end
+def _by_entry(outputs: Arrays, batch: Sequence[_Entry]) -> list[Outcome]:
+    """Each entry's rows of a joined run."""
+    ends = np.cumsum([entry.rows for entry in batch]).tolist()
+    return [
+        {name: values[end - entry.rows : end] for name, values in outputs.items()}
+        for entry, end in zip(batch, ends, strict=True)
+    ]

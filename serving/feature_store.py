@@ -62,6 +62,9 @@ class Stored:
 class Store(Protocol):
     """A source of features by id."""
 
+    remote: bool
+    """Whether an answer comes over a network, so that one has to wait for it."""
+
     def read(self, question: Question) -> Stored:
         """Answer, or name the problem; never raises for what a network does."""
 
@@ -88,6 +91,7 @@ class OnlineFeatures:
             observe: is told every answer and how many seconds it took.
         """
         self._store = store
+        self.remote = store.remote
         self._observe = observe
         self._clock = clock
         self._advancing = {

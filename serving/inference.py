@@ -11,6 +11,7 @@ from tensorflow_serving.apis import (
 )
 
 from serving.layout import DEFAULT, Arrays
+from serving.loop import Threads
 from serving.models import Models
 from serving.prediction import Prediction, requested
 from serving.servable import Signature
@@ -24,21 +25,35 @@ _SCORES, _CLASSES, _OUTPUTS = "scores", "classes", "outputs"
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     """The whole of TensorFlow Serving's PredictionService."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, threads: Threads) -> None:
         self._models = models
-        self._prediction = Prediction(models)
+        self._threads = threads
+        self._prediction = Prediction(models, threads)
 
-    def Predict(self, request: Any, context: Any) -> Any:
+    async def Predict(self, request: Any, context: Any) -> Any:
         """Raw tensors of any signature."""
-        return self._prediction.predict(request, context)
+        return await self._prediction.predict(request, context)
 
-    def GetModelMetadata(self, request: Any, context: Any) -> Any:
+    async def GetModelMetadata(self, request: Any, context: Any) -> Any:
         """The signatures of a version."""
-        return self._prediction.get_model_metadata(request, context)
+        return await self._threads.run(self._prediction.get_model_metadata, request)
 
-    def Classify(self, request: Any, context: Any) -> Any:
+    async def Classify(self, request: Any, context: Any) -> Any:
         """Classes with scores, for each tf.Example."""
         Call(context).check("before the request was read")
+        return await self._threads.run(self._classify, request)
+
+    async def Regress(self, request: Any, context: Any) -> Any:
+        """One value for each tf.Example."""
+        Call(context).check("before the request was read")
+        return await self._threads.run(self._regress, request)
+
+    async def MultiInference(self, request: Any, context: Any) -> Any:
+        """Several Classify and Regress calls over the same examples."""
+        Call(context).check("before the request was read")
+        return await self._threads.run(self._infer, request)
+
+    def _classify(self, request: Any) -> Any:
         with self._models.use(*requested(request.model_spec)) as served:
             name, outputs = _run(served, request.model_spec, request.input, CLASSIFY)
             response = classification_pb2.ClassificationResponse()
@@ -46,9 +61,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             _say_which(response.model_spec, served, name)
             return response
 
-    def Regress(self, request: Any, context: Any) -> Any:
-        """One value for each tf.Example."""
-        Call(context).check("before the request was read")
+    def _regress(self, request: Any) -> Any:
         with self._models.use(*requested(request.model_spec)) as served:
             name, outputs = _run(served, request.model_spec, request.input, REGRESS)
             response = regression_pb2.RegressionResponse()
@@ -56,9 +69,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
             _say_which(response.model_spec, served, name)
             return response
 
-    def MultiInference(self, request: Any, context: Any) -> Any:
-        """Several Classify and Regress calls over the same examples."""
-        Call(context).check("before the request was read")
+    def _infer(self, request: Any) -> Any:
         if not request.tasks:
             raise InvalidRequestError("tasks: expected at least one, received none")
         response = inference_pb2.MultiInferenceResponse()

@@ -6,7 +6,7 @@ call has said of itself (`say`).
 
 import json
 import logging
-import threading
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -18,29 +18,26 @@ _TEXT = "%(asctime)s %(levelname)s %(message)s"
 _CONTROLS = {one: repr(chr(one))[1:-1] for one in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 
 
-class _Call(threading.local):
-    """What is known of the call that this thread works on."""
-
-    fields: dict[str, Any] | None = None
-
-
-_CALL = _Call()
+_FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("fields", default=None)
+"""What is known of the call that is worked on."""
 
 
 def begin() -> None:
-    """Start a call in this thread."""
-    _CALL.fields = {}
+    """Start a call."""
+    _FIELDS.set({})
 
 
 def say(**fields: Any) -> None:
-    """Add to what the lines of this thread's call carry."""
-    if _CALL.fields is not None:
-        _CALL.fields.update(fields)
+    """Add to what the lines of this call carry."""
+    known = _FIELDS.get()
+    if known is not None:
+        known.update(fields)
 
 
 def end() -> dict[str, Any]:
-    """End the thread's call; what it said."""
-    fields, _CALL.fields = _CALL.fields or {}, None
+    """End the call; what it said."""
+    fields = _FIELDS.get() or {}
+    _FIELDS.set(None)
     return fields
 
 
@@ -61,7 +58,7 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "message": record.getMessage(),
-            **(_CALL.fields or {}),
+            **(_FIELDS.get() or {}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

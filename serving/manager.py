@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from configs.errors import ServingError
-from serving.background import lower_priority, short_turns
+from serving.background import lower_priority
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig
 from serving.options import ServerOptions
@@ -251,8 +251,7 @@ class Manager(Generic[V]):
         self._record(version, Record("LOADING"))
         started = time.monotonic()
         try:
-            with short_turns():
-                served = self._ready(version, folder)
+            served = self._ready(version, folder)
         except Exception as error:
             message = str(error)
             if not isinstance(error, LoadError):  # a bug of ours, which keeps no other version out

@@ -10,6 +10,7 @@ from tensorflow_serving.apis import (
 )
 
 from configs.errors import ServingError
+from serving.loop import Threads
 from serving.manager import Record
 from serving.model_config import ModelConfig, model_configs
 from serving.models import Models
@@ -38,12 +39,20 @@ class Workers(Protocol):
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):
     """GetModelStatus and HandleReloadConfigRequest."""
 
-    def __init__(self, models: Models, workers: Workers | None = None) -> None:
+    def __init__(self, models: Models, threads: Threads, workers: Workers | None = None) -> None:
         self._models = models
+        self._threads = threads
         self._workers = workers
 
-    def GetModelStatus(self, request: Any, context: Any) -> Any:
+    async def GetModelStatus(self, request: Any, context: Any) -> Any:
         """State of one version, or of all that were ever tried."""
+        return await self._threads.run(self._status, request)
+
+    async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
+        """Serve the models of the request, and no others; all of it or nothing."""
+        return await self._threads.run(self._reload, request)
+
+    def _status(self, request: Any) -> Any:
         records = self._models.records(*requested(request.model_spec))
         if self._workers is not None:
             known = self._workers.known(request.model_spec.name)
@@ -59,8 +68,8 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
                 status.status.error_message = record.error
         return response
 
-    def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        """Serve the models of the request, and no others; all of it or nothing.
+    def _reload(self, request: Any) -> Any:
+        """Load and replace.
 
         Raises:
             InvalidRequestError: the configuration contradicts itself.

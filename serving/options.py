@@ -130,7 +130,9 @@ class ServerOptions:
     ] = True
     max_message_mebibytes: Annotated[int, Flag("largest request message", 1, 1024)] = 64
     max_candidates: Annotated[int, Flag("most candidates of one Rank call")] = 10_000
-    grpc_max_threads: Annotated[int, Flag("calls that are worked on at once")] = 64
+    grpc_max_threads: Annotated[
+        int, Flag("threads for what takes a call long or may wait, such as Redis or tf.Examples")
+    ] = 64
     max_concurrent_calls: Annotated[
         int, Flag("calls accepted at once; more are refused with RESOURCE_EXHAUSTED")
     ] = 256

@@ -9,8 +9,10 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from configs.contract import LENGTH, PRESENT, Contract
 from serving.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
+from serving.loop import Threads
 from serving.models import Models
 from serving.servable import Signature
+from serving.served import Served
 from serving.status import Call, InvalidRequestError, WrongStateError
 from serving.tensors import decode, encode
 
@@ -20,10 +22,11 @@ _METADATA = "signature_def"
 class Prediction:
     """Raw tensors of any signature; failures leave as the exceptions of `serving.status`."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, threads: Threads) -> None:
         self._models = models
+        self._threads = threads
 
-    def predict(self, request: Any, context: Any) -> Any:
+    async def predict(self, request: Any, context: Any) -> Any:
         """Run one signature on a PredictRequest."""
         call = Call(context)
         call.check("before the request was read")
@@ -36,14 +39,15 @@ class Prediction:
                     f"of {', '.join(served.servable.signatures)}"
                 )
             wanted = _filter(request.output_filter, signature)
-            inputs = read_inputs(request.inputs, signature)
             if signature.layout is None:
-                outputs = signature(inputs)
+                outputs = await self._threads.run(_run, request.inputs, signature)
             else:
-                inputs, rows = check_inputs(
-                    inputs, signature.layout, served.servable.contract, served.max_rows
+                inputs, rows = (
+                    await self._threads.run(_read, request.inputs, signature, served)
+                    if served.apart(request)
+                    else _read(request.inputs, signature, served)
                 )
-                outputs = served.batchers[name].run(inputs, rows, call)
+                outputs = await served.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()
             response.model_spec.name = served.model
             response.model_spec.version.value = served.servable.version
@@ -52,7 +56,7 @@ class Prediction:
                 response.outputs[output].CopyFrom(encode(outputs[output]))
             return response
 
-    def get_model_metadata(self, request: Any, context: Any) -> Any:
+    def get_model_metadata(self, request: Any) -> Any:
         """The signatures of a version."""
         if not request.metadata_field:
             raise InvalidRequestError(f"metadata_field: expected {_METADATA!r}, received none")
@@ -72,6 +76,18 @@ class Prediction:
             packed.Pack(signatures)
             response.metadata[_METADATA].CopyFrom(packed)
             return response
+
+
+def _run(tensors: Any, signature: Signature) -> Arrays:
+    """Outputs of a signature that no contract describes."""
+    return signature(read_inputs(tensors, signature))
+
+
+def _read(tensors: Any, signature: Signature, served: Served) -> tuple[Arrays, int]:
+    """Checked inputs of a signature that the contract describes, and N."""
+    assert signature.layout is not None
+    inputs = read_inputs(tensors, signature)
+    return check_inputs(inputs, signature.layout, served.servable.contract, served.max_rows)
 
 
 def requested(spec: Any) -> tuple[str, int | None, str]:

@@ -14,6 +14,7 @@ from configs.contract import IdListFeature
 from serving.impressions import ImpressionLog, Ranked
 from serving.layout import RANK, SCORE, Arrays, value_dtype
 from serving.logs import say
+from serving.loop import Threads
 from serving.metrics import ServerMetrics
 from serving.models import Models
 from serving.protos import ranking_pb2, ranking_pb2_grpc
@@ -40,6 +41,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         metrics: ServerMetrics,
         max_candidates: int,
         finder: CandidateFinder,
+        threads: Threads,
         impressions: ImpressionLog | None = None,
         watch: Watch | None = None,
     ) -> None:
@@ -47,27 +49,31 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self._metrics = metrics
         self._max_candidates = max_candidates
         self._finder = finder
+        self._threads = threads
         self._impressions = impressions
         self._watch = watch
 
-    def Rank(self, request: Any, context: Any) -> Any:
+    async def Rank(self, request: Any, context: Any) -> Any:
         """Score the candidates for one user and order them."""
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
             say(model=served.model, version=served.servable.version)
-            return self._rank(request, request_id, served, call)
+            return await self._rank(request, request_id, served, call)
 
-    def Recommend(self, request: Any, context: Any) -> Any:
+    async def Recommend(self, request: Any, context: Any) -> Any:
         """Find candidates for one user, and rank them."""
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
             say(model=served.model, version=served.servable.version)
-            user = served.reader.read_user(request)
-            found = self._finder.find(request, served, user, call)
+            read = served.reader.read_user
+            user = (
+                await self._threads.run(read, request) if served.apart(request) else read(request)
+            )
+            found = await self._finder.find(request, served, user, call)
             say(source=ranking_pb2.Source.Name(found.source))
             response = ranking_pb2.RecommendResponse(
                 candidates_name=found.model,
@@ -75,7 +81,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 source=found.source,
             )
             if found.items:
-                ranked = self._rank(to_rank(request, found.items), request_id, served, call, user)
+                ranking = to_rank(request, found.items)
+                ranked = await self._rank(ranking, request_id, served, call, user)
                 response.ranking.CopyFrom(ranked)
             else:
                 response.ranking.CopyFrom(_described(served, request_id))
@@ -85,7 +92,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             response.ranking.warnings.extend(warnings)
             return response
 
-    def GetContract(self, request: Any, context: Any) -> Any:
+    async def GetContract(self, request: Any, context: Any) -> Any:
         """What a request may say."""
         with self._models.use(*requested(request.model)) as served:
             contract = served.servable.contract
@@ -106,11 +113,16 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 )
             return response
 
-    def _rank(
+    async def _rank(
         self, request: Any, request_id: str, served: Served, call: Call, user: Part | None = None
     ) -> Any:
         """Answer a RankRequest, whose user may have been read already."""
-        parsed = served.reader.read(request, user)
+        read = served.reader.read
+        parsed = (
+            await self._threads.run(read, request, user)
+            if served.apart(request)
+            else read(request, user)
+        )
         say(candidates=parsed.rows)
         self._metrics.candidates.observe(parsed.rows, served.model)
         if parsed.missing:
@@ -122,7 +134,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
                 f"received number {request.returns}"
             )
-        outputs = served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
+        outputs = await served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
         _refuse_overflow(outputs)
         answer = self._answer(request, request_id, served, parsed, outputs)
         if self._watch is not None:

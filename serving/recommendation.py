@@ -5,6 +5,7 @@ under way ends unheard.  What the request excludes and what the user's history n
 afterwards: so many more are asked for, so that the list stays full.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -65,7 +66,7 @@ class CandidateFinder:
         """Wait for the runs under way."""
         self._threads.shutdown()
 
-    def find(self, request: Any, served: Served, user: Part, call: Call) -> Found:
+    async def find(self, request: Any, served: Served, user: Part, call: Call) -> Found:
         """Candidates for a RecommendRequest.
 
         Args:
@@ -79,7 +80,6 @@ class CandidateFinder:
             WrongStateError: the ranker has no candidate model.
             NotServedError: nothing was found, and no popular items stand in.
             TooLateError: the deadline passed meanwhile.
-            CancelledError: the caller went away meanwhile.
         """
         wanted = self._wanted(request)
         contract = served.servable.contract
@@ -93,7 +93,7 @@ class CandidateFinder:
             answer: list[Id] | _Failure = _Failure("unready", str(error))
         else:
             version, popular = retriever.servable.version, retriever.popular
-            answer = self._retrieve(retriever, user.inputs, wanted + len(excluded), call)
+            answer = await self._retrieve(retriever, user.inputs, wanted + len(excluded), call)
         source, warnings, label = ranking_pb2.RETRIEVED, [], "retrieved"
         if isinstance(answer, _Failure):
             warnings.append(f"candidates: {answer.reason}; popular items stand in")
@@ -128,18 +128,19 @@ class CandidateFinder:
             )
         return request.candidates or max(min(self._count, self._most), request.limit)
 
-    def _retrieve(
+    async def _retrieve(
         self, retriever: Retriever, user: Arrays, count: int, call: Call
     ) -> list[Id] | _Failure:
         """What the candidate model finds in time; releases it when it has ended."""
         started = time.perf_counter()
         run = self._threads.submit(retriever.find, user, min(count, _MOST))
         run.add_done_callback(lambda _: retriever.servable.release())
+        found = asyncio.wrap_future(run)
         remaining = call.remaining()
         seconds = self._seconds if remaining is None else min(self._seconds, remaining)
         version = f"{retriever.model} version {retriever.servable.version}"
         try:
-            items, known = run.result(max(seconds, 0.0))
+            items, known = await asyncio.wait_for(asyncio.shield(found), max(seconds, 0.0))
         except TimeoutError:
             run.cancel()  # where it has not begun
             call.check("in retrieval")

@@ -42,6 +42,8 @@ class _Current:
 class RedisStore:
     """Features of one model's users and items in Redis."""
 
+    remote = True
+
     def __init__(
         self, address: str, name: str, contract: Contract, schema: str, seconds: float
     ) -> None:

@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from configs.contract import Contract
 from serving.batching import Batcher
@@ -17,6 +17,9 @@ from serving.request import RequestReader
 from serving.servable import Servable, Signature
 from serving.status import LOG
 from serving.stores import open_store
+
+_LARGE = 1 << 17
+"""Bytes of a request that takes some milliseconds to read: about a thousand candidates."""
 
 
 class Version(ABC):
@@ -135,8 +138,15 @@ class Served(Version):
         """A signature by name."""
         return self.servable.signatures.get(name)
 
+    def apart(self, request: Any) -> bool:
+        """Whether reading a request takes long enough to be done beside the loop."""
+        remote = self.store is not None and self.store.remote
+        return remote or bool(request.ByteSize() > _LARGE)
+
     def close(self) -> None:
-        """Close the feature store."""
+        """Close the queues and the feature store."""
+        for batcher in self.batchers.values():
+            batcher.close()
         if self.store is not None:
             self.store.close()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from tensorflow_serving.apis import (
     model_service_pb2,
@@ -21,6 +21,8 @@ from serving.background import keep_what_is_imported
 from serving.exporter import start_exporter
 from serving.impressions import ImpressionLog
 from serving.inference import PredictionService
+from serving.interceptor import StatusInterceptor
+from serving.loop import CALLS, Threads
 from serving.metrics import ServerMetrics
 from serving.model_config import ModelConfig, read_model_configs
 from serving.model_status import ModelService, Workers
@@ -28,10 +30,11 @@ from serving.models import Models
 from serving.options import ServerOptions
 from serving.protos import ranking_pb2, ranking_pb2_grpc
 from serving.ranking import RankingService
+from serving.readiness import Health
 from serving.recommendation import CandidateFinder
 from serving.security import read_tokens, server_credentials
 from serving.signals import MARGIN, ends_within, stop_signals, wait_for
-from serving.status import LOG, StatusInterceptor
+from serving.status import LOG
 from serving.watch import Watch
 
 SERVICES = tuple(
@@ -43,7 +46,9 @@ SERVICES = tuple(
     )
 )
 LIVENESS = "liveness"
-"""Health of this name is SERVING as long as the process answers; of all others, readiness."""
+"""Health of this name is SERVING as long as the process answers."""
+READINESS = ("", *SERVICES)
+"""Health of these names is SERVING from when all models are loaded until the server drains."""
 
 
 class Server:
@@ -75,25 +80,14 @@ class Server:
             self.metrics,
             read_tokens(file) if file else (),
             options.log_calls,
-            watchers=max(options.max_concurrent_calls // 4, 1),
-            conversations=max(options.grpc_max_threads // 8, 1),
+            max(options.max_concurrent_calls // 4, 1),
         )
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
-        self._health = health.HealthServicer()
-        self._pool = futures.ThreadPoolExecutor(options.grpc_max_threads, "call")
-        self._grpc = grpc.server(
-            self._pool,
-            interceptors=[self._status],
-            maximum_concurrent_rpcs=options.max_concurrent_calls,
-            options=[
-                *_keepalive(options),
-                ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
-                ("grpc.max_send_message_length", -1),
-                # Two servers on one port share its connections at random, as workers do.
-                ("grpc.so_reuseport", int(workers is not None)),
-            ],
-        )
+        self._health = Health()
+        self._threads = Threads(options.grpc_max_threads)
+        self._grpc: grpc.aio.Server | None = None
+        self._entered = False
         self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
         self._watch: Watch | None = None
@@ -105,24 +99,23 @@ class Server:
         Raises:
             ServingError: no version can serve, or the port is taken.
         """
+        CALLS.enter()
+        self._entered = True
         try:
             if self._workers is None:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
             self._watch = Watch(self.options, self.metrics)
             self.models.apply(self._configs or _configs(self.options))
-            self._register()
-            self.port = self._bind()
+            self.port = CALLS.submit(self._open()).result()
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
                     self.options.host, self.options.metrics_port, self.metrics.text
                 )
+            CALLS.submit(self._answer()).result()
         except BaseException:
             self.stop(grace=0)
             raise
-        self._grpc.start()
-        for name in ("", LIVENESS, *SERVICES):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def stop(self, grace: float | None = None, force: threading.Event | None = None) -> None:
         """Drain: report NOT_SERVING, refuse new calls, let calls in flight finish, close.
@@ -131,18 +124,18 @@ class Server:
             grace: seconds for the calls in flight; the option's where absent.
             force: ends the calls in flight at once when set.
         """
+        if not self._entered:
+            return
+        self._entered = False
         force = force or threading.Event()
-        self._health.enter_graceful_shutdown()
+        stopping = self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        CALLS.submit(stopping).result()
         self._status.draining = True
         self.models.stop_loading()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
-        self._status.end_streams()
-        stopped = self._grpc.stop(self.options.drain_grace_seconds if grace is None else grace)
-        while not stopped.wait(0.05):
-            if force.is_set():
-                self._grpc.stop(0)
-        self._pool.shutdown()
+        self._end_calls(self.options.drain_grace_seconds if grace is None else grace, force)
+        self._threads.close()
         self._finder.close()
         self._close_exporter()
         if self._impressions is not None:
@@ -150,6 +143,7 @@ class Server:
         if self._watch is not None:
             self._watch.close()
         self.models.close()
+        CALLS.leave()
 
     def describe(self) -> str:
         """Models and versions that serve, in words."""
@@ -165,25 +159,63 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _register(self) -> None:
-        models, server = self.models, self._grpc
+    async def _open(self) -> int:
+        """Make the gRPC server, in the loop that it belongs to; its port."""
+        options = self.options
+        self._grpc = grpc.aio.server(
+            interceptors=[self._status],
+            maximum_concurrent_rpcs=options.max_concurrent_calls,
+            options=[
+                *_keepalive(options),
+                ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
+                ("grpc.max_send_message_length", -1),
+                # Two servers on one port share its connections at random, as workers do.
+                ("grpc.so_reuseport", int(self._workers is not None)),
+            ],
+        )
+        self._register(self._grpc)
+        return self._bind(self._grpc)
+
+    async def _answer(self) -> None:
+        """Take calls, and say so."""
+        assert self._grpc is not None
+        await self._grpc.start()
+        await self._health.set((*READINESS, LIVENESS), health_pb2.HealthCheckResponse.SERVING)
+
+    def _end_calls(self, grace: float, force: threading.Event) -> None:
+        """Take no more calls, and wait for those in flight; end them after `grace` or `force`."""
+        if self._grpc is None:
+            return
+        CALLS.submit(self._status.streams.end()).result()
+        stopped = CALLS.submit(self._grpc.stop(grace))
+        while futures.wait([stopped], 0.05).not_done:
+            if force.is_set():
+                stopped.cancel()
+                stopped = CALLS.submit(self._grpc.stop(None))
+                break
+        stopped.result()
+        self._grpc = None
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        models, threads = self.models, self._threads
         ranking = RankingService(
             models,
             self.metrics,
             self.options.max_candidates,
             self._finder,
+            threads,
             self._impressions,
             self._watch,
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            PredictionService(models), server
+            PredictionService(models, threads), server
         )
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelService(models, self._workers), server
+            ModelService(models, threads, self._workers), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
     def _open_impressions(self) -> ImpressionLog | None:
@@ -198,13 +230,13 @@ class Server:
             self.metrics,
         )
 
-    def _bind(self) -> int:
+    def _bind(self, server: grpc.aio.Server) -> int:
         where = address(self.options.host, self.options.port)
         try:
             port: int = (
-                self._grpc.add_insecure_port(where)
+                server.add_insecure_port(where)
                 if self._credentials is None
-                else self._grpc.add_secure_port(where, self._credentials)
+                else server.add_secure_port(where, self._credentials)
             )
         except RuntimeError:
             port = 0

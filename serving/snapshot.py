@@ -47,6 +47,8 @@ of 500 ids takes 40 us instead of 200.  Larger tables stay in their files."""
 class Snapshot:
     """Features of users and items in memory-mapped files."""
 
+    remote = False
+
     def __init__(self, folder: Path, contract: Contract, schema: str) -> None:
         """Open a snapshot and check it, which also reads its files into the page cache.
 

@@ -9,28 +9,30 @@ import pytest
 
 from serving.batching import Batcher, join, split
 from serving.layout import Input, Layout, rank_layout
+from serving.loop import CALLS
 from serving.metrics import ServerMetrics
 from serving.servable import Servable
-from serving.status import Call, CancelledError, OverloadedError, TooLateError
+from serving.status import Call, OverloadedError, TooLateError
 
 ROWS = Layout({"x": Input("float32", "rows", "value", "x")})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop():
+    """The loop that batchers belong to."""
+    CALLS.enter()
+    yield
+    CALLS.leave()
 
 
 class Context:
     """What a call asks of its gRPC context."""
 
-    def __init__(self, seconds=None, active=True):
-        self.seconds, self.active = seconds, active
+    def __init__(self, seconds=None):
+        self.seconds = seconds
 
     def time_remaining(self):
         return self.seconds
-
-    def is_active(self):
-        return self.active
-
-    def add_callback(self, callback):
-        self.callback = callback
-        return True
 
 
 class Doubler:
@@ -58,30 +60,34 @@ def values(*numbers):
     return {"x": np.array(numbers, np.float32)}
 
 
-def queue_up(pool, one, calls, until):
+def answer(one, *numbers, call=None):
+    """What a batcher answers to one call."""
+    return CALLS.submit(one.run(values(*numbers), len(numbers), call or Call(Context())))
+
+
+def queue_up(one, calls, until):
     """Submit calls one after the other, each once the one before it waits."""
     tasks = []
-    for inputs, call in calls:
+    for numbers, call in calls:
         before = len(one._queue)
-        tasks.append(pool.submit(one.run, inputs, len(inputs["x"]), call))
+        tasks.append(answer(one, *numbers, call=call))
         until(lambda before=before: len(one._queue) > before)
     return tasks
 
 
 @pytest.fixture
 def busy():
-    """A batcher whose only slot is taken, and the pool that holds it."""
+    """A batcher whose only slot is taken."""
     run = Doubler()
-    with futures.ThreadPoolExecutor(16) as pool:
 
-        def occupy(**limits):
-            one = batcher(run, **limits)
-            first = pool.submit(one.run, values(1), 1, Call(Context()))
-            assert run.started.wait(30)
-            return one, run, pool, first
+    def occupy(**limits):
+        one = batcher(run, **limits)
+        first = answer(one, 1)
+        assert run.started.wait(30)
+        return one, run, first
 
-        yield occupy
-        run.let_go.set()
+    yield occupy
+    run.let_go.set()
 
 
 def test_an_idle_batcher_runs_at_once_and_alone():
@@ -89,15 +95,14 @@ def test_an_idle_batcher_runs_at_once_and_alone():
     run.let_go.set()
     one = batcher(run)
     for number in (1.0, 2.0):
-        answer = one.run(values(number), 1, Call(Context()))
-        assert answer["y"].tolist() == [2 * number]
+        assert answer(one, number).result(30)["y"].tolist() == [2 * number]
     assert run.runs == [[1], [2]]
 
 
 def test_what_waits_is_joined_up_to_the_row_limit(busy, until):
-    one, run, pool, first = busy(max_rows=4)
+    one, run, first = busy(max_rows=4)
     sizes = [(10, 11), (20,), (30,), (40, 41, 42)]
-    tasks = queue_up(pool, one, [(values(*x), Call(Context())) for x in sizes], until)
+    tasks = queue_up(one, [(numbers, Call(Context())) for numbers in sizes], until)
     run.let_go.set()
     assert first.result(30)["y"].tolist() == [2]
     assert [task.result(30)["y"].tolist() for task in tasks] == [
@@ -107,9 +112,8 @@ def test_what_waits_is_joined_up_to_the_row_limit(busy, until):
 
 
 def test_one_callers_bad_values_fail_only_that_caller(busy, until):
-    one, run, pool, _ = busy()
-    calls = [(values(x), Call(Context())) for x in (5, -1, 7)]
-    tasks = queue_up(pool, one, calls, until)
+    one, run, _ = busy()
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (5, -1, 7)], until)
     run.let_go.set()
     assert tasks[0].result(30)["y"].tolist() == [10]
     assert tasks[2].result(30)["y"].tolist() == [14]
@@ -119,9 +123,8 @@ def test_one_callers_bad_values_fail_only_that_caller(busy, until):
 
 
 def test_a_row_that_is_not_finite_makes_the_members_run_alone(busy, until):
-    one, run, pool, _ = busy()
-    calls = [(values(x), Call(Context())) for x in (5, np.inf)]
-    tasks = queue_up(pool, one, calls, until)
+    one, run, _ = busy()
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (5, np.inf)], until)
     run.let_go.set()
     assert tasks[0].result(30)["y"].tolist() == [10]
     assert tasks[1].result(30)["y"].tolist() == [np.inf]
@@ -129,67 +132,86 @@ def test_a_row_that_is_not_finite_makes_the_members_run_alone(busy, until):
 
 
 def test_a_full_queue_refuses_at_once(busy, until):
-    one, run, pool, _ = busy(max_queued=2)
-    tasks = queue_up(pool, one, [(values(x), Call(Context())) for x in (2, 3)], until)
+    one, run, _ = busy(max_queued=2)
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (2, 3)], until)
     with pytest.raises(OverloadedError, match="2 calls wait already"):
-        one.run(values(4), 1, Call(Context()))
+        answer(one, 4).result(30)
     run.let_go.set()
     assert [task.result(30)["y"].tolist() for task in tasks] == [[4], [6]]
-    assert one.run(values(4), 1, Call(Context()))["y"].tolist() == [8]
+    assert answer(one, 4).result(30)["y"].tolist() == [8]
 
 
 def test_a_deadline_that_passes_in_the_queue_ends_the_call_and_its_work(busy, until):
-    one, run, pool, _ = busy()
-    late, fine = queue_up(
-        pool, one, [(values(2), Call(Context(0.2))), (values(3), Call(Context(60)))], until
-    )
+    one, run, _ = busy()
+    short = Call(Context(0.2))
+    late, fine = queue_up(one, [((2,), short), ((3,), Call(Context(60)))], until)
+    until(lambda: short.remaining() < 0)
+    run.let_go.set()
     with pytest.raises(TooLateError, match="in the queue"):
         late.result(30)
-    run.let_go.set()
     assert fine.result(30)["y"].tolist() == [6]
     assert run.runs == [[1], [3]]
 
 
 def test_a_deadline_that_has_passed_on_arrival_is_not_queued(busy):
-    one, run, _, _ = busy()
+    one, run, _ = busy()
     with pytest.raises(TooLateError, match="before the call was queued"):
-        one.run(values(2), 1, Call(Context(-1)))
+        answer(one, 2, call=Call(Context(-1))).result(30)
     assert run.runs == [[1]]
 
 
 def test_a_cancelled_call_leaves_the_queue(busy, until):
-    one, run, pool, _ = busy()
-    gone = Context()
-    calls = [(values(2), Call(gone)), (values(3), Call(Context()))]
-    cancelled, fine = queue_up(pool, one, calls, until)
-    gone.active = False
-    gone.callback()
-    with pytest.raises(CancelledError):
-        cancelled.result(30)
-    assert len(one._queue) == 1
+    one, run, _ = busy()
+    cancelled, fine = queue_up(one, [((x,), Call(Context())) for x in (2, 3)], until)
+    assert cancelled.cancel()
+    until(lambda: len(one._queue) == 1)
     run.let_go.set()
     assert fine.result(30)["y"].tolist() == [6]
     assert run.runs == [[1], [3]]
+
+
+def test_a_call_that_is_cancelled_in_its_run_ends_with_the_run(busy, until):
+    """The run uses the version that the call keeps open."""
+    one, run, _ = busy()
+    ended = threading.Event()
+
+    async def call():
+        try:
+            await one.run(values(2), 1, Call(Context()))
+        finally:
+            ended.set()
+
+    run.let_go.set()
+    until(lambda: one._free == 1)
+    run.let_go.clear()
+    run.runs.clear()  # the next run waits as well
+    task = CALLS.submit(call())
+    until(lambda: run.runs == [[2]])
+    task.cancel()
+    answered = queue_up(one, [((3,), Call(Context()))], until)
+    assert not ended.wait(0.2)
+    run.let_go.set()
+    assert ended.wait(30)
+    assert answered[0].result(30)["y"].tolist() == [6]
 
 
 def test_large_calls_are_split_and_put_together():
     run = Doubler()
     run.let_go.set()
     one = batcher(run, max_rows=4)
-    answer = one.run(values(*range(10)), 10, Call(Context()))
-    assert answer["y"].tolist() == [2 * x for x in range(10)]
+    assert answer(one, *range(10)).result(30)["y"].tolist() == [2 * x for x in range(10)]
     assert run.runs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 def test_the_slot_comes_back_whatever_happens(busy, until):
-    one, run, pool, _ = busy()
-    tasks = queue_up(pool, one, [(values(-1), Call(Context())) for _ in range(3)], until)
+    one, run, _ = busy()
+    tasks = queue_up(one, [((-1,), Call(Context())) for _ in range(3)], until)
     run.let_go.set()
     for task in tasks:
         with pytest.raises(ValueError, match="negative"):
             task.result(30)
     until(lambda: one._free == 1)
-    assert one.run(values(3), 1, Call(Context()))["y"].tolist() == [6]
+    assert answer(one, 3).result(30)["y"].tolist() == [6]
 
 
 def test_join_by_hand():

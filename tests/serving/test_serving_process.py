@@ -212,11 +212,11 @@ def test_health_tells_liveness_from_readiness(running):
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_streams_leave_calls_their_threads_and_are_limited(running, until):
+def test_streams_leave_calls_their_room_and_are_limited(running, until):
     health = health_pb2_grpc.HealthStub(running.channel)
     ask = health_pb2.HealthCheckRequest()
     reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
-    streams = [health.Watch(ask) for _ in range(64)]  # as many as there are threads
+    streams = [health.Watch(ask) for _ in range(56)]
     ended = threading.Event()
 
     def one_question():
@@ -244,6 +244,29 @@ def test_streams_leave_calls_their_threads_and_are_limited(running, until):
         return stream.cancel()
 
     until(there_is_room)
+
+
+def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    ask = health_pb2.HealthCheckRequest()
+    with run_server(tmp_path, drain_delay_seconds=0.5) as running:
+        watch = health_pb2_grpc.HealthStub(running.channel).Watch
+        watching, leaving, live = (
+            watch(ask),
+            watch(ask),
+            watch(health_pb2.HealthCheckRequest(service=LIVENESS)),
+        )
+        for stream in (watching, leaving, live):
+            assert next(stream).status == STATUS.SERVING
+        leaving.cancel()
+        stopping = threading.Thread(target=running.server.stop)
+        stopping.start()
+        assert next(watching).status == STATUS.NOT_SERVING
+        for stream in (watching, live):  # liveness has not changed until the end
+            with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
+                next(stream)
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        stopping.join()
 
 
 def test_rank_by_reflection_alone(running):
