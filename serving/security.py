@@ -1,6 +1,7 @@
 """Who may call: TLS, mutual TLS and bearer tokens."""
 
 import hmac
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,33 +12,85 @@ from google.protobuf import text_format
 from configs.errors import ServingError
 from serving.protos import ssl_config_pb2
 
+LOG = logging.getLogger("multigate.serving")
+
 _HEADER, _SCHEME = "authorization", "Bearer "
 
 
 def server_credentials(path: Path) -> Any:
     """TLS credentials from an SSLConfig in protobuf's text form.
 
+    Certificates are exchanged while the server runs: the file is read again once it has changed,
+    for the connections that are made then.  Whether clients must show one is decided at the start.
+
     Raises:
         ServingError: the file cannot be read or parsed, or lacks what it needs.
     """
-    where = f"--ssl_config_file {path}"
-    try:
-        config = text_format.Parse(_read(where, path), ssl_config_pb2.SSLConfig())
-    except text_format.ParseError as error:
-        raise ServingError(f"{where}: {error}") from None
-    for name in ("server_key", "server_cert"):
-        if "-----BEGIN " not in getattr(config, name):
+    file = _SSLFile(path)
+    config = file.read()
+    return grpc.dynamic_ssl_server_credentials(
+        _certificates(config), file.changed, config.client_verify
+    )
+
+
+class _SSLFile:
+    """The SSLConfig of a server, and whether it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._where = f"--ssl_config_file {path}"
+        self._seen = self._stamp()
+
+    def read(self) -> Any:
+        """The SSLConfig.
+
+        Raises:
+            ServingError: the file cannot be read or parsed, or lacks what it needs.
+        """
+        where = self._where
+        try:
+            config = text_format.Parse(_read(where, self._path), ssl_config_pb2.SSLConfig())
+        except text_format.ParseError as error:
+            raise ServingError(f"{where}: {error}") from None
+        for name in ("server_key", "server_cert"):
+            if "-----BEGIN " not in getattr(config, name):
+                raise ServingError(
+                    f"{where}: {name}: expected the PEM text itself, received "
+                    f"{'another text' if getattr(config, name) else 'none'}"
+                )
+        if config.client_verify and not config.custom_ca:
             raise ServingError(
-                f"{where}: {name}: expected the PEM text itself, received "
-                f"{'another text' if getattr(config, name) else 'none'}"
+                f"{where}: client_verify: needs custom_ca, the certificates to check clients "
+                "against"
             )
-    if config.client_verify and not config.custom_ca:
-        raise ServingError(
-            f"{where}: client_verify: needs custom_ca, the certificates to check clients against"
-        )
+        return config
+
+    def changed(self) -> Any:
+        """The certificates where the file has changed since the last look; for gRPC."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            certificates = _certificates(self.read())
+        except ServingError as error:
+            LOG.error("%s; the certificates in use stay", error)
+            return None
+        LOG.info("%s: read again", self._where)
+        return certificates
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except OSError:  # between the old file and the new one
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _certificates(config: Any) -> Any:
     pair = (config.server_key.encode(), config.server_cert.encode())
     ca = config.custom_ca.encode() if config.client_verify else None
-    return grpc.ssl_server_credentials([pair], ca, config.client_verify)
+    return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
 def client_credentials(ca: Path | None, certificate: Path | None, key: Path | None) -> Any:

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import ssl
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import multigate
 from configs.errors import ServingError
+from serving import health
 from serving.client import CallError, RankClient
 from serving.protos.ssl_config_pb2 import SSLConfig
 from serving.security import read_tokens, server_credentials
@@ -108,9 +110,40 @@ def test_tls_shows_the_server_to_its_callers(base, tmp_path, run_server, authori
     with run_server(base, ssl_config_file=ssl_config(tmp_path, authority)) as running:
         with RankClient(running.target, timeout=60, ca=authority.ca) as client:
             assert client.contract("small").model_version == 1
+        assert health.main(["--target", running.target, "--ca", str(authority.ca)]) == 0
+        assert health.main(["--target", running.target, "--timeout", "5"]) == 1
         assert code_of(running.target, ca=stranger.ca) == "UNAVAILABLE"
         assert code_of(running.target, tls=True) == "UNAVAILABLE"
         assert code_of(running.target) == "UNAVAILABLE"
+
+
+def serial_number(target):
+    """Of the certificate that the server shows to a new connection."""
+    host, port = target.split(":")
+    pem = ssl.get_server_certificate((host, int(port)), timeout=60)
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def test_certificates_are_exchanged_while_the_server_runs(
+    base, tmp_path, run_server, authority, stranger, caplog
+):
+    path = ssl_config(tmp_path, authority)
+    with (
+        run_server(base, ssl_config_file=path) as running,
+        RankClient(running.target, timeout=60, ca=authority.ca) as client,
+    ):
+        assert client.contract("small").model_version == 1
+        first = serial_number(running.target)
+        path.write_text("server_key: 'half of")
+        assert serial_number(running.target) == first
+        assert "the certificates in use stay" in caplog.text
+        path.unlink()
+        assert serial_number(running.target) == first
+        ssl_config(tmp_path, stranger)
+        assert serial_number(running.target) != first
+        assert client.contract("small").model_version == 1  # over the connection that it had
+        with RankClient(running.target, timeout=60, ca=stranger.ca) as other:
+            assert other.contract("small").model_version == 1
 
 
 def test_mutual_tls_shows_the_callers_to_the_server(
