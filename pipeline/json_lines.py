@@ -68,7 +68,8 @@ def _fast(texts: pl.Series, wanted: list[str]) -> pl.DataFrame | None:
     if len(frame) != len(texts):
         return None
     frame = frame.select([name for name in wanted if name in frame.columns])
-    if any(isinstance(kind, pl.Struct) for kind in frame.dtypes):
+    inner = [kind.inner if isinstance(kind, pl.List) else kind for kind in frame.dtypes]
+    if any(kind.is_nested() for kind in inner):
         return None
     # Among texts, polars makes texts of lists and objects as well: what looks like one is parsed
     # again, slowly.

@@ -165,13 +165,18 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
         text = given.str.replace(" ", "T", literal=True)
         day = text.str.len_chars() == 10
         text = _first(_where(text + "T00:00:00", day), text)
+        if text.str.slice(16, 1).ne(":").any():  # hours and minutes
+            text = text.str.replace(r"^(.{10}T\d\d:\d\d)(Z|z|[+-].*)?$", "${1}:00${2}")
         zoned = (text.str.contains(r"T.*(Z|z|[+-]\d\d:?\d\d)$")).fill_null(False)
         form = "%Y-%m-%dT%H:%M:%S%.f"
         named = _where(text, zoned).str.to_datetime(
             form + "%#z", time_unit="us", time_zone="UTC", strict=False
         )
         plain = _where(text, ~zoned).str.to_datetime(form, time_unit="us", strict=False)
-        times = _first(named, _local(plain, zone).dt.convert_time_zone("UTC")).to_physical()
+        # A day whose midnight the clock skips begins an hour later.
+        hour = _where(plain, day).dt.offset_by("1h")
+        local = [_local(times, zone).dt.convert_time_zone("UTC") for times in (plain, hour)]
+        times = _first(named, *local).to_physical()
         expected = "ISO 8601 text"
     else:
         given, whole = _cast(raw, pl.Int64())

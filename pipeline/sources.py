@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from configs.errors import DataError
 from configs.log import CsvFormat, Format, JsonLinesFormat
-from pipeline import places
+from pipeline import parquet, places
 from pipeline.compressed import ByteRange, DamagedError, Stream, compression, members, open_stream
 from pipeline.delimited import parse_delimited, parse_header
-from pipeline.hashing import Hashes, combine, hash_column
-from pipeline.json_lines import as_text, parse_json
+from pipeline.hashing import Hashes, hash_column
+from pipeline.json_lines import parse_json
 from pipeline.lines import REJECT, Lines, read_lines, reject
 from pipeline.places import Place
 
@@ -230,24 +230,16 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
             for batch in file.iter_batches(1 << 18, row_groups=list(groups)):
                 frame = pl.DataFrame(batch)
+                wrong = parquet.nested(frame, wanted)
+                if wrong is not None:
+                    yield _nothing(reject(line, wrong), names)
+                    return
                 numbers = pl.int_range(line, line + len(frame), eager=True).alias("line")
-                hashes = hash_column(numbers * 0)
-                for name in sorted(names):
-                    if not isinstance(frame.schema[name], pl.Struct | pl.Binary):
-                        hashes = combine(hashes, hash_column(as_text(frame[name])))
-                kept = frame.select([name for name in wanted if name in names])
-                yield Chunk(kept, numbers, _rows(kept), hashes, names, pl.DataFrame(schema=REJECT))
+                kept, good, texts, hashes, rejects = parquet.parse_batch(frame, numbers, wanted)
+                yield Chunk(kept, good, texts, hashes, names, rejects)
                 line += len(frame)
     except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         rest = "the rest" if line > 1 else "nothing"
         read_ = "was not read" if line > 1 else "of it was read"
         yield _nothing(reject(line, f"damaged file, {rest} {read_}: {reason}"))
-
-
-def _rows(frame: pl.DataFrame) -> pl.Series:
-    """Parquet has no text; rejects show the values."""
-    if not frame.width:
-        return pl.Series("text", [""] * len(frame), dtype=pl.String)
-    texts = [as_text(frame[name]).alias(name).fill_null("") for name in frame.columns]
-    return pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator=" | ")).to_series()

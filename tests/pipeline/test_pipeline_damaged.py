@@ -166,6 +166,35 @@ def test_parquet_of_wrong_values(event_config, tmp_path):
     assert (line, reason[:40]) == (1, "damaged file, nothing of it was read: Pa")
 
 
+def test_parquet_of_any_types(event_config, tmp_path):
+    """Columns that nobody reads may hold anything, and tell rows apart; bytes are text."""
+    rows = [dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in good()]
+    one = pl.DataFrame(rows[:1] * 4).with_columns(pl.col("time").cast(pl.Int64))
+    span = pl.Series([1, 1, 1, 2]).cast(pl.Duration("us"))
+    odd = one.with_columns(
+        user=pl.Series([b"u1", b"\xff\xfe", b"u1", b"u1"]),
+        lists=pl.Series([[[1], []], [[1], []], [[1], []], [[1], []]]),
+        structs=pl.Series([{"a": [{"b": n}]} for n in (1, 1, 2, 2)]),
+        raw=pl.Series([b"\xff"] * 4),
+        span=span,
+    )
+    odd.write_parquet(tmp_path / "log-a.csv")
+    odd.select(pl.exclude("user"), user=pl.struct("item")).write_parquet(tmp_path / "log-b.csv")
+    whole = pl.DataFrame(rows).with_columns(pl.col("time").cast(pl.Int64))
+    whole.write_parquet(tmp_path / "log-c.csv")
+    config = event_config(
+        **CHANGES, **{"pipeline.log.format": {"type": "parquet"}, "pipeline.max_reject_rate": 0.9}
+    )
+    account = run(config, tmp_path, tmp_path / "out")["rows"]
+    # Rows 3 and 4 differ from row 1, and from one another, in columns that nobody reads; 8 views
+    # of the whole file.
+    assert (account["impressions"], account["duplicates"], account["rejects"]) == (11, 0, 2)
+    ((line, reason, _),) = rejects_of(tmp_path / "out", "log-a.csv")
+    assert (line, reason) == (2, "not UTF-8 text")
+    ((line, reason, _),) = rejects_of(tmp_path / "out", "log-b.csv")
+    assert (line, reason[:43]) == (1, "user: expected values or lists of them, rec")
+
+
 @pytest.mark.parametrize(("bad", "published"), [(1, True), (2, False)])
 def test_one_in_a_hundred_is_the_default_limit(bad, published, event_config, tmp_path):
     lines = [*good(99 if bad == 1 else 98), *["soon,VIEW,i,u,s,1,x"] * bad]

@@ -53,6 +53,8 @@ def test_iso_times():
         "2016-12-01T00:00:00.25",
         "2016-12-01",
         "2016-12-01T00:00:00+0000",
+        "2016-12-01 02:00+02:00",
+        "2016-12-01T00:00",
         "2016-13-01",
         "0001-01-01T00:00:00Z",
         "9999-12-31",
@@ -61,8 +63,25 @@ def test_iso_times():
     day = at(2016, 12, 1)
     check(
         parse_time(raw, "iso", None),
-        [day, day, at(2016, 12, 1, 0, 0, 0, 250_000), day, day, None, None, None],
-        [None] * 5 + [wrong, OUTSIDE, OUTSIDE],
+        [day, day, at(2016, 12, 1, 0, 0, 0, 250_000), day, day, day, day, None, None, None],
+        [None] * 7 + [wrong, OUTSIDE, OUTSIDE],
+    )
+
+
+def test_clocks_that_are_put_forward_and_back():
+    # Berlin, 2026: from 2 to 3 on 29 March, from 3 back to 2 on 25 October.
+    berlin = text("2026-03-29 01:59", "2026-03-29 02:30", "2026-10-25 02:30", "2026-10-25 03:00")
+    check(
+        parse_time(berlin, "iso", None, "Europe/Berlin"),
+        [at(2026, 3, 29, 0, 59), None, at(2026, 10, 25, 0, 30), at(2026, 10, 25, 2)],
+        [None, "expected ISO 8601 text", None, None],
+    )
+    # Sao Paulo, 15 October 2017: the day begins at 1, two hours behind UTC.
+    days = text("2017-10-14", "2017-10-15", "2017-10-15 00:30")
+    check(
+        parse_time(days, "iso", None, "America/Sao_Paulo"),
+        [at(2017, 10, 14, 3), at(2017, 10, 15, 3), None],
+        [None, None, "expected ISO 8601 text"],
     )
 
 

@@ -1,0 +1,115 @@
+"""Takes batches of Parquet apart: any types stand in a file, values and lists of them are read."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipeline.hashing import Hashes, combine, hash_column
+from pipeline.json_lines import as_text
+from pipeline.lines import REJECT
+
+
+def nested(frame: pl.DataFrame, wanted: list[str]) -> str | None:
+    """Say which wanted column holds neither values nor lists of them, if any does."""
+    for name in wanted:
+        if name in frame.columns:
+            kind = frame.schema[name]
+            inner = _inner(kind)
+            if inner.is_nested() or inner == pl.Duration:
+                return f"{name}: expected values or lists of them, received {kind}"
+    return None
+
+
+def parse_batch(
+    frame: pl.DataFrame, line: pl.Series, wanted: list[str]
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, Hashes, pl.DataFrame]:
+    """Parse a batch none of whose wanted columns is `nested`.
+
+    Args:
+        frame: the batch, (B, all columns of the file).
+        line: (B,) rows' numbers in the file.
+        wanted: the columns to keep.
+
+    Returns:
+        The wanted columns, the rows' numbers, their values as text, the hashes of the full rows,
+        each (b, ...); and rejects for those that hold bytes which are no text.
+    """
+    hashes = hash_column(line * 0)
+    for name in sorted(frame.columns):
+        hashes = combine(hashes, _hash_values(frame[name]))
+    columns, bad = [], np.zeros(len(frame), bool)
+    for name in wanted:
+        if name in frame.columns:
+            column = frame[name]
+            if _inner(column.dtype) == pl.Binary:
+                column, wrong = _decode(column)
+                bad |= wrong
+            columns.append(column)
+    kept = pl.DataFrame(columns)
+    texts = _rows(kept, len(frame))
+    rejects = pl.DataFrame(
+        {"line": line.filter(bad), "reason": "not UTF-8 text", "text": texts.filter(bad)},
+        schema=REJECT,
+    )
+    good = pl.Series(~bad)
+    kept = kept.filter(good) if columns else kept
+    return kept, line.filter(good), texts.filter(good), hashes[~bad], rejects
+
+
+def _inner(kind: Any) -> Any:
+    """What a column's lists hold, or the column itself."""
+    return kind.inner if isinstance(kind, pl.List | pl.Array) else kind
+
+
+def _decode(column: pl.Series) -> tuple[pl.Series, np.ndarray]:
+    """Bytes as text, null where they are none; and where that is."""
+    many = isinstance(column.dtype, pl.List | pl.Array)
+    text = pl.List(pl.String) if many else pl.String()
+    try:
+        return column.cast(text), np.zeros(len(column), bool)
+    except pl.exceptions.ComputeError:
+        values: list[Any] = []
+        bad = np.zeros(len(column), bool)
+        for at, value in enumerate(column.to_list()):
+            given = value if many or value is None else [value]
+            try:
+                decoded = given and [None if v is None else v.decode() for v in given]
+                values.append(decoded if many or decoded is None else decoded[0])
+            except UnicodeDecodeError:
+                values.append(None)
+                bad[at] = True
+        return pl.Series(column.name, values, dtype=text), bad
+
+
+def _hash_values(column: pl.Series) -> Hashes:
+    """Hash a column of any type, lists and structs by what is in them; (B,)."""
+    kind = column.dtype
+    if isinstance(kind, pl.Binary):
+        return hash_column(column.bin.encode("hex"))
+    if isinstance(kind, pl.Duration):
+        return hash_column(column.to_physical())
+    if isinstance(kind, pl.Struct):
+        hashes = hash_column(column.is_null().cast(pl.Int64))
+        for field in column.struct.unnest().get_columns():
+            hashes = combine(hashes, _hash_values(field))
+        return hashes
+    inner = _inner(kind)
+    if not (inner.is_nested() or inner in (pl.Binary, pl.Duration)):
+        return hash_column(as_text(column))
+    lists = column.cast(pl.List(inner))
+    length = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
+    row = np.repeat(np.arange(len(column)), length)
+    place = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
+    values = lists.filter(pl.Series(length > 0)).explode()
+    hashes = hash_column(pl.Series(length))
+    np.add.at(hashes, row, combine(_hash_values(values), place))
+    return hashes
+
+
+def _rows(frame: pl.DataFrame, count: int) -> pl.Series:
+    """Parquet has no text; rejects show the values."""
+    if not frame.width:
+        return pl.Series("text", [""] * count, dtype=pl.String)
+    texts = [as_text(frame[name]).alias(name).fill_null("") for name in frame.columns]
+    return pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator=" | ")).to_series()
