@@ -240,17 +240,17 @@ class Servable:
         rows = tf.shape(halves.item)[0]
         by_row = halves.user if halves.user_index is None else halves.user_index
         same = tf.reduce_all([tf.shape(x)[0] == rows for x in (by_row, ids)])
-        # Padding would hide it.
-        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
-            rows = tf.identity(rows)
         reads_columns = any(
             not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
         )
         given = {"user": halves.user, "item": halves.item, "ids": ids}
         if halves.user_index is not None:
             given["user_index"] = halves.user_index
-        if reads_columns:
-            given["whole"] = gate_input()
+        # Padding would hide it, and joining the columns would tell of it in TensorFlow's words.
+        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
+            rows = tf.identity(rows)
+            if reads_columns:
+                given["whole"] = gate_input()
 
         def compute(**padded: Tensor) -> dict[str, Tensor]:
             inside = Halves(padded["user"], padded["item"], padded.get("user_index"))
