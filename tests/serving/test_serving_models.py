@@ -174,6 +174,13 @@ def test_models_policies_and_labels(tmp_path, publish, run_server, until):
         until(lambda: running.server.models.serving()["all"] == [1, 3], "the end of version 2")
         lines = running.server.metrics.text().splitlines()
         assert 'multigate_model_version{model="two"} 4' in lines
+        # A label whose version goes away names nothing, rather than another version.
+        shutil.rmtree(tmp_path / "one" / "1")
+        until(lambda: running.server.models.serving()["one"] == [2], "the end of version 1")
+        with pytest.raises(CallError, match="version 1 does not serve; ready: 2") as raised:
+            version_of(client, "one", label="stable")
+        assert raised.value.code == "NOT_FOUND"
+        assert version_of(client, "one", label="canary") == 2
 
 
 def test_a_label_for_a_version_that_does_not_serve_is_refused_at_start(
