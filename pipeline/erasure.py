@@ -24,7 +24,8 @@ def read_list(config: Config, data: Path | str, forget: Path | None) -> pl.Serie
         forget: another list, which comes on top.
 
     Returns:
-        The ids, sorted, each once; None where nobody asked. Messages name lines, never ids.
+        The ids, sorted, each once, with blanks around them and without; None where nobody asked.
+        Messages name lines, never ids.
 
     Raises:
         DataError: a list is missing, is no UTF-8 text, or holds what cannot be an id.
@@ -55,7 +56,10 @@ def _read(place: Place, name: str, config: Config) -> pl.Series:
     wrong = ids.reasons.is_not_null().arg_true()
     if len(wrong):
         raise DataError(f"{name}: line {wrong[0] + 1}: {ids.reasons[wrong[0]]}")
-    return ids.values.drop_nulls()
+    found = ids.values.drop_nulls()
+    if found.dtype == pl.String:  # blanks that an editor left must not keep anybody
+        found = pl.concat([found, found.str.strip_chars()])
+    return found
 
 
 def without(rows: pl.DataFrame, key: str, forgotten: pl.Series | None) -> pl.DataFrame:

@@ -101,7 +101,7 @@ def test_who_alone_had_an_event_may_be_forgotten(event_config, tmp_path):
 
 def test_the_list_may_stand_in_the_configuration(event_config, tmp_path):
     folder = write(tmp_path / "log", lines())
-    (folder / "gone.txt").write_text("secret-3\n")
+    (folder / "gone.txt").write_text("secret-3 \n")  # a blank that an editor left
     config = event_config(**CHANGES, **{"pipeline.forget": "gone.txt"})
     manifest = run(config, folder, tmp_path / "out")
     assert manifest["rows"]["forgotten"] == sum(",secret-3," in line for line in lines())
