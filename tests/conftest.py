@@ -17,14 +17,18 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
-# Groups of files whose tests share what takes seconds to make. The longest groups are first.
+# Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
     r"jobs/test_(run|run_candidates|tune)\.py",
     r"candidates/|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract)\.py",
-    r"model/export/test_export\.py",
+    r"jobs/test_fortnight\.py",
     r"model/test_resume\.py",
-    r"jobs/test_(run_kills|fortnight)\.py",
+    r"serving/test_serving_faults\.py",
+    r"jobs/test_run_kills\.py",
+    r"model/export/test_export\.py",
     r"serving/test_serving_workers\.py",
+    r"model/test_data_parallel\.py",
+    r"model/export/test_servable\.py",
 )
 
 
