@@ -26,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from serving.client import CHANNEL_OPTIONS
 from serving.protos import ranking_pb2
 
 WORKERS = 2
+UNREAD = 30
+"""Calls of a connection that reads none of the answers."""
 EXPLAINED = {"OK", "UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"}
 ENDING = {"UNAVAILABLE", "CANCELLED"}  # what calls get while the server stops
 WRONG = {"INVALID_ARGUMENT", "NOT_FOUND", "OK", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}
@@ -120,7 +123,8 @@ class Soak:
                 try:
                     rank(bytes(raw), timeout=30)
                 except grpc.RpcError as error:
-                    self._saw("malformed", error.code().name, WRONG)
+                    ending = ENDING if self.ending.is_set() else set()
+                    self._saw("malformed", error.code().name, WRONG | ending)
                 time.sleep(0.005)
 
     def never_reading(self, place: int) -> None:
@@ -128,9 +132,17 @@ class Soak:
         while not self.stop.is_set():
             with socket.socket() as one:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                if self._connect(one):
-                    self.counts["never read"] += 1
-                    self.stop.wait(2)
+                if not self._connect(one):
+                    continue
+                # More answers than the connection's window of 64 KiB holds.
+                calls = [
+                    call_frames(2 * place + 1, self.requests[place % len(self.requests)])
+                    for place in range(UNREAD)
+                ]
+                with suppress(OSError):  # a worker died in between
+                    one.sendall(b"".join(calls))
+                self.counts["never read"] += 1
+                self.stop.wait(2)
 
     def half_open(self, place: int) -> None:
         """Connections that stop talking after a part of the handshake, and then are reset."""
@@ -155,6 +167,23 @@ class Soak:
         self.counts[f"{what} {code}"] += 1
         if code not in explained:
             self.problems.append(f"{what} call: {code}")
+
+
+def call_frames(stream: int, message: bytes) -> bytes:
+    """A Rank call as HTTP/2 sends it: a frame of headers and one of data."""
+
+    def text(value: str) -> bytes:
+        return bytes([len(value)]) + value.encode()
+
+    def frame(kind: int, flags: int, payload: bytes) -> bytes:
+        return (
+            len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+        )  # of at most 16 KiB
+
+    # POST and http from HPACK's table; path, authority, content type and te in plain.
+    headers = b"\x83\x86\x04" + text(RANK) + b"\x01" + text("localhost")
+    headers += b"\x0f\x10" + text("application/grpc") + b"\0" + text("te") + text("trailers")
+    return frame(1, 4, headers) + frame(0, 1, b"\0" + len(message).to_bytes(4) + message)
 
 
 def footprint(process: psutil.Process) -> tuple[int, int, int]:
