@@ -194,6 +194,10 @@ class Server:
                 stopped = CALLS.submit(self._grpc.stop(None))
                 break
         stopped.result()
+        CALLS.submit(self._forget()).result()
+
+    async def _forget(self) -> None:
+        """Let go of the gRPC server, in its loop: with it goes a socket that the loop reads."""
         self._grpc = None
 
     def _register(self, server: grpc.aio.Server) -> None:
