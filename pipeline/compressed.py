@@ -80,6 +80,8 @@ class ByteRange:
         self._done = not piece
         return piece
 
+    read1 = read  # as plain files have it
+
 
 @contextmanager
 def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:

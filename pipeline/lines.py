@@ -131,8 +131,10 @@ def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Li
         return Lines(_texts([]), _numbers(np.zeros(0)), reject(0, "").clear())
     starts = np.concatenate([[0], ends[:-1]])
     raw = np.frombuffer(data, np.uint8)
-    breaks = np.concatenate([[0], np.flatnonzero(raw == ord("\n")) + 1])
-    number = _numbers(np.searchsorted(breaks, starts) + line)
+    number = _numbers(np.arange(len(ends)) + line)
+    if len(ends) < data.count(b"\n") + (not data.endswith(b"\n")):  # records of several lines
+        breaks = np.concatenate([[0], np.flatnonzero(raw == ord("\n")) + 1])
+        number = _numbers(np.searchsorted(breaks, starts) + line)
     rejects = reject(0, "").clear()
     if encoding == "latin-1":
         rows = [data[a:b].decode("latin-1") for a, b in zip(starts, ends, strict=True)]

@@ -194,6 +194,11 @@ def test_quotes_and_line_breaks(tmp_path):
     ]
 
 
+def test_lines_are_counted_where_the_last_one_has_no_break(tmp_path):
+    (tmp_path / "log.csv").write_text('time,note\n1,"two\nlines"\n2,x')
+    assert [line for c in chunks(tmp_path, "log.csv", CsvFormat()) for line in c.line] == [2, 4]
+
+
 def test_an_open_quote_does_not_swallow_a_large_file(tmp_path):
     lines = ["1,a,x"] * 200_000
     lines[10] = '1,"a,x'
