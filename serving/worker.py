@@ -180,5 +180,7 @@ class Fleet:
     def _ask(self, *question: Any) -> Any:
         try:
             return self._ask_supervisor(question)
-        except GoneError as error:  # then this worker is about to end, too
-            raise ServingError(f"supervisor: {error}") from None
+        except GoneError:
+            from serving.status import DrainingError
+
+            raise DrainingError("the server's supervisor is gone; call another server") from None

@@ -1,5 +1,6 @@
 """The server as a process: start, health, reflection, drain; and a client without TensorFlow."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -79,8 +80,9 @@ class Process:
     def signal_and_wait(self, *numbers):
         for number in numbers:
             self.process.send_signal(number)
-        _, errors = self.process.communicate(timeout=60)
+        said, errors = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, errors
+        return said
 
 
 def slow_request(contract, helpers, spins):
@@ -154,6 +156,17 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
         assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
         assert reload.exception().details() == "the server is stopping; nothing was changed"
         server.signal_and_wait()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_that_has_not_loaded_yet(tmp_path, publish, contract, helpers, until):
+    folder = publish(tmp_path, 1, without_end(contract, helpers))
+    server = Process(tmp_path)
+    try:
+        until(lambda: warms_up(server.process, folder), "the load")
+        assert server.signal_and_wait(signal.SIGTERM) == ""  # it never said that it serves
+    finally:
+        server.__exit__()
 
 
 def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpers):
@@ -244,6 +257,31 @@ def test_streams_leave_calls_their_room_and_are_limited(running, until):
         return stream.cancel()
 
     until(there_is_room)
+
+
+def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
+    held = running.server._status.streams._open
+    until(lambda: not held)
+    reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
+    asked = []
+
+    def questions():
+        for number in itertools.count():  # until the answers are more than a connection takes
+            asked.append(number)
+            yield reflection_pb2.ServerReflectionRequest(
+                file_containing_symbol="multigate.RankingService"
+            )
+
+    def waits():
+        before = len(asked)
+        threading.Event().wait(0.1)
+        return before == len(asked) > 0
+
+    stream = reflect(questions())
+    until(waits)
+    assert len(held) == 1
+    stream.cancel()
+    until(lambda: not held)
 
 
 def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
