@@ -39,7 +39,7 @@ class Streams:
             finally:
                 self._leave()
 
-        async def many(requests: Any, context: Any) -> AsyncIterator[Any]:
+        async def many(requests: Any, context: Any) -> None:
             async def each() -> AsyncIterator[Any]:
                 async for request in requests:
                     await check(request, context)
@@ -47,8 +47,10 @@ class Streams:
 
             await self._enter(context)
             try:
+                # Not yielded on: a generator that is cancelled while a slow reader lets it wait
+                # ends in another task, some other time.
                 async for response in handler.stream_stream(each(), context):
-                    yield response
+                    await context.write(response)
             except asyncio.CancelledError:
                 await self._end_of(context)
                 raise

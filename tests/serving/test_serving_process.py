@@ -268,9 +268,7 @@ def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
     def questions():
         for number in itertools.count():  # until the answers are more than a connection takes
             asked.append(number)
-            yield reflection_pb2.ServerReflectionRequest(
-                file_containing_symbol="multigate.RankingService"
-            )
+            yield reflection_pb2.ServerReflectionRequest(file_by_filename="x" * 100_000)
 
     def waits():
         before = len(asked)
