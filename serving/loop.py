@@ -80,15 +80,20 @@ class Threads:
         self._pool = futures.ThreadPoolExecutor(count, "call")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Wait for `work` in a thread; what it logs is told of the same call."""
+        """Wait for `work` in a thread; what it logs is told of the same call.
+
+        A call that is cancelled before a thread is free leaves no work behind.
+        """
         context = contextvars.copy_context()
-        task = partial(context.run, partial(work, *args, **kwargs))
-        running = asyncio.get_running_loop().run_in_executor(self._pool, task)
+        task = self._pool.submit(context.run, partial(work, *args, **kwargs))
+        running = asyncio.wrap_future(task)
         try:
-            return await asyncio.shield(running)
+            await asyncio.wait([running])
         except asyncio.CancelledError:
-            await ended(running)
+            if not task.cancel():  # it has begun
+                await ended(running)
             raise
+        return running.result()
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -103,3 +108,4 @@ async def ended(work: "asyncio.Future[Any]") -> None:
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([work])
+    work.exception()  # nobody else will ask, and asyncio would complain of that

@@ -135,14 +135,13 @@ class CandidateFinder:
         started = time.perf_counter()
         run = self._threads.submit(retriever.find, user, min(count, _MOST))
         run.add_done_callback(lambda _: retriever.servable.release())
-        found = asyncio.wrap_future(run)
         remaining = call.remaining()
         seconds = self._seconds if remaining is None else min(self._seconds, remaining)
         version = f"{retriever.model} version {retriever.servable.version}"
         try:
-            items, known = await asyncio.wait_for(asyncio.shield(found), max(seconds, 0.0))
+            # When it is given up it is cancelled, if it has not begun.
+            items, known = await asyncio.wait_for(asyncio.wrap_future(run), max(seconds, 0.0))
         except TimeoutError:
-            run.cancel()  # where it has not begun
             call.check("in retrieval")
             return _Failure("late", f"{version} gave no answer within {1e3 * self._seconds:g} ms")
         except Exception:

@@ -322,6 +322,26 @@ def test_the_callers_deadline_goes_before(pair, run_server, helpers):
         assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
+def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, helpers, until):
+    slow = ranking_pb2.RecommendRequest(model={"name": "small"})
+    slow.user["user_id"].text = "u7"
+    slow.context["hour"].integer = helpers.slow_retrieval + 100_000
+    with run_server(
+        pair / "ranker",
+        candidates_base_path=pair / "candidates",
+        retrieval_timeout_ms=60_000,
+        num_batch_threads=1,
+    ) as running:
+        version = running.server.models.manager("small-candidates")._serving[1].servable
+        first, *others = [running.ranking.Recommend.future(slow, timeout=60) for _ in range(4)]
+        until(lambda: version._calls == 4)
+        for call in others:
+            call.cancel()
+        until(lambda: version._calls == 1)
+        assert not first.done()
+        first.cancel()
+
+
 def test_versions_are_followed_and_refused(
     tmp_path, publish, publish_candidates, with_items, run_server, until
 ):
