@@ -171,8 +171,10 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
         announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
         supervisor.stop()
         return
+    from serving.background import keep_what_is_imported
     from serving.server import Server
 
+    keep_what_is_imported()  # as `multigate serve` does
     with Server(options) as server:
         announce(server.port, RANK, rank_requests(base, candidates), folder)
 
