@@ -171,12 +171,15 @@ class Servable:
             return True
 
     def release(self) -> None:
-        """End a call; the last one of a retired version gives its memory back."""
+        """End a call; after the last one a retired version gives its memory back.
+
+        It does so in a thread of its own: it takes longer than other calls should wait.
+        """
         with self._lock:
             self._calls -= 1
             close = self._calls == 0 and self._closed is not None
         if close:
-            self._close()
+            threading.Thread(target=self._close, name="unload").start()
 
     def retire(self, closed: Callable[[], None] = lambda: None) -> None:
         """Take no more calls, and close when those in flight have ended; then call `closed`."""

@@ -309,6 +309,25 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
         assert first._session._closed
 
 
+def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
+    one = servable.Servable.load(1, exported)
+    assert one.acquire()
+    let_go, closed = threading.Event(), threading.Event()
+
+    def close():
+        assert let_go.wait(30)
+        closed.set()
+
+    one.retire(close)
+    assert not one.acquire()
+    release = threading.Thread(target=one.release, daemon=True)
+    release.start()
+    release.join(20)
+    assert not release.is_alive()
+    let_go.set()
+    assert closed.wait(30)
+
+
 def test_a_frozen_version_has_no_variables_and_the_same_scores(
     exported, contract, helpers, monkeypatch
 ):
