@@ -4,7 +4,8 @@
 
 `benchmarks/servers.py` says what each server is.  Each runs in a process of its own, on the same
 cores as its callers (`benchmarks/load.py`, one process of 1 to 64 callers), with the same requests
-of random ids: in a closed loop, and in an open loop at 70 % of what the closed one reached.
+of random ids: in a closed loop, and in an open loop at 70 % of what the closed one reached.  All
+servers run at once and are called in turn, for some rounds; of each, the middle round counts.
 
 The limit is what the cores allow if a call costs one echo and its share of the model: cores / (CPU
 seconds of an echo call in its server + CPU seconds of the model per call at its best number of
@@ -31,7 +32,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,18 @@ def row(kind: str, candidates: int, callers: int, loop: str, one: dict[str, Any]
     )
 
 
+def middle(rounds: list[dict[str, Any]], key: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+    """The round in the middle, by one of its figures."""
+    return sorted(rounds, key=key)[len(rounds) // 2]
+
+
 def compare(
-    base: Path, kinds: list[Kind], callers: list[int], candidates: list[int], seconds: float
+    base: Path,
+    kinds: list[Kind],
+    callers: list[int],
+    candidates: list[int],
+    seconds: float,
+    rounds: int,
 ) -> dict[str, Any]:
     """Measure everything, print the table, return the ratios."""
     cores = os.cpu_count() or 1
@@ -151,16 +162,32 @@ def compare(
         said = ", ".join(f"{count}: {cost * 1e3:.2f}" for count, cost in costs.items())
         print(f"model alone, {size} candidates, CPU ms a call by joined calls: {said}")
         print(HEADING)
-        for kind in kinds:
-            with running(kind, base, size) as server:
-                for count in callers:
-                    one = measure(server, count, seconds)
-                    found[kind.name, count, size] = one
-                    print(row(kind.name, size, count, "closed", one), flush=True)
-                    if (count, size) == HEAD:
-                        one = measure(server, count, max(2 * seconds, 4), 0.7 * one["calls"])
-                        steady[kind.name] = one
-                        print(row(kind.name, size, count, "open", one), flush=True)
+        with contextlib.ExitStack() as stack:
+            # All are there at once and take turns, so that all meet what else the machine does.
+            servers = {kind.name: stack.enter_context(running(kind, base, size)) for kind in kinds}
+            for count in callers:
+                turns = [
+                    {name: measure(server, count, seconds) for name, server in servers.items()}
+                    for _ in range(rounds)
+                ]
+                for name in servers:
+                    one = middle([turn[name] for turn in turns], lambda one: one["calls"])
+                    found[name, count, size] = one
+                    print(row(name, size, count, "closed", one), flush=True)
+                if (count, size) != HEAD:
+                    continue
+                rates = {name: 0.7 * found[name, *HEAD]["calls"] for name in servers}
+                turns = [
+                    {
+                        name: measure(server, count, max(2 * seconds, 4), rates[name])
+                        for name, server in servers.items()
+                    }
+                    for _ in range(rounds)
+                ]
+                for name in servers:
+                    one = middle([turn[name] for turn in turns], lambda one: one["p99"])
+                    steady[name] = one
+                    print(row(name, size, count, "open", one), flush=True)
     ours = max(
         (name for name in steady if name.startswith("ours")),
         key=lambda name: found[name, *HEAD]["calls"],
@@ -216,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="of which the middle one counts")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--candidates", type=int, nargs="+", default=[100, 500])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of our server")
@@ -227,7 +255,8 @@ def main() -> None:
         parser.error("the ratios need 16 callers and 100 candidates among those measured")
     base, seconds = options.model_base_path, options.seconds
     kinds = chosen(options)
-    print(json.dumps(compare(base, kinds, options.callers, options.candidates, seconds)))
+    callers, candidates, rounds = options.callers, options.candidates, options.rounds
+    print(json.dumps(compare(base, kinds, callers, candidates, seconds, rounds)))
 
 
 if __name__ == "__main__":
