@@ -226,6 +226,11 @@ def _refuse_non_finite(name: str, values: np.ndarray) -> None:
 
 def _filter(wanted: Sequence[str], signature: Signature) -> list[str]:
     """The outputs to answer with: all, or those that the request's filter names."""
+    if len(wanted) > len(signature.outputs):  # millions of names would take the loop seconds
+        raise InvalidRequestError(
+            f"output_filter: expected at most {len(signature.outputs)} outputs, each once, "
+            f"received {len(wanted)}"
+        )
     unknown = [name for name in wanted if name not in signature.outputs]
     if unknown:
         raise InvalidRequestError(

@@ -72,6 +72,11 @@ PREDICT_TABLE = {
         INVALID,
         "output_filter: an output is repeated",
     ),
+    "more outputs than there are": (
+        lambda r: r.output_filter.extend(["click"] * 9),
+        INVALID,
+        "output_filter: expected at most 4 outputs, each once, received 9",
+    ),
     "wrong dtype": (
         lambda r: set_input(r, "hour", np.ones(5, np.int32)),
         INVALID,
