@@ -179,6 +179,8 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
         times = _first(named, *local).to_physical()
         expected = "ISO 8601 text"
     else:
+        if raw.dtype.is_decimal():  # cast to integers, it would lose its fraction without a word
+            raw = raw.cast(pl.Float64)
         given, whole = _cast(raw, pl.Int64())
         if given.dtype.is_float() or whole.null_count() > given.null_count():
             number = given.cast(pl.Float64, strict=False)
@@ -232,6 +234,8 @@ def parse_id(raw: pl.Series, dtype: str) -> Parsed:
     if dtype == "int":
         if raw.dtype.is_numeric():
             values = raw.cast(pl.Int64, strict=False)
+            if raw.dtype.is_decimal():
+                values = _without(values, values.cast(pl.Decimal(38, raw.dtype.scale)) != raw)
             if raw.dtype.is_float():
                 values = _without(values, values.cast(pl.Float64) != raw)
                 raw = raw.fill_nan(None)

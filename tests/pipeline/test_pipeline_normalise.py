@@ -1,6 +1,7 @@
 """Typing of columns: values that pass, values that become null, values that are rejected."""
 
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import polars as pl
 import pytest
@@ -83,6 +84,16 @@ def test_clocks_that_are_put_forward_and_back():
         [at(2017, 10, 14, 3), at(2017, 10, 15, 3), None],
         [None, None, "expected ISO 8601 text"],
     )
+
+
+def test_decimals_keep_their_fractions_or_are_no_integers():
+    raw = pl.Series([Decimal("1.5"), Decimal("2"), None], dtype=pl.Decimal(38, 6))
+    whole = [None, 2, None], ["expected an integer", None, None]
+    check(parse_id(raw, "int"), *whole)
+    check(parse_feature(raw, PositionFeature(kind="position")), *whole)
+    late = pl.Series([Decimal("1700000000.123456"), Decimal("7"), None], dtype=pl.Decimal(20, 6))
+    check(parse_time(late, "s", 7), [at(2023, 11, 14, 22, 13, 20, 123_456), None, None])
+    assert parse_number(raw).values.to_list() == [1.5, 2.0, None]
 
 
 def test_timestamps_of_parquet_are_taken_as_they_are():
