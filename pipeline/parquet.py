@@ -4,10 +4,43 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from pipeline.hashing import Hashes, combine, hash_column
 from pipeline.json_lines import as_text
 from pipeline.lines import REJECT
+
+_FIRST, _LAST = -719_161, 2_932_895  # days since 1970: the years 1 to 9999, in any zone
+_PER_DAY = {"ms": 86_400_000, "us": 86_400_000_000}
+
+
+def to_frame(batch: pa.RecordBatch) -> pl.DataFrame:
+    """Hand a batch to polars; what it does not know becomes what it does. Zones become UTC."""
+    kinds = [(field.name, _known(field.type)) for field in batch.schema]
+    columns = [
+        column if column.type == kind else column.cast(kind)
+        for column, (_, kind) in zip(batch.columns, kinds, strict=True)
+    ]
+    return pl.DataFrame(pa.table(columns, schema=pa.schema(kinds)))
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    """The nearest type that polars has."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _known(kind.storage_type)
+    if pa.types.is_decimal(kind):
+        fits = kind.precision <= 38
+        return pa.decimal128(kind.precision, kind.scale) if fits else pa.string()
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_map(kind):
+        pair = [("key", _known(kind.key_type)), ("value", _known(kind.item_type))]
+        return pa.list_(pa.struct(pair))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(_known(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _known(field.type)) for field in kind])
+    return kind
 
 
 def nested(frame: pl.DataFrame, wanted: list[str]) -> str | None:
@@ -45,7 +78,7 @@ def parse_batch(
             if _inner(column.dtype) == pl.Binary:
                 column, wrong = _decode(column)
                 bad |= wrong
-            columns.append(column)
+            columns.append(_printable(column))
     kept = pl.DataFrame(columns)
     texts = _rows(kept, len(frame))
     rejects = pl.DataFrame(
@@ -82,27 +115,41 @@ def _decode(column: pl.Series) -> tuple[pl.Series, np.ndarray]:
         return pl.Series(column.name, values, dtype=text), bad
 
 
+def _printable(column: pl.Series) -> pl.Series:
+    """Days and times, those beyond the years that polars can print moved to their ends."""
+    kind = _inner(column.dtype)
+    per_day = 1 if kind == pl.Date else _PER_DAY.get(getattr(kind, "time_unit", ""))
+    if per_day is None:  # none, or of nanoseconds, which end in 2262
+        return column
+
+    def moved(values: pl.Expr) -> pl.Expr:
+        return values.to_physical().clip(_FIRST * per_day, _LAST * per_day).cast(kind)
+
+    if column.dtype == kind:
+        return column.to_frame().select(moved(pl.all())).to_series()
+    return column.cast(pl.List(kind)).list.eval(moved(pl.element()))
+
+
 def _hash_values(column: pl.Series) -> Hashes:
     """Hash a column of any type, lists and structs by what is in them; (B,)."""
     kind = column.dtype
     if isinstance(kind, pl.Binary):
         return hash_column(column.bin.encode("hex"))
-    if isinstance(kind, pl.Duration):
-        return hash_column(column.to_physical())
+    if kind.is_temporal():  # the number tells more apart than the text
+        return hash_column(as_text(column.to_physical()))
     if isinstance(kind, pl.Struct):
         hashes = hash_column(column.is_null().cast(pl.Int64))
         for field in column.struct.unnest().get_columns():
             hashes = combine(hashes, _hash_values(field))
         return hashes
-    inner = _inner(kind)
-    if not (inner.is_nested() or inner in (pl.Binary, pl.Duration)):
+    if not kind.is_nested():
         return hash_column(as_text(column))
-    lists = column.cast(pl.List(inner))
+    lists = column.cast(pl.List(_inner(kind)))
     length = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
     row = np.repeat(np.arange(len(column)), length)
     place = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
     values = lists.filter(pl.Series(length > 0)).explode()
-    hashes = hash_column(pl.Series(length))
+    hashes = hash_column(lists.list.len().cast(pl.Int64).fill_null(-1))
     np.add.at(hashes, row, combine(_hash_values(values), place))
     return hashes
 

@@ -224,12 +224,16 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     try:
         with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
             names = tuple(file.schema_arrow.names)
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                yield _nothing(reject(line, f"malformed file: two columns {twice!r}"), names)
+                return
             if file.metadata.num_rows == 0:
                 yield _nothing(pl.DataFrame(schema=REJECT), names)
             groups = range(file.metadata.num_row_groups)[shard.start : shard.stop]
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
             for batch in file.iter_batches(1 << 18, row_groups=list(groups)):
-                frame = pl.DataFrame(batch)
+                frame = parquet.to_frame(batch)
                 wrong = parquet.nested(frame, wanted)
                 if wrong is not None:
                     yield _nothing(reject(line, wrong), names)

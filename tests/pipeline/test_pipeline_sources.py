@@ -40,8 +40,8 @@ PACK = {
 }
 
 
-def chunks(folder, name, form):
-    return [chunk for shard in expand(folder, (name,)) for chunk in read(shard, form, WANTED)]
+def chunks(folder, name, form, wanted=WANTED):
+    return [chunk for shard in expand(folder, (name,)) for chunk in read(shard, form, wanted)]
 
 
 def rows(found):
@@ -80,6 +80,39 @@ def test_parquet(tmp_path):
     assert rows(found) == ROWS
     assert found[0].line.to_list() == [1, 2, 3]
     assert len(set(found[0].hashes.tolist())) == 3
+
+
+ODD = {
+    "decimals too long": pa.array([1, 2, None], pa.decimal256(50, 2)),
+    "short decimals": pa.array([1, 2, None], pa.decimal32(5, 2)),
+    "maps": pa.array([[("a", 1)], [("b", 1)], None], pa.map_(pa.string(), pa.int64())),
+    "extensions": pa.array(["1", "2", None], pa.json_()),
+    "lists of them": pa.array([[1], [2], None], pa.list_(pa.decimal32(5, 2))),
+    "lists of text": pa.array([["a", "b"], ["a|b"], []]),
+    "no list and an empty one": pa.array([[1], [], None], pa.list_(pa.int64())),
+    "times of day": pa.array([1, 2, None], pa.time64("us")),
+    "a zone of hours": pa.array([1, 2, None], pa.timestamp("us", "+05:30")),
+    "for ever": pa.array([2**63 - 1, 2 - 2**63, None], pa.timestamp("us")),
+    "for ever, in days": pa.array([2**31 - 1, -(2**31), None], pa.int32()).cast(pa.date32()),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_parquet_columns_that_polars_does_not_know_or_print(name, tmp_path):
+    table = pa.table({"time": [1, 1, 1], "user": ["a"] * 3, "odd": ODD[name]})
+    pq.write_table(table, tmp_path / "log.parquet")
+    (chunk,) = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
+    assert chunk.frame.rows() == [(1, "a")] * 3
+    assert len(set(chunk.hashes.tolist())) == 3  # what nobody reads tells rows apart
+    (read_,) = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"), ["time", "odd"])
+    assert len(read_.text) + len(read_.rejects) in (1, 3)  # as rows, or the file's one reject
+
+
+def test_parquet_of_two_columns_of_one_name(tmp_path):
+    table = pa.table([[1], ["a"], ["b"]], names=["time", "user", "user"])
+    pq.write_table(table, tmp_path / "log.parquet")
+    found = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
+    assert rejected(found) == [(1, "malformed file: two columns 'user'")]
 
 
 def test_several_characters_between_fields(tmp_path):
