@@ -135,8 +135,13 @@ class Batcher:
     def _start(self) -> None:
         """Run what is queued, as far as slots are free."""
         while self._free and (batch := self._next()):
+            try:
+                run = asyncio.wrap_future(self._threads.submit(self._execute, batch))
+            except RuntimeError as error:  # no thread is to be had
+                for entry in batch:
+                    entry.tell(error)
+                continue
             self._free -= 1
-            run = asyncio.get_running_loop().run_in_executor(self._threads, self._execute, batch)
             for entry in batch:
                 entry.run = run
             run.add_done_callback(partial(self._finish, batch))

@@ -51,6 +51,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             max_streams: calls of many messages that may be open at once.
         """
         self.draining = False
+        self.under_way = 0
+        """Calls of one message that are worked on."""
         self.streams = Streams(max_streams)
         self._log_calls = log_calls
         self._metrics = metrics
@@ -90,6 +92,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
         async def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
+            self.under_way += 1
             logs.begin()
             code, message, response = grpc.StatusCode.OK, "", None
             try:
@@ -104,6 +107,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 code, message = status_of(method, error)
             finally:
+                self.under_way -= 1
                 seconds = time.perf_counter() - started
                 self._metrics.answered(method, code.name, seconds)
                 said = logs.end()

@@ -179,7 +179,8 @@ class Servable:
             self._calls -= 1
             close = self._calls == 0 and self._closed is not None
         if close:
-            threading.Thread(target=self._close, name="unload").start()
+            # No daemon, as the loop's thread is: a process that ended would stop it halfway.
+            threading.Thread(target=self._close, name="unload", daemon=False).start()
 
     def retire(self, closed: Callable[[], None] = lambda: None) -> None:
         """Take no more calls, and close when those in flight have ended; then call `closed`."""

@@ -1,6 +1,7 @@
 """The server, its life from top to bottom: load, warm, serve, drain, close."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 
@@ -49,6 +50,10 @@ LIVENESS = "liveness"
 """Health of this name is SERVING as long as the process answers."""
 READINESS = ("", *SERVICES)
 """Health of these names is SERVING from when all models are loaded until the server drains."""
+
+_UNREAD = 2.0
+"""Seconds after the last call that is worked on for which a drain waits for streams whose readers
+do not read: they cannot be told of the end."""
 
 
 class Server:
@@ -188,8 +193,11 @@ class Server:
             return
         CALLS.submit(self._status.streams.end()).result()
         stopped = CALLS.submit(self._grpc.stop(grace))
+        since = time.monotonic()
         while futures.wait([stopped], 0.05).not_done:
-            if force.is_set():
+            if self._status.under_way or not self._status.streams:
+                since = time.monotonic()
+            if force.is_set() or time.monotonic() - since > _UNREAD:
                 stopped.cancel()
                 stopped = CALLS.submit(self._grpc.stop(None))
                 break

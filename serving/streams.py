@@ -63,6 +63,10 @@ class Streams:
             )
         return grpc.stream_stream_rpc_method_handler(many, deserialize, handler.response_serializer)
 
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
     async def end(self) -> None:
         """End what has no end of its own, and would keep a server that drains waiting."""
         self._ending = True

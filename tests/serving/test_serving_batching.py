@@ -214,6 +214,15 @@ def test_the_slot_comes_back_whatever_happens(busy, until):
     assert answer(one, 3).result(30)["y"].tolist() == [6]
 
 
+def test_a_run_that_finds_no_thread_takes_no_slot():
+    one = batcher(Doubler())
+    one.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            answer(one, 1).result(30)
+    assert (one._free, len(one._queue)) == (1, 0)
+
+
 def test_join_by_hand():
     layout = Layout(
         {

@@ -259,10 +259,9 @@ def test_streams_leave_calls_their_room_and_are_limited(running, until):
     until(there_is_room)
 
 
-def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
-    held = running.server._status.streams._open
-    until(lambda: not held)
-    reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
+def never_read(channel, until):
+    """A reflection stream whose answers fill a connection that nobody reads."""
+    reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
     asked = []
 
     def questions():
@@ -277,9 +276,26 @@ def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
 
     stream = reflect(questions())
     until(waits)
+    return stream
+
+
+def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
+    held = running.server._status.streams
+    until(lambda: not held)
+    stream = never_read(running.channel, until)
     assert len(held) == 1
     stream.cancel()
     until(lambda: not held)
+
+
+def test_a_stream_whose_reader_never_reads_holds_no_drain_up(tmp_path, publish, run_server, until):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, drain_grace_seconds=600) as running:
+        never_read(running.channel, until)
+        stopping = threading.Thread(target=running.server.stop)
+        stopping.start()
+        stopping.join(60)
+        assert not stopping.is_alive()
 
 
 def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
