@@ -11,6 +11,7 @@ import polars as pl
 
 from configs import Config
 from configs.files import IMPRESSION, TIME
+from configs.pipeline import Negatives
 from features import Timeline
 from pipeline import tables
 from pipeline.columns import log_features
@@ -34,16 +35,16 @@ def item_features(config: Config) -> list[str]:
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
 
 
-def part(known: pl.DataFrame, config: Config) -> pl.DataFrame:
+def part(known: pl.DataFrame, negatives: Negatives, config: Config) -> pl.DataFrame:
     """A bucket's contribution.
 
     Args:
         known: all of its impressions, which items were shown by.
-        config: the sampling.
+        negatives: how items are drawn.
+        config: names the item features.
 
     Returns:
-        Impressions of items: `item`, `time`, `impression` and the item features; none without
-        negatives.
+        Impressions of items: `item`, `time`, `impression` and the item features.
     """
     item, names = config.contract.item, item_features(config)
     shown = known.select(
@@ -52,26 +53,23 @@ def part(known: pl.DataFrame, config: Config) -> pl.DataFrame:
         pl.col(IMPRESSION).alias("impression"),
         *names,
     )
-    negatives = config.pipeline.negatives
-    if negatives is None:
-        return shown.clear()
     return shown if names else thin(shown, negatives)
 
 
-def merge(parts: list[pl.DataFrame], config: Config, items: pl.DataFrame | None) -> Catalogue:
+def merge(
+    parts: list[pl.DataFrame], negatives: Negatives, config: Config, items: pl.DataFrame | None
+) -> Catalogue:
     """Merge what all buckets of users say of the same items; the parts' order does not matter.
 
     Args:
         parts: what `part` returned, or the same items' share of each; at least one.
-        config: the sampling.
+        negatives: how items are drawn.
+        config: names the item features.
         items: the items' side table: what it lacks cannot be a negative where its features are
             required.
     """
-    shown = pl.concat(parts)
-    negatives, names = config.pipeline.negatives, item_features(config)
-    pool = shown.select("time", "item")
-    if negatives is not None:
-        pool = thin(pool, negatives)
+    shown, names = pl.concat(parts), item_features(config)
+    pool = thin(shown.select("time", "item"), negatives)
     if items is not None:
         complete = items.drop_nulls(tables.required(config, "items"))[config.contract.item]
         if tables.required(config, "items"):

@@ -7,13 +7,13 @@ from typing import Any
 import polars as pl
 
 from configs.files import TIME, write_json
-from configs.pipeline import TimeSplit
+from configs.pipeline import Negatives
 from pipeline import catalogue, computed, snapshot
 from pipeline.buckets import Piece, divide, gather, parts_of, read_piece, spill, spilled_path
 from pipeline.examples import make_examples
 from pipeline.manifest import Facts
 from pipeline.plan import Plan
-from pipeline.split import boundaries
+from pipeline.split import boundaries, by_shares
 from pipeline.write import part, write_parquet
 
 _MIB = 1 << 20
@@ -58,11 +58,12 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) ->
     ):
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
     fact = {"bucket": number, **made.counts}
-    if config.pipeline.negatives is not None:
-        shown = catalogue.part(made.impressions, config)
+    negatives = config.pipeline.negatives
+    if negatives is not None:
+        shown = catalogue.part(made.impressions, negatives, config)
         spilled = spill(shown, plan.buckets, plan.work, f"shown-{number:05d}", "item")
         fact["shown"] = sum(piece.size for _, piece in spilled)
-    if isinstance(config.pipeline.split, TimeSplit):
+    if by_shares(config.pipeline.split):
         # Not compressed: they are looked into where they lie.
         times = impressions.select(TIME).rechunk()
         times.write_ipc(plan.file("times", number), compression="uncompressed")
@@ -80,18 +81,19 @@ def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
     split = plan.config.pipeline.split
     if not facts:
         return {"limits": None}
-    if plan.config.pipeline.negatives is not None:
-        merged = _of_items(facts, plan)
+    negatives = plan.config.pipeline.negatives
+    if negatives is not None:
+        merged = _of_items(facts, negatives, plan)
         merged.pool.write_ipc(plan.work / "pool.arrow", compression="lz4")
         merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
     times = []
-    if isinstance(split, TimeSplit):
+    if by_shares(split):
         times = [pl.read_ipc(plan.file("times", fact["bucket"]))[TIME] for fact in facts]
     limits = boundaries(split, times)
     return {"limits": None if limits is None else [limit.isoformat() for limit in limits]}
 
 
-def _of_items(facts: list[Facts], plan: Plan) -> catalogue.Catalogue:
+def _of_items(facts: list[Facts], negatives: Negatives, plan: Plan) -> catalogue.Catalogue:
     """Merge what the buckets of users know of items, so many buckets of items at a time as fit."""
     items = plan.side_tables().get("items")
     paths = [spilled_path(plan.work, f"shown-{fact['bucket']:05d}") for fact in facts]
@@ -101,7 +103,7 @@ def _of_items(facts: list[Facts], plan: Plan) -> catalogue.Catalogue:
     for turn in range(turns):
         buckets = range(turn, plan.buckets, turns)
         parts = [read_piece(path, *buckets) for path in paths]
-        merged.append(catalogue.merge(parts, plan.config, items))
+        merged.append(catalogue.merge(parts, negatives, plan.config, items))
     return catalogue.join(merged)
 
 

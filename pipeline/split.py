@@ -16,6 +16,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives
 
 
+def by_shares(split: Split) -> bool:
+    """Whether the split is by shares of time, whose boundaries the impressions' times decide."""
+    return isinstance(split, TimeSplit) and isinstance(split.validation, float)
+
+
 def boundaries(split: Split, times: Sequence[pl.Series]) -> tuple[datetime, datetime] | None:
     """Instants at which validation and test begin; None where the split is not by time.
 
