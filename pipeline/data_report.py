@@ -39,11 +39,20 @@ def lengths(examples: pl.DataFrame, contract: Contract) -> dict[str, dict[str, i
     return {name: dict(logged[name].value_counts().iter_rows()) for name in lists}
 
 
+def add_lengths(parts: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Add up what `lengths` returned of several parts."""
+    found: dict[str, Counter[str]] = {}
+    for part in parts:
+        for name, counts in part.items():
+            found.setdefault(name, Counter()).update(counts)
+    return {name: dict(counts) for name, counts in found.items()}
+
+
 def report(
     config: Config,
     folder: ExamplesFolder,
     account: dict[str, Any],
-    lists: list[dict[str, dict[str, int]]],
+    lists: dict[str, dict[str, int]],
     previous: Path | None = None,
 ) -> dict[str, Any]:
     """Describe a folder of examples.
@@ -52,7 +61,7 @@ def report(
         config: its configuration.
         folder: the examples, statistics and vocabularies.
         account: the manifest.
-        lists: what `lengths` returned, of all parts.
+        lists: what `lengths` returned, of all parts together.
         previous: the previous run's folder of examples, for the drift.
 
     Raises:
@@ -60,10 +69,6 @@ def report(
     """
     before = None if previous is None else read(previous)
     statistics = Statistics.read(folder.statistics)
-    by_length: dict[str, Counter[str]] = {}
-    for part in lists:
-        for name, counts in part.items():
-            by_length.setdefault(name, Counter()).update(counts)
     labels = {name: _labels(folder, name, config.contract) for name in SPLITS}
     found: dict[str, Any] = {
         "name": account["name"],
@@ -81,7 +86,7 @@ def report(
                 folder,
                 name,
                 feature,
-                by_length.get(name, {}),
+                lists.get(name, {}),
                 (before or {}).get("features", {}).get(name),
             )
             for name, feature in config.contract.features.items()

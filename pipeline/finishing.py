@@ -85,7 +85,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
 
     Returns:
         What `sample_bucket` returned, `examples` by split, `measured`: the moments of its training
-        rows, and `lengths`: see `data_report.lengths`, piece by piece.
+        rows, and `lengths`: see `data_report.lengths`.
     """
     config, number = plan.config, fact["bucket"]
     features = None
@@ -104,11 +104,12 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     counts: dict[str, list[pl.DataFrame]] = {
         name: [] for name in vocabulary.features(config.contract)
     }
-    lengths = []
+    lengths: dict[str, dict[str, int]] = {}
     paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
     with SplitWriter(paths, example_schema(config), plan.records) as writer:
         for examples in pieces:
-            lengths.append(data_report.lengths(examples, config.contract))
+            found_lengths = data_report.lengths(examples, config.contract)
+            lengths = data_report.add_lengths([lengths, found_lengths])
             training = writer.write(examples)["train"]
             measured = measure.add(measured, measure.measure(training, config.contract))
             logged = training.filter(~pl.col(SAMPLED))

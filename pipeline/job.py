@@ -120,7 +120,7 @@ def run(
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
-        lists = [part for fact in finished for part in fact["lengths"]]
+        lists = data_report.add_lengths(fact["lengths"] for fact in finished)
         report = data_report.report(config, plan.examples, account, lists, previous)
         write_json(plan.examples.report, report)
         shutil.rmtree(work)
