@@ -71,12 +71,27 @@ def _fast(texts: pl.Series, wanted: list[str]) -> pl.DataFrame | None:
     inner = [kind.inner if isinstance(kind, pl.List) else kind for kind in frame.dtypes]
     if any(kind.is_nested() for kind in inner):
         return None
+    # One fraction makes floats of all integers beside it, which changes ids (12 to 12.0, and those
+    # beyond 2**53 to others): such columns are read again as texts.
+    mixed = {
+        name: pl.List(pl.String) if isinstance(kind, pl.List) else pl.String()
+        for name, kind in frame.schema.items()
+        if _holds_integers(frame[name])
+    }
+    if mixed:
+        frame = frame.with_columns(pl.read_ndjson(data, schema=mixed))
     # Among texts, polars makes texts of lists and objects as well: what looks like one is parsed
     # again, slowly.
     for name, kind in frame.schema.items():
         if kind == pl.String and frame[name].str.contains(r"^\s*[\[{]").any():
             return None
     return frame
+
+
+def _holds_integers(column: pl.Series) -> bool:
+    """Whether a column of floats, or of lists of them, holds any integer."""
+    values = column.explode() if isinstance(column.dtype, pl.List) else column
+    return values.dtype.is_float() and bool((values == values.floor()).any())
 
 
 def _slow(text: str, wanted: list[str], single: Collection[str]) -> pl.DataFrame | str:
@@ -108,6 +123,8 @@ def _plain(value: Any) -> Any:
         return "|".join(str(_plain(x)) for x in value if x is not None)
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # to JSON, 12.0 is 12
     return None if value is None else str(value)
 
 

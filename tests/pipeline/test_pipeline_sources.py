@@ -13,6 +13,7 @@ import pytest
 
 from configs import DataError
 from configs.log import CsvFormat, JsonLinesFormat, ParquetFormat
+from pipeline.json_lines import as_text
 from pipeline.lines import read_lines
 from pipeline.sources import expand, read
 
@@ -264,6 +265,17 @@ def test_json_of_mixed_and_broken_lines(tmp_path):
     assert found[0].line[50] == 54
     assert got[51] == (None, "a", None)
     assert set(got) - {got[50], got[51]} == {("1", "a", "x")}
+
+
+@pytest.mark.parametrize("rest", ["", "no JSON\n"])  # read fast, and slowly
+def test_a_json_fraction_changes_no_integer_beside_it(rest, tmp_path):
+    lines = '{"time": 1, "user": 12, "note": [3, 2.5]}\n{"time": 2.5, "user": 9007199254740993}\n'
+    last = '{"time": 3, "user": 0.5, "note": [1.0]}\n{"time": 4.0, "user": 12.0}\n'
+    (tmp_path / "log.jsonl").write_text(lines + rest + last)
+    (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
+    got = chunk.frame.select("time", "user", as_text(chunk.frame["note"])).rows()
+    assert got[:2] == [("1", "12", "3|2.5"), ("2.5", "9007199254740993", None)]
+    assert got[2:] == [("3", "0.5", "1"), ("4", "12", None)]
 
 
 def test_json_lists_survive_lines_without_them(tmp_path):
