@@ -39,8 +39,9 @@ def read_table(config: Config, data: Path | str, source: str) -> pl.DataFrame | 
         _typed(chunk, config, source, shard.name)
         for shard in expand(data, table.files)
         for chunk in read(shard, table.format, _wanted(config, source))
+        if len(chunk.line) or len(chunk.rejects)
     ]
-    if not sum(len(frame) for frame in frames):
+    if not frames:
         raise DataError(f"pipeline.{source}: {', '.join(table.files)}: the table has no rows")
     rows = pl.concat(frames)
     names = [name for name in rows.columns if name != _WHERE]

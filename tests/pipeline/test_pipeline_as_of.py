@@ -13,6 +13,7 @@ import pytest
 from configs import DataError
 from pipeline.audit import audit
 from pipeline.job import run
+from pipeline.tables import read_table
 
 T = 1_700_000_000
 HEADER = "time,event,item,user,request,value,length"
@@ -326,6 +327,17 @@ def test_a_bad_table_is_named_by_line(items, message, event_config, tmp_path):
     folder = write(tmp_path / "log", LOG, items)
     with pytest.raises(DataError, match=message):
         run(event_config(**CONTRACT, **ONE_BY_ONE), folder, tmp_path / "out")
+
+
+def test_a_table_may_have_parts_without_rows(event_config, tmp_path):
+    table = pl.DataFrame({"id": ["a"], "since": [datetime.fromtimestamp(T, UTC)], "plan": ["free"]})
+    parts = {"files": ["users*"], "format": {"type": "parquet"}, "key": "id", "time": "since"}
+    config = event_config(**{**CONTRACT, "pipeline.users": parts})
+    table.clear().write_parquet(tmp_path / "users-0.parquet")
+    with pytest.raises(DataError, match=r"pipeline\.users: users\*: the table has no rows"):
+        read_table(config, tmp_path, "users")
+    table.write_parquet(tmp_path / "users-1.parquet")
+    assert len(read_table(config, tmp_path, "users")) == 1
 
 
 def test_feedback_in_files_of_its_own(golden, event_config, read_examples, tmp_path):
