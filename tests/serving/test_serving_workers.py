@@ -283,8 +283,16 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until):
         stopper = threading.Thread(target=supervisor.stop, args=(threading.Event(),))
         until(supervisor._changing.locked, "the reload")
         stopper.start()
-        ask, over = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckResponse.NOT_SERVING
-        until(lambda: health.Check(ask, timeout=60).status == over, "the drain")
+
+        def drains() -> bool:
+            """It says so, or takes no connections any more, whichever is seen first."""
+            try:
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+            except grpc.RpcError as error:
+                return error.code() == grpc.StatusCode.UNAVAILABLE
+            return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+        until(drains, "the drain")
         os.close(os.open(held / WARMUP, os.O_RDWR))  # lets go of whoever waits for it
         assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
         stopper.join()
