@@ -23,7 +23,7 @@ import time
 import urllib.parse
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,17 @@ class Ranked:
     """(K,) candidates of the answer, best first."""
     at: float
     """Seconds since 1970."""
+
+
+@dataclass
+class _File:
+    """What will be one file."""
+
+    since: float
+    """Monotonic seconds at which its first call came."""
+    tables: list[Any] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
 
 
 class ImpressionLog:
@@ -105,8 +116,7 @@ class ImpressionLog:
         self._queued = 0  # rows
         self._closed = False
         self._files = 0
-        self._tables: dict[tuple[str, str], list[Any]] = {}
-        self._since: dict[tuple[str, str], float] = {}
+        self._begun: dict[tuple[str, str], _File] = {}
         self._thread = threading.Thread(target=self._write, name="impressions", daemon=True)
         self._thread.start()
 
@@ -143,8 +153,8 @@ class ImpressionLog:
                 ended = self._closed
             for ranked in calls:
                 self._keep(ranked)
-            for key, since in list(self._since.items()):
-                if ended or time.monotonic() - since >= self._seconds_per_file:
+            for key, begun in list(self._begun.items()):
+                if ended or time.monotonic() - begun.since >= self._seconds_per_file:
                     self._finish(key)
 
     def _keep(self, ranked: Ranked) -> None:
@@ -155,19 +165,16 @@ class ImpressionLog:
             LOG.exception("impressions of request %s cannot be logged", ranked.request_id)
             self._metrics.impressions.add(ranked.model, "dropped", by=len(ranked.order))
             return
-        tables = self._tables.setdefault(key, [])
-        self._since.setdefault(key, time.monotonic())
-        tables.append(table)
-        if (
-            sum(map(len, tables)) >= self._rows_per_file
-            or sum(one.nbytes for one in tables) >= _BYTES_PER_FILE
-        ):
+        begun = self._begun.setdefault(key, _File(time.monotonic()))
+        begun.tables.append(table)
+        begun.rows += len(table)
+        begun.bytes += table.nbytes
+        if begun.rows >= self._rows_per_file or begun.bytes >= _BYTES_PER_FILE:
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:
         """Write a file beside its name, then rename it: readers see whole files only."""
-        table = self._pa.concat_tables(self._tables.pop(key))
-        del self._since[key]
+        table = self._pa.concat_tables(self._begun.pop(key).tables)
         model = key[0]
         folder = self._folder / urllib.parse.quote(model, safe="")
         self._files += 1
