@@ -95,6 +95,12 @@ class Threads:
             raise
         return running.result()
 
+    async def run_if(
+        self, long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Do `work` in a thread where it takes long, and in the loop where that is less work."""
+        return await self.run(work, *args, **kwargs) if long else work(*args, **kwargs)
+
     def close(self) -> None:
         """Wait for what is under way."""
         self._pool.shutdown()

@@ -42,10 +42,8 @@ class Prediction:
             if signature.layout is None:
                 outputs = await self._threads.run(_run, request.inputs, signature)
             else:
-                inputs, rows = (
-                    await self._threads.run(_read, request.inputs, signature, served)
-                    if served.apart(request)
-                    else _read(request.inputs, signature, served)
+                inputs, rows = await self._threads.run_if(
+                    served.apart(request), _read, request.inputs, signature, served
                 )
                 outputs = await served.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()

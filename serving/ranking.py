@@ -69,10 +69,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         call.check("before the request was read")
         with self._models.use(*requested(request.model)) as served:
             say(model=served.model, version=served.servable.version)
-            read = served.reader.read_user
-            user = (
-                await self._threads.run(read, request) if served.apart(request) else read(request)
-            )
+            apart = served.apart(request)
+            user = await self._threads.run_if(apart, served.reader.read_user, request)
             found = await self._finder.find(request, served, user, call)
             say(source=ranking_pb2.Source.Name(found.source))
             response = ranking_pb2.RecommendResponse(
@@ -117,12 +115,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self, request: Any, request_id: str, served: Served, call: Call, user: Part | None = None
     ) -> Any:
         """Answer a RankRequest, whose user may have been read already."""
-        read = served.reader.read
-        parsed = (
-            await self._threads.run(read, request, user)
-            if served.apart(request)
-            else read(request, user)
-        )
+        apart = served.apart(request)
+        parsed = await self._threads.run_if(apart, served.reader.read, request, user)
         say(candidates=parsed.rows)
         self._metrics.candidates.observe(parsed.rows, served.model)
         if parsed.missing:

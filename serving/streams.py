@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -30,14 +31,8 @@ class Streams:
 
         async def one(request: Any, context: Any) -> None:
             await check(request, context)
-            await self._enter(context)
-            try:
+            async with self._place(context):
                 await handler.unary_stream(request, context)
-            except asyncio.CancelledError:
-                await self._end_of(context)
-                raise
-            finally:
-                self._leave()
 
         async def many(requests: Any, context: Any) -> None:
             async def each() -> AsyncIterator[Any]:
@@ -45,17 +40,11 @@ class Streams:
                     await check(request, context)
                     yield request
 
-            await self._enter(context)
-            try:
+            async with self._place(context):
                 # Not yielded on: a generator that is cancelled while a slow reader lets it wait
                 # ends in another task, some other time.
                 async for response in handler.stream_stream(each(), context):
                     await context.write(response)
-            except asyncio.CancelledError:
-                await self._end_of(context)
-                raise
-            finally:
-                self._leave()
 
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
@@ -74,7 +63,9 @@ class Streams:
             if task is not None:
                 task.cancel()
 
-    async def _enter(self, context: Any) -> None:
+    @asynccontextmanager
+    async def _place(self, context: Any) -> AsyncIterator[None]:
+        """A stream's place, until it ends."""
         if self._ending:
             await self._end_of(context)
         if len(self._open) >= self._most:
@@ -82,10 +73,15 @@ class Streams:
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{self._most} streams are open already; close one, or try again later",
             )
-        self._open.add(asyncio.current_task())
-
-    def _leave(self) -> None:
-        self._open.discard(asyncio.current_task())
+        task = asyncio.current_task()
+        self._open.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            await self._end_of(context)
+            raise
+        finally:
+            self._open.discard(task)
 
     async def _end_of(self, context: Any) -> None:
         """Say why, where it is the server that ends."""
