@@ -11,17 +11,17 @@ RUN useradd --create-home multigate
 FROM base AS serving
 COPY requirements-serving.lock .
 RUN pip install --no-cache-dir --require-hashes --no-deps -r requirements-serving.lock
-COPY multigate.py ./
-COPY verbs verbs
-COPY configs configs
-COPY features features
-COPY serving serving
+COPY src/multigate/*.py multigate/
+COPY verbs multigate/verbs
+COPY configs multigate/configs
+COPY features multigate/features
+COPY serving multigate/serving
 USER multigate
 EXPOSE 8500 8501
 ENV MODEL_NAME=model MODEL_BASE_PATH=/models/model
 # Readiness, for Docker and Compose; Kubernetes asks over gRPC itself (deploy/server.yaml).
 HEALTHCHECK --start-period=180s --start-interval=2s --timeout=5s \
-    CMD ["python", "-m", "serving.health"]
+    CMD ["python", "-m", "multigate.serving.client.probe"]
 # Inside a container the port must be reachable from outside it.
 ENTRYPOINT ["python", "-m", "multigate", "serve", "--host=0.0.0.0"]
 
@@ -29,13 +29,14 @@ FROM base AS training
 ARG LOCK=requirements.lock
 COPY ${LOCK} ./
 RUN pip install --no-cache-dir --require-hashes --no-deps -r ${LOCK}
-COPY multigate.py ./
-COPY verbs verbs
-COPY configs configs
-COPY features features
-COPY pipeline pipeline
-COPY model model
-COPY serving serving
-COPY jobs jobs
+COPY src/multigate/*.py multigate/
+COPY verbs multigate/verbs
+COPY configs multigate/configs
+COPY features multigate/features
+COPY pipeline multigate/pipeline
+COPY model multigate/model
+COPY serving multigate/serving
+COPY candidates multigate/candidates
+COPY jobs multigate/jobs
 USER multigate
 ENTRYPOINT ["python", "-m", "multigate"]

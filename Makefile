@@ -43,8 +43,8 @@ check: lint format types test
 
 # Generate the messages' Python code from their definition.
 protos: install
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
-	    serving/protos/ranking.proto serving/protos/ssl_config.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
+	    multigate/serving/protos/ranking.proto multigate/serving/protos/ssl_config.proto
 
 # Compile the lock files anew; they carry hashes and no addresses.
 COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \

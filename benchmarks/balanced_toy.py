@@ -10,9 +10,10 @@ data need an unbalanced split (about three to one), so a capacity of half the ba
 way of estimators that do not correct for it.
 
 All seeds and temperatures of one estimator train side by side as leading axes of one tf.function,
-through `model.gates.assignment.assign` and `model.gates.estimators`, which is what the sampled
-gate runs.  To reach, by the paper: among the estimators with capacity, only skip_iw matches `none`,
-and solves it for all temperatures >= 1.  `docs/results/gates.md` has what came of it.
+through `model.gates.sampled.assignment.assign` and `model.gates.sampled.estimators`, which is what
+the sampled gate runs.  To reach, by the paper: among the estimators with capacity, only skip_iw
+matches `none`, and solves it for all temperatures >= 1.  `docs/results/gates.md` has what came of
+it.
 """
 
 import argparse
@@ -23,8 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from model.gates.assignment import assign
-from model.gates.estimators import expected_loss, sampled_loss
+from multigate.model.gates.sampled.assignment import assign
+from multigate.model.gates.sampled.estimators import expected_loss, sampled_loss
 
 TEMPERATURES = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0)
 STRATEGIES = (

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from configs.contract import PRESENT, IdListFeature
-from model.encoding import Encoded
+from multigate.configs.contract import PRESENT, IdListFeature
+from multigate.model.data.encoding import Encoded
 
 OPSET = 17
 

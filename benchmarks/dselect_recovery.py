@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from model import gates
+from multigate.model import gates
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "dselect_recovery.png"
 TRUE, EXPERTS, UNITS, FEATURES, BATCH = 4, 16, 4, 10, 256

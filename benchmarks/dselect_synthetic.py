@@ -31,7 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from model import gates
+from multigate.model import gates
 
 GROUP, TRUE, UNITS, FEATURES, BATCH = 16, 4, 4, 10, 256
 HELD_OUT = 4096

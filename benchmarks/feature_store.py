@@ -26,17 +26,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.base import parse
-from configs.contract import Contract, FrozenContract
-from serving import logs
-from serving.feature_store import Question, Store, stored_features
-from serving.metrics import ServerMetrics
-from serving.options import ServerOptions
-from serving.redis_loader import load
-from serving.redis_store import RedisStore
-from serving.snapshot import Snapshot
-from serving.snapshot_writer import write_snapshot
-from serving.watch import Watch
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.sections.base import parse
+from multigate.serving.core import logs
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.feature_store.interface import Question, Store, stored_features
+from multigate.serving.feature_store.redis_loader import load
+from multigate.serving.feature_store.redis_store import RedisStore
+from multigate.serving.feature_store.snapshot import Snapshot
+from multigate.serving.feature_store.snapshot_writer import write_snapshot
+from multigate.serving.observe.drift import Watch
 
 FEATURES = {
     "user_id": {"kind": "id", "side": "user"},

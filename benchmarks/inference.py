@@ -38,15 +38,15 @@ import pyarrow as pa
 import tensorflow as tf
 from dense_onnx import dense_onnx
 
-from configs.base import parse
-from configs.config import Config, load
-from configs.statistics import Statistics
-from model import scores
-from model.checkpoint import make_ranker
-from model.encoding import Encoder
-from model.encoding_tensorflow import GraphEncoder, raw_inputs
-from model.raw import Raw, raw_values, take
-from model.servable import RANK, ROWS, Servable
+from multigate.configs.config import Config, load
+from multigate.configs.sections.base import parse
+from multigate.configs.statistics import Statistics
+from multigate.model.checkpoints.checkpoint import make_ranker
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.raw import Raw, raw_values, take
+from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
+from multigate.model.export.graph import RANK, ROWS, Servable
+from multigate.model.ranker import scores
 
 K = 2
 VOCABULARIES = {"user_id": 1900, "item_id": 3000, "movie_id": 3700, "region": 80, "country": 20}

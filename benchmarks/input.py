@@ -28,13 +28,13 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import numpy as np
 import tensorflow as tf
 
-from configs import load
-from configs.config import Config
-from model import checkpoint
-from model.data import Split, concatenate
-from model.encoding import Encoder
-from model.feeds import MemoryFeed, StreamFeed
-from model.optimizers import make_optimizer
+from multigate.configs import load
+from multigate.configs.config import Config
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import Split, concatenate
+from multigate.model.data.feeds import MemoryFeed, StreamFeed
+from multigate.model.training.optimizers import make_optimizer
 
 
 def forever(batch: Any) -> tf.data.Dataset:

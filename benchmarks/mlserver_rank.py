@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.servers import joined_rank
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
-
-from benchmarks.servers import joined_rank
 
 
 class Rank(MLModel):

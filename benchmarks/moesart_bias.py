@@ -13,7 +13,7 @@ import json
 import keras
 import numpy as np
 
-from model.gates.moesart import ADJUSTMENTS, adjusted_weights
+from multigate.model.gates.moesart import ADJUSTMENTS, adjusted_weights
 
 
 def draws(g: np.ndarray, k: int, replacement: bool) -> tuple[np.ndarray, np.ndarray]:

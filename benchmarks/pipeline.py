@@ -32,18 +32,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The folder of this script would hide the package `pipeline`.
-sys.path.remove(str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
+import pipeline_logs
+import pipeline_peers
 import polars as pl
 import psutil
 
-from benchmarks import pipeline_logs, pipeline_peers
-from configs.base import parse
-from configs.config import Config
-from pipeline import job
-from pipeline.runner import import_beam, local_options
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
+from multigate.pipeline import job
+from multigate.pipeline.runner import import_beam, local_options
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "deskdrop"
 ENGINES = ("ours", "per_element", "polars")

@@ -15,26 +15,22 @@ import gzip
 import json
 import lzma
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-# The folder of this script would hide the package `pipeline` behind the benchmark of that name.
-sys.path.remove(str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from candidates.evaluation import KINDS, Questions, ask, evaluate, recall
-from candidates.pairs import catalogue_of_splits, positive_task, read_pairs
-from candidates.training import load, train
-from configs import load as load_config
-from configs.base import parse
-from configs.config import Config
-from configs.files import SPLITS
-from pipeline import job
+from multigate.candidates.evaluation import KINDS, Questions, ask, evaluate, recall
+from multigate.candidates.pairs import catalogue_of_splits, positive_task, read_pairs
+from multigate.candidates.training import load, train
+from multigate.configs import load as load_config
+from multigate.configs.config import Config
+from multigate.configs.files import SPLITS
+from multigate.configs.sections.base import parse
+from multigate.pipeline import job
 
 FACTORS, ALPHAS = (16, 32, 64, 128), (1.0, 10.0)
 QUESTIONS = 10_000

@@ -33,12 +33,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from configs.base import parse
-from configs.contract import Contract, FrozenContract
-from model.raw import as_json
-from serving.client import RankClient
-from serving.layout import Layout, default_layout, rank_layout, retrieve_layout
-from serving.snapshot_writer import write_snapshot
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.sections.base import parse
+from multigate.model.data.raw import as_json
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.layout import Layout, default_layout, rank_layout, retrieve_layout
+from multigate.serving.feature_store.snapshot_writer import write_snapshot
 
 CONTRACT = parse(
     Contract,

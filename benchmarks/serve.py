@@ -58,7 +58,10 @@ class Kind:
         """Start it."""
         name = self.name.partition("-")[0]
         command = [self.python, str(HERE / "servers.py"), name, "--model_base_path", str(base)]
-        environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environment = os.environ | {
+            "PYTHONPATH": f"{HERE.parent}:{HERE.parent / 'src'}",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
         return subprocess.Popen(
             [*command, *self.flags, *more],
             stdin=subprocess.PIPE,

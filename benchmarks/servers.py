@@ -28,10 +28,12 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the other environments lack the project
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the other environments lack the project
 
 from benchmarks.load import write_requests
-from serving.versions import CONTRACT, scan
+
+from multigate.serving.versions.folders import CONTRACT, scan
 
 NAME = "benchmark"
 JOINED = (1, 2, 4, 8)
@@ -50,7 +52,7 @@ def read_contract(base: Path) -> dict[str, Any]:
 
 def random_request(contract: dict[str, Any], candidates: int, seed: int) -> Any:
     """A RankRequest with a value for every feature."""
-    from serving.protos import ranking_pb2
+    from multigate.serving.protos import ranking_pb2
 
     rng = random.Random(seed)
     request = ranking_pb2.RankRequest(model={"name": NAME})
@@ -95,9 +97,9 @@ def rank_requests(base: Path, candidates: int) -> list[bytes]:
 
 def load_model(base: Path) -> tuple[Any, Any, Any]:
     """The version as our server loads it, the layout of `rank`, and a reader of requests."""
-    from serving.layout import rank_layout
-    from serving.request import RequestReader
-    from serving.servable import Servable
+    from multigate.serving.core.layout import rank_layout
+    from multigate.serving.request.rank_request import RequestReader
+    from multigate.serving.versions.saved_model import Servable
 
     version, folder = next(iter(scan(base).items()))
     servable = Servable.load(version, folder)
@@ -106,7 +108,7 @@ def load_model(base: Path) -> tuple[Any, Any, Any]:
 
 def infer_requests(base: Path, candidates: int, message: Any) -> list[bytes]:
     """The same requests as tensors of the open inference protocol, a batch of one call each."""
-    from serving.protos import ranking_pb2
+    from multigate.serving.protos import ranking_pb2
 
     servable, layout, reader = load_model(base)
     names = {"string": "BYTES", "int64": "INT64", "float32": "FP32", "bool": "BOOL"}
@@ -159,20 +161,20 @@ def announce(port: int, method: str, requests: list[bytes], folder: str) -> None
 
 def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
     """The project's own server."""
-    from serving.options import ServerOptions
+    from multigate.serving.core.options import ServerOptions
 
     options = ServerOptions(NAME, base, port=0, workers=workers)
     if workers > 1:
-        from serving.workers import Supervisor
-        from verbs.common import import_tensorflow
+        from multigate.serving.workers.supervisor import Supervisor
+        from multigate.verbs.common import import_tensorflow
 
         supervisor = Supervisor(options, import_tensorflow)
         supervisor.start()
         announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
         supervisor.stop()
         return
-    from serving.background import keep_what_is_imported
-    from serving.server import Server
+    from multigate.serving.core.background import keep_what_is_imported
+    from multigate.serving.rpc.server import Server
 
     keep_what_is_imported()  # as `multigate serve` does
     with Server(options) as server:
@@ -183,7 +185,7 @@ def serve_plain(service: Any, base: Path, candidates: int, folder: str) -> None:
     """A servicer in a plain gRPC server, as tutorials start one."""
     import grpc
 
-    from serving.protos import ranking_pb2_grpc
+    from multigate.serving.protos import ranking_pb2_grpc
 
     server = grpc.server(futures.ThreadPoolExecutor(64))
     ranking_pb2_grpc.add_RankingServiceServicer_to_server(service, server)
@@ -195,7 +197,7 @@ def serve_plain(service: Any, base: Path, candidates: int, folder: str) -> None:
 
 def echo(tasks: list[str]) -> Any:
     """A servicer that answers at once with as many items and tasks as were asked about."""
-    from serving.protos import ranking_pb2, ranking_pb2_grpc
+    from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 
     class Echo(ranking_pb2_grpc.RankingServiceServicer):
         def Rank(self, request: Any, context: Any) -> Any:
@@ -214,9 +216,9 @@ def tutorial(base: Path) -> Any:
     """A servicer that calls the signature per request, as tutorials show."""
     import tensorflow as tf
 
-    from configs.contract import FrozenContract
-    from serving.protos import ranking_pb2, ranking_pb2_grpc
-    from serving.request import RequestReader
+    from multigate.configs.contract import FrozenContract
+    from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+    from multigate.serving.request.rank_request import RequestReader
 
     folder = next(iter(scan(base).values()))
     contract = FrozenContract.read(folder / CONTRACT).contract
@@ -323,7 +325,7 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
     (Path(folder) / "settings.json").write_text(json.dumps(settings))
     (Path(folder) / "model-settings.json").write_text(json.dumps(model))
     here = Path(__file__).parent
-    path = f"{here}:{here.parent}"
+    path = f"{here}:{ROOT}:{ROOT / 'src'}"
     server = subprocess.Popen(
         [sys.executable, "-m", "mlserver.cli.main", "start", folder],
         env=os.environ | {"PYTHONPATH": path},
@@ -354,8 +356,8 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
 
 def model_alone(base: Path, candidates: int, seconds: float) -> None:
     """Print CPU seconds per call of the callable, by number of joined calls."""
-    from serving.batching import join
-    from serving.protos import ranking_pb2
+    from multigate.serving.protos import ranking_pb2
+    from multigate.serving.versions.batching import join
 
     servable, layout, reader = load_model(base)
     signature = servable.signatures["rank"]

@@ -21,12 +21,13 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import numpy as np
 import tensorflow as tf
 
-from configs import load
-from model import checkpoint, snapshots, weights
-from model.data import Split, concatenate
-from model.encoding import Encoder
-from model.feeds import MemoryFeed
-from model.optimizers import make_optimizer
+from multigate.configs import load
+from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import Split, concatenate
+from multigate.model.data.feeds import MemoryFeed
+from multigate.model.training import snapshots
+from multigate.model.training.optimizers import make_optimizer
 
 STEPS = 48
 

@@ -36,8 +36,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.servers import NAME, RANK, rank_requests
-from serving.client import CHANNEL_OPTIONS
-from serving.protos import ranking_pb2
+
+from multigate.serving.client.rank_client import CHANNEL_OPTIONS
+from multigate.serving.protos import ranking_pb2
 
 WORKERS = 2
 UNREAD = 30
@@ -216,7 +217,7 @@ def start(base: Path) -> tuple[subprocess.Popen[str], int]:
         [sys.executable, "-m", "multigate", "serve", *flags, "--workers", str(WORKERS)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")},
     )
     assert server.stdout is not None
     line = server.stdout.readline()

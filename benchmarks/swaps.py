@@ -32,8 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.load import OPTIONS, open_loop
 from benchmarks.serve import cpu_seconds
 from benchmarks.servers import NAME, RANK, rank_requests
-from serving.client import RankClient
-from serving.versions import scan
+
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.versions.folders import scan
 
 ROUNDS = 5
 QUIET = 0.25
@@ -76,7 +77,7 @@ def server_of(base: Path) -> Iterator[tuple[str, int]]:
         [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")},
     )
     try:
         assert server.stdout is not None

@@ -31,10 +31,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from model import gates
-from model.experts import make_experts
-from model.mixture import Mixture
-from model.optimizers import Adam
+from multigate.model import gates
+from multigate.model.moe.experts import make_experts
+from multigate.model.moe.mixture import Mixture
+from multigate.model.training.optimizers import Adam
 
 D = U = 256
 T = K = 2

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from candidates.evaluation import Questions, next_items, popularity, recall
-from candidates.exported import Exported, contract_of
-from candidates.pairs import Catalogue, Pairs
-from configs.candidates import CandidatesConfig
-from configs.contract import Contract, FrozenContract
-from configs.errors import ModelError
-from configs.files import ExamplesFolder
-from model.encoding import Encoder
+from multigate.candidates.evaluation import Questions, next_items, popularity, recall
+from multigate.candidates.exported import Exported, contract_of
+from multigate.candidates.pairs import Catalogue, Pairs
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.errors import ModelError
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.candidates import CandidatesConfig
+from multigate.model.data.encoding import Encoder
 
 BLESS, REFUSE = "bless", "refuse"
 

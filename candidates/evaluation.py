@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 import scipy.sparse as sp
 
-from candidates.pairs import (
+from multigate.candidates.pairs import (
     Catalogue,
     Pairs,
     catalogue_of_splits,
@@ -28,12 +28,12 @@ from candidates.pairs import (
     read_pairs,
     tower_features,
 )
-from candidates.retrieval import Retrieval
-from candidates.training import load
-from configs.errors import DataError
-from configs.files import SPLITS, TIME
-from configs.lineage import check_examples
-from model.encoding import Encoder
+from multigate.candidates.retrieval import Retrieval
+from multigate.candidates.training import load
+from multigate.configs.errors import DataError
+from multigate.configs.files import SPLITS, TIME
+from multigate.configs.lineage import check_examples
+from multigate.model.data.encoding import Encoder
 
 KINDS = ("next_item", "from_the_start")
 QUESTIONS = 10_000

@@ -22,18 +22,24 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from candidates.evaluation import evaluate, popularity_of
-from candidates.keras2 import tf
-from candidates.pairs import Catalogue, catalogue, catalogue_of_splits, positive_task, read_pairs
-from candidates.retrieval import Retrieval
-from candidates.training import load
-from configs.contract import IdFeature, IdListFeature
-from configs.errors import ExportError
-from configs.files import SPLITS, ExamplesFolder, new_folder, write_json
-from configs.version_folders import new_version
-from model.encoding import Encoder
-from model.encoding_tensorflow import GraphEncoder, raw_inputs
-from model.raw import as_json, raw_values, take
+from multigate.candidates.evaluation import evaluate, popularity_of
+from multigate.candidates.keras2 import tf
+from multigate.candidates.pairs import (
+    Catalogue,
+    catalogue,
+    catalogue_of_splits,
+    positive_task,
+    read_pairs,
+)
+from multigate.candidates.retrieval import Retrieval
+from multigate.candidates.training import load
+from multigate.configs.contract import IdFeature, IdListFeature
+from multigate.configs.errors import ExportError
+from multigate.configs.files import SPLITS, ExamplesFolder, new_folder, write_json
+from multigate.configs.version_folders import new_version
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.raw import as_json, raw_values, take
+from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
 
 log = logging.getLogger(__name__)
 

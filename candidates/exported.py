@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from candidates.evaluation import Questions
-from candidates.keras2 import tf
-from candidates.pairs import Catalogue, Pairs
-from configs.contract import Contract, FrozenContract
-from configs.errors import ModelError
-from model.raw import Raw, raw_values, take
+from multigate.candidates.evaluation import Questions
+from multigate.candidates.keras2 import tf
+from multigate.candidates.pairs import Catalogue, Pairs
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.errors import ModelError
+from multigate.model.data.raw import Raw, raw_values, take
 
 SIGNATURE = "retrieve"
 _CONTRACT, _METRICS = "assets.extra/contract.json", "assets.extra/metrics.json"

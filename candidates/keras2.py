@@ -9,7 +9,7 @@ import os
 
 import tensorflow as tf
 
-from configs.errors import ConfigError
+from multigate.configs.errors import ConfigError
 
 _SWITCH = "TF_USE_LEGACY_KERAS"
 

@@ -7,12 +7,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from configs.config import Config
-from configs.contract import Contract
-from configs.errors import ConfigError, DataError
-from configs.files import LABEL, TIME
-from model.encoding import Encoded, Encoder
-from model.rows import read_rows
+from multigate.configs.config import Config
+from multigate.configs.contract import Contract
+from multigate.configs.errors import ConfigError, DataError
+from multigate.configs.files import LABEL, TIME
+from multigate.model.data.encoding import Encoded, Encoder
+from multigate.model.data.rows import read_rows
 
 Ids = np.ndarray
 """Raw ids (N,): int64, or str objects."""

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from candidates.keras2 import tf, tfrs
-from candidates.pairs import Catalogue, Pairs, tower_features
-from candidates.towers import Tables, Tower, embedded
-from configs.candidates import CandidatesConfig
-from configs.contract import IdFeature
-from model.encoding import Encoder
+from multigate.candidates.keras2 import tf, tfrs
+from multigate.candidates.pairs import Catalogue, Pairs, tower_features
+from multigate.candidates.towers import Tables, Tower, embedded
+from multigate.configs.contract import IdFeature
+from multigate.configs.sections.candidates import CandidatesConfig
+from multigate.model.data.encoding import Encoder
 
 Tensor = Any
 _ROWS = 4096  # of users or items that pass a tower at once

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from candidates.keras2 import tf
-from configs.candidates import CandidatesConfig
-from configs.contract import PRESENT, Contract, IdFeature, IdListFeature, NumberFeature
-from model.encoding import Encoder
+from multigate.candidates.keras2 import tf
+from multigate.configs.contract import PRESENT, Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.sections.candidates import CandidatesConfig
+from multigate.model.data.encoding import Encoder
 
 Tensor = Any
 
@@ -86,7 +86,7 @@ class Tower(tf.Module):
         """Vectors (B, D), of length 1 under `normalise`.
 
         Args:
-            encoded: the side's features, see `model.encoding.Encoder`.
+            encoded: the side's features, see `model.data.encoding.Encoder`.
         """
         parts, direct = [], []
         for name in self._names:

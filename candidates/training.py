@@ -13,15 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from candidates.keras2 import tf
-from candidates.pairs import Catalogue, Pairs, catalogue_of_splits, positive_task, read_pairs
-from candidates.retrieval import Retrieval, recall_of_pairs
-from configs.base import parse
-from configs.config import Config
-from configs.contract import PRESENT, FrozenContract, IdListFeature, NumberFeature
-from configs.errors import ModelError
-from configs.files import ExamplesFolder, new_folder, write_json
-from model.encoding import Encoder
+from multigate.candidates.keras2 import tf
+from multigate.candidates.pairs import (
+    Catalogue,
+    Pairs,
+    catalogue_of_splits,
+    positive_task,
+    read_pairs,
+)
+from multigate.candidates.retrieval import Retrieval, recall_of_pairs
+from multigate.configs.config import Config
+from multigate.configs.contract import PRESENT, FrozenContract, IdListFeature, NumberFeature
+from multigate.configs.errors import ModelError
+from multigate.configs.files import ExamplesFolder, new_folder, write_json
+from multigate.configs.sections.base import parse
+from multigate.model.data.encoding import Encoder
 
 CONFIG, WEIGHTS, HISTORY = "config.json", "weights.npz", "history.json"
 

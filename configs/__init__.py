@@ -7,7 +7,7 @@ they are first used, so that who needs the errors only (the ranking client, `--h
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import (
+from multigate.configs.errors import (
     ConfigError,
     DataError,
     ExportError,
@@ -18,9 +18,9 @@ from configs.errors import (
 )
 
 if TYPE_CHECKING:
-    from configs.config import PRESETS, Config, load
-    from configs.contract import Contract, FrozenContract
-    from configs.statistics import Statistics
+    from multigate.configs.config import PRESETS, Config, load
+    from multigate.configs.contract import Contract, FrozenContract
+    from multigate.configs.statistics import Statistics
 
 __all__ = [
     "PRESETS",
@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "PRESETS": "configs.config",
-    "Config": "configs.config",
-    "Contract": "configs.contract",
-    "FrozenContract": "configs.contract",
-    "Statistics": "configs.statistics",
-    "load": "configs.config",
+    "PRESETS": "multigate.configs.config",
+    "Config": "multigate.configs.config",
+    "Contract": "multigate.configs.contract",
+    "FrozenContract": "multigate.configs.contract",
+    "Statistics": "multigate.configs.statistics",
+    "load": "multigate.configs.config",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Load a name from its module."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'configs' has no attribute {name!r}")
+        raise AttributeError(f"module 'multigate.configs' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

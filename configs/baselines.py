@@ -1,8 +1,8 @@
 """The models that a mixture has to beat, as configurations: same features, towers and budget."""
 
-from configs.config import Config
-from configs.errors import ConfigError
-from configs.gates import Softmax
+from multigate.configs.config import Config
+from multigate.configs.errors import ConfigError
+from multigate.configs.sections.gates import Softmax
 
 SHARED_BOTTOM, SINGLE_TASK = "shared_bottom", "single_task"
 

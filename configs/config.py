@@ -5,17 +5,17 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from configs.base import Frozen, contradiction, parse, read_yaml
-from configs.candidates import CandidatesConfig
-from configs.contract import Contract, NumberFeature, PositionFeature
-from configs.errors import ConfigError
-from configs.evaluation import EvaluationConfig
-from configs.labels import EventLabel
-from configs.log import EventLog, Log
-from configs.model import ExportConfig, ModelConfig, TrainConfig
-from configs.pipeline import PipelineConfig
-from configs.run import ALL_STAGES, STAGES, RunConfig
-from configs.tune import TuneConfig
+from multigate.configs.contract import Contract, NumberFeature, PositionFeature
+from multigate.configs.errors import ConfigError
+from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
+from multigate.configs.sections.candidates import CandidatesConfig
+from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.configs.sections.labels import EventLabel
+from multigate.configs.sections.log import EventLog, Log
+from multigate.configs.sections.model import ExportConfig, ModelConfig, TrainConfig
+from multigate.configs.sections.pipeline import PipelineConfig
+from multigate.configs.sections.run import ALL_STAGES, STAGES, RunConfig
+from multigate.configs.sections.tune import TuneConfig
 
 PRESETS = ("demo", "deskdrop", "movielens")
 
@@ -144,7 +144,7 @@ def load(source: str | Path) -> Config:
     """
     path = Path(source)
     if str(source) in PRESETS and not path.is_file():  # a folder may have a preset's name
-        path = Path(str(files("configs").joinpath(f"{source}.yaml")))
+        path = Path(str(files("multigate.configs.presets").joinpath(f"{source}.yaml")))
     elif not path.exists():
         raise ConfigError(f"{source}: no such configuration file; presets are {', '.join(PRESETS)}")
     return parse(Config, read_yaml(path), str(source))

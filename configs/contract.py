@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base import Frozen, contradiction, parse
-from configs.errors import DataError
-from configs.features import (
+from multigate.configs.errors import DataError
+from multigate.configs.sections.base import Frozen, contradiction, parse
+from multigate.configs.sections.features import (
     LENGTH,
     NAME,
     PRESENT,
@@ -32,7 +32,7 @@ from configs.features import (
     Source,
     check_counter,
 )
-from configs.labels import Task, check_tasks
+from multigate.configs.sections.labels import Task, check_tasks
 
 __all__ = [
     "LENGTH",

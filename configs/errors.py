@@ -9,8 +9,8 @@
     └── RunError         the nightly run and publication: guards, locks, versions that are not there
 
 The command line prints the message as one line and exits with status 2; the server maps request
-errors to gRPC status in one place of its own (`serving.status`).  A message says what is wrong,
-where, what was expected, what was received and what to do.
+errors to gRPC status in one place of its own (`serving.core.status`).  A message says what is
+wrong, where, what was expected, what was received and what to do.
 """
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from configs.errors import DataError
+from multigate.configs.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 

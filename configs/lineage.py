@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from configs.contract import FrozenContract
-from configs.errors import ModelError
-from configs.files import ExamplesFolder
+from multigate.configs.contract import FrozenContract
+from multigate.configs.errors import ModelError
+from multigate.configs.files import ExamplesFolder
 
 
 def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -> None:

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from configs.base import Frozen, parse
-from configs.errors import DataError
+from multigate.configs.errors import DataError
+from multigate.configs.sections.base import Frozen, parse
 
 
 class NumberStatistics(Frozen):

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from configs.errors import ExportError
+from multigate.configs.errors import ExportError
 
 
 def new_version(base: Path, version: int | None = None) -> int:

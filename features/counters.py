@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from features.earlier import Timeline
+from multigate.features.earlier import Timeline
 
 
 def count_events(

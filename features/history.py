@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from features.earlier import Positions, Timeline
+from multigate.features.earlier import Positions, Timeline
 
 
 def last_items(

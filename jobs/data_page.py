@@ -5,9 +5,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from configs.files import write_text
-from model.report_parts import percent, section, sentences, table
-from model.report_style import STYLE
+from multigate.configs.files import write_text
+from multigate.model.report.parts import percent, section, sentences, table
+from multigate.model.report.style import STYLE
 
 _LOOK, _ACT = 0.1, 0.25  # of a feature's stability index: the usual rule of thumb
 _NONE = '<span class="soft">none</span>'

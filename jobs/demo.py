@@ -10,13 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from configs import Config, DataError
-from configs.contract import Contract
-from configs.files import LABEL, REQUEST, ExamplesFolder
-from jobs.requests import RankRequest, requests_from_examples
-from jobs.show import say, show_evaluation, show_manifest
-from serving.client import RankClient, Ranking
-from serving.show import show_ranked
+from multigate.configs import Config, DataError
+from multigate.configs.contract import Contract
+from multigate.configs.files import LABEL, REQUEST, ExamplesFolder
+from multigate.jobs.requests import RankRequest, requests_from_examples
+from multigate.jobs.show import say, show_evaluation, show_manifest
+from multigate.serving.client.rank_client import RankClient, Ranking
+from multigate.serving.client.show import show_ranked
 
 
 def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
@@ -34,10 +34,11 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     Raises:
         DataError: `out` holds files already, or there is no log.
     """
-    from jobs.export import export
-    from model import report, training
-    from model.assessment.assess import assess
-    from pipeline import job
+    from multigate.jobs.export import export
+    from multigate.model.assessment.assess import assess
+    from multigate.model.report import page
+    from multigate.model.training import train
+    from multigate.pipeline import job
 
     started = time.monotonic()
     if data is None and config.name != "demo":
@@ -47,7 +48,7 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
 
     truth, best = None, None
     if data is None:
-        from pipeline.simulate import simulate
+        from multigate.pipeline.simulate import simulate
 
         say("1/6 simulate a month of user logs")
         data = out / "logs"
@@ -62,15 +63,15 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
 
     say("3/6 train")
     checkpoint = out / "checkpoint"
-    training.train(config, examples.root, checkpoint)
+    train.train(config, examples.root, checkpoint)
 
     say("4/6 evaluate on the test split")
     result = assess(checkpoint, examples.root)
     if truth is not None:
         best = best_possible(config.contract, examples, truth)
     show_evaluation(result, best)
-    page = out / "report.html"
-    report.write_report(page, result, best=best)
+    report = out / "report.html"
+    page.write_report(report, result, best=best)
 
     say("5/6 export a SavedModel that evaluates the selected experts only")
     base = out / "models" / config.name
@@ -85,7 +86,7 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
         show_ranked(f"user {user}: the first 5 of {len(request.item_ids)} candidates", items[:5])
 
     seconds = round(time.monotonic() - started, 1)
-    say(f"report {page}\nmodel  {version}\nserve  multigate serve --model_name {config.name} "
+    say(f"report {report}\nmodel  {version}\nserve  multigate serve --model_name {config.name} "
         f"--model_base_path {base}\n{seconds} s in all")  # fmt: skip
     return {
         "tasks": {
@@ -95,7 +96,7 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
         },
         "ranked": ranked,
         "export": str(version),
-        "report": str(page),
+        "report": str(report),
         "seconds": seconds,
     }
 
@@ -113,7 +114,7 @@ def best_possible(
     Returns:
         AUC of binary tasks, RMSE of regression tasks, over the rows that are not masked.
     """
-    from model.evaluation import task_metrics
+    from multigate.model.evaluation.evaluate import task_metrics
 
     test = pl.read_parquet(examples.split("test") / "*.parquet")
     known = pl.read_parquet(truth).rename({name: f"truth/{name}" for name in contract.tasks})
@@ -132,8 +133,8 @@ def best_possible(
 
 def _rank(name: str, base: Path, requests: list[RankRequest]) -> list[Ranking]:
     """Serve the newest version under `base` and call it as any client would."""
-    from serving.options import ServerOptions
-    from serving.server import Server
+    from multigate.serving.core.options import ServerOptions
+    from multigate.serving.rpc.server import Server
 
     server = Server(ServerOptions(model_name=name, model_base_path=base, port=0))
     server.start()

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from configs.files import ExamplesFolder, write_json
-from configs.model import ExportConfig
+from multigate.configs.files import ExamplesFolder, write_json
+from multigate.configs.sections.model import ExportConfig
 
 _SOURCES = {"all": ("users", "items"), "items": ("items",)}
 
 
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
-    """Export a checkpoint as `model.export.export` does, with what only the server reads.
+    """Export a checkpoint as `model.export.export.export` does, with what only the server reads.
 
     That is the snapshot (`export.snapshot`), and the report's popular items, which stand in where
     Recommend has no candidates.
@@ -17,11 +17,11 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     Returns:
         `out/<version>`, complete.
     """
-    from model import export as exporting
-    from pipeline import data_report
-    from serving.snapshot_writer import write_snapshot
-    from serving.stores import FOLDER
-    from serving.versions import POPULAR
+    from multigate.model.export import export as exporting
+    from multigate.pipeline import data_report
+    from multigate.serving.feature_store.backends import FOLDER
+    from multigate.serving.feature_store.snapshot_writer import write_snapshot
+    from multigate.serving.versions.folders import POPULAR
 
     def add_stores(folder: Path, options: ExportConfig) -> None:
         if ExamplesFolder(examples).report.exists():

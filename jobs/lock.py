@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from configs.errors import RunError
+from multigate.configs.errors import RunError
 
 _PAUSE = 0.1  # s between attempts
 

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from candidates.evaluation import next_items
-from candidates.exported import Exported, contract_of, load_version
-from candidates.keras2 import tf
-from candidates.pairs import Catalogue
-from configs.contract import Contract, FrozenContract
-from configs.errors import ModelError
-from configs.files import SPLITS, TIME, ExamplesFolder
-from model.encoding import Encoder
-from model.raw import Raw, raw_values
-from model.rows import read_rows
+from multigate.candidates.evaluation import next_items
+from multigate.candidates.exported import Exported, contract_of, load_version
+from multigate.candidates.keras2 import tf
+from multigate.candidates.pairs import Catalogue
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.errors import ModelError
+from multigate.configs.files import SPLITS, TIME, ExamplesFolder
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.raw import Raw, raw_values
+from multigate.model.data.rows import read_rows
 
 RETRIEVED = (50, 100, 200, 500)
 """How many items the first stage hands on, by default."""

@@ -5,9 +5,9 @@ from typing import Any
 
 import polars as pl
 
-from configs import Contract
-from configs.contract import IdListFeature
-from configs.files import TIME, ExamplesFolder
+from multigate.configs import Contract
+from multigate.configs.contract import IdListFeature
+from multigate.configs.files import TIME, ExamplesFolder
 
 
 @dataclass(frozen=True)

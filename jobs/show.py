@@ -38,7 +38,7 @@ def show_manifest(manifest: dict[str, Any], out: Path) -> None:
 
 def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None = None) -> None:
     """Print the table of tasks, with the best possible values where they are known."""
-    from model.evaluation import table
+    from multigate.model.evaluation.evaluate import table
 
     known = {task: value for task, value in (best or {}).items() if value is not None}
     _CONSOLE.print(table(result, known))
@@ -46,7 +46,7 @@ def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None
 
 def show_comparison(result: dict[str, Any]) -> None:
     """Print a verdict with its reasons, and each task's difference."""
-    from model.comparison import table
+    from multigate.model.evaluation.comparison import table
 
     _CONSOLE.print(table(result))
     _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)

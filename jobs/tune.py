@@ -18,14 +18,14 @@ from typing import Any
 import optuna
 import yaml
 
-from configs.base import parse
-from configs.config import Config
-from configs.errors import ConfigError, DataError, ModelError
-from configs.files import write_json, write_text
-from configs.tune import Choices, Range
-from jobs.lock import locked
-from jobs.show import say
-from model import training
+from multigate.configs.config import Config
+from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.configs.files import write_json, write_text
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.tune import Choices, Range
+from multigate.jobs.lock import locked
+from multigate.jobs.show import say
+from multigate.model.training import train
 
 STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 
@@ -141,8 +141,8 @@ def _study(config: Config, examples: Path, out: Path) -> optuna.Study:
 
 def _identity(config: Config, examples: Path) -> dict[str, Any]:
     """What must be the same for two trials' losses to be comparable."""
-    from configs.contract import FrozenContract
-    from configs.files import ExamplesFolder
+    from multigate.configs.contract import FrozenContract
+    from multigate.configs.files import ExamplesFolder
 
     frozen = FrozenContract.read(ExamplesFolder(examples).contract)
     values = config.model_dump(mode="json")
@@ -171,7 +171,7 @@ def _run(
 
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     try:
-        trained = training.train(
+        trained = train.train(
             changed(config, settings), examples, checkpoint, progress=False, on_epoch=report
         )
     except optuna.TrialPruned:

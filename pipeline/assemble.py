@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from configs import Config
-from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
-from configs.labels import ImpressionLabel
-from pipeline import catalogue, computed, labels, tables
-from pipeline.columns import example_schema, table_features
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from multigate.configs.sections.labels import ImpressionLabel
+from multigate.pipeline import catalogue, computed, labels, tables
+from multigate.pipeline.columns import example_schema, table_features
 
 _IMPRESSIONS = 1 << 17  # whose histories are computed at once
 _EXAMPLES = 1 << 16  # put together at once

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features import Timeline
+from multigate.features import Timeline
 
 
 @dataclass(frozen=True)

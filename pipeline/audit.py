@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from configs import Config, DataError, FrozenContract
-from configs.contract import NumberFeature
-from configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
-from configs.log import EventLog
-from pipeline.columns import counters, history_features, table_features
-from pipeline.erasure import read_list
-from pipeline.recompute import Row, compute, events_of, groups, plain
-from pipeline.tables import SINCE, read_table
+from multigate.configs import Config, DataError, FrozenContract
+from multigate.configs.contract import NumberFeature
+from multigate.configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline.columns import counters, history_features, table_features
+from multigate.pipeline.erasure import read_list
+from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
+from multigate.pipeline.tables import SINCE, read_table
 
 _SOURCES = ("users", "items")
 

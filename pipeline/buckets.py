@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.hashing import hash_column
+from multigate.pipeline.hashing import hash_column
 
 _HELD = 64 << 20
 _WRITE = pa.ipc.IpcWriteOptions(compression="lz4")

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from configs import Config
-from configs.files import IMPRESSION, TIME
-from configs.pipeline import Negatives
-from features import Timeline
-from pipeline import tables
-from pipeline.columns import log_features
-from pipeline.urn import thin
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, TIME
+from multigate.configs.sections.pipeline import Negatives
+from multigate.features import Timeline
+from multigate.pipeline import tables
+from multigate.pipeline.columns import log_features
+from multigate.pipeline.urn import thin
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 
-from configs import Config, ConfigError
-from configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
-from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
-from configs.labels import ColumnLabel, EventLabel, RatioLabel
-from configs.log import EventLog
+from multigate.configs import Config, ConfigError
+from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
+from multigate.configs.sections.log import EventLog
 
 # Columns of normalised events: user, item, time, row (a hash of the full row), event, value,
 # session, request and event_id where the log has them, and:

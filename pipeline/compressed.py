@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.places import Place
+from multigate.pipeline.places import Place
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}

@@ -7,10 +7,10 @@ that neither the log's items nor their events must fit in memory at once.
 
 import polars as pl
 
-from configs import Config
-from configs.log import EventLog
-from features import count_events, event_rate, last_items, seconds_since
-from pipeline.columns import COLUMN, counters, history_features, id_type
+from multigate.configs import Config
+from multigate.configs.sections.log import EventLog
+from multigate.features import count_events, event_rate, last_items, seconds_since
+from multigate.pipeline.columns import COLUMN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import polars as pl
 
-from configs import Config, DataError
-from configs.contract import Contract, Feature, IdListFeature, NumberFeature
-from configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
-from configs.statistics import Statistics
+from multigate.configs import Config, DataError
+from multigate.configs.contract import Contract, Feature, IdListFeature, NumberFeature
+from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
+from multigate.configs.statistics import Statistics
 
 _TOP = 20  # values of an id, and lengths of lists, that drift is measured on
 _POPULAR = 100

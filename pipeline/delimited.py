@@ -6,8 +6,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 
-from configs.log import CsvFormat
-from pipeline.lines import REJECT, Lines
+from multigate.configs.sections.log import CsvFormat
+from multigate.pipeline.lines import REJECT, Lines
 
 
 def parse_header(line: str, form: CsvFormat) -> list[str]:

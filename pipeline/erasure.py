@@ -9,10 +9,10 @@ from pathlib import Path
 
 import polars as pl
 
-from configs import Config, DataError
-from pipeline.columns import id_type
-from pipeline.normalise import parse_id
-from pipeline.places import Place, find
+from multigate.configs import Config, DataError
+from multigate.pipeline.columns import id_type
+from multigate.pipeline.normalise import parse_id
+from multigate.pipeline.places import Place, find
 
 
 def read_list(config: Config, data: Path | str, forget: Path | None) -> pl.Series | None:

@@ -5,14 +5,20 @@ from datetime import datetime
 
 import polars as pl
 
-from configs import Config
-from configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
-from configs.log import EventLog
-from pipeline import labels, tables
-from pipeline.attribute import attribute
-from pipeline.buckets import deduplicate
-from pipeline.columns import FEATURE, counters, example_schema, history_features, log_features
-from pipeline.hashing import mix
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline import labels, tables
+from multigate.pipeline.attribute import attribute
+from multigate.pipeline.buckets import deduplicate
+from multigate.pipeline.columns import (
+    FEATURE,
+    counters,
+    example_schema,
+    history_features,
+    log_features,
+)
+from multigate.pipeline.hashing import mix
 
 
 @dataclass(frozen=True)

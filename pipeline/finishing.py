@@ -7,16 +7,16 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs.contract import FrozenContract, fingerprint
-from configs.files import SAMPLED, SPLITS, write_json
-from pipeline import catalogue, computed, data_report, measure, snapshot, vocabulary
-from pipeline.assemble import assemble
-from pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
-from pipeline.columns import counters, example_schema
-from pipeline.labelling import instant
-from pipeline.manifest import Facts
-from pipeline.plan import Plan
-from pipeline.write import SplitWriter, part, write_parquet
+from multigate.configs.contract import FrozenContract, fingerprint
+from multigate.configs.files import SAMPLED, SPLITS, write_json
+from multigate.pipeline import catalogue, computed, data_report, measure, snapshot, vocabulary
+from multigate.pipeline.assemble import assemble
+from multigate.pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
+from multigate.pipeline.columns import counters, example_schema
+from multigate.pipeline.labelling import instant
+from multigate.pipeline.manifest import Facts
+from multigate.pipeline.plan import Plan
+from multigate.pipeline.write import SplitWriter, part, write_parquet
 
 _MIB = 1 << 20
 _ROW = 64  # bytes of an item's event or question, as a rule

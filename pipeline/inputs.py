@@ -6,12 +6,12 @@ A log is one set of files, or two: impressions, such as the server's log, and fe
 from dataclasses import replace
 from pathlib import Path
 
-from configs import Config
-from configs.contract import IdListFeature
-from configs.log import EventColumns, EventLog, Format, ImpressionColumns
-from pipeline import ranges
-from pipeline.columns import log_features, number_columns
-from pipeline.sources import Shard, expand
+from multigate.configs import Config
+from multigate.configs.contract import IdListFeature
+from multigate.configs.sections.log import EventColumns, EventLog, Format, ImpressionColumns
+from multigate.pipeline import ranges
+from multigate.pipeline.columns import log_features, number_columns
+from multigate.pipeline.sources import Shard, expand
 
 
 def shards(config: Config, data: Path | str) -> list[Shard]:

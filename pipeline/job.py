@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from configs import Config, DataError
-from configs.files import new_folder, write_json
-from pipeline import (
+from multigate.configs import Config, DataError
+from multigate.configs.files import new_folder, write_json
+from multigate.pipeline import (
     data_report,
     erasure,
     finishing,
@@ -28,12 +28,12 @@ from pipeline import (
     sampling,
     tables,
 )
-from pipeline.buckets import Piece
-from pipeline.columns import check
-from pipeline.plan import Plan, count_buckets
-from pipeline.runner import import_beam, local_options, plain_failures
-from pipeline.sources import Shard
-from pipeline.window import needed, plan_window
+from multigate.pipeline.buckets import Piece
+from multigate.pipeline.columns import check
+from multigate.pipeline.plan import Plan, count_buckets
+from multigate.pipeline.runner import import_beam, local_options, plain_failures
+from multigate.pipeline.sources import Shard
+from multigate.pipeline.window import needed, plan_window
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.lines import REJECT, Lines
+from multigate.pipeline.lines import REJECT, Lines
 
 _FEW = 64
 

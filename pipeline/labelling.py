@@ -6,15 +6,23 @@ from typing import Any
 
 import polars as pl
 
-from configs.files import TIME, write_json
-from configs.pipeline import Negatives
-from pipeline import catalogue, computed, snapshot
-from pipeline.buckets import Piece, divide, gather, parts_of, read_piece, spill, spilled_path
-from pipeline.examples import make_examples
-from pipeline.manifest import Facts
-from pipeline.plan import Plan
-from pipeline.split import boundaries, by_shares
-from pipeline.write import part, write_parquet
+from multigate.configs.files import TIME, write_json
+from multigate.configs.sections.pipeline import Negatives
+from multigate.pipeline import catalogue, computed, snapshot
+from multigate.pipeline.buckets import (
+    Piece,
+    divide,
+    gather,
+    parts_of,
+    read_piece,
+    spill,
+    spilled_path,
+)
+from multigate.pipeline.examples import make_examples
+from multigate.pipeline.manifest import Facts
+from multigate.pipeline.plan import Plan
+from multigate.pipeline.split import boundaries, by_shares
+from multigate.pipeline.write import part, write_parquet
 
 _MIB = 1 << 20
 

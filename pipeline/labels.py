@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import polars as pl
 
-from configs.contract import Contract
-from configs.labels import DwellLabel, EventLabel, ImpressionLabel, RatioLabel
-from features import Timeline
-from pipeline.columns import COLUMN
+from multigate.configs.contract import Contract
+from multigate.configs.sections.labels import DwellLabel, EventLabel, ImpressionLabel, RatioLabel
+from multigate.features import Timeline
+from multigate.pipeline.columns import COLUMN
 
 _MICROSECOND = timedelta(microseconds=1)
 

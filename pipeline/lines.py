@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.compressed import DamagedError, Stream
+from multigate.pipeline.compressed import DamagedError, Stream
 
 _BLOCK = 16 << 20
 _LONGEST = 1 << 20

@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from configs import Config, DataError
-from configs.log import JsonLinesFormat
-from pipeline.columns import event_types
-from pipeline.inputs import form, roles, wanted_columns
+from multigate.configs import Config, DataError
+from multigate.configs.sections.log import JsonLinesFormat
+from multigate.pipeline.columns import event_types
+from multigate.pipeline.inputs import form, roles, wanted_columns
 
 Facts = dict[str, Any]
 

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from configs.contract import Contract, NumberFeature
-from configs.files import LABEL
-from configs.statistics import NumberStatistics, Statistics, TaskStatistics
+from multigate.configs.contract import Contract, NumberFeature
+from multigate.configs.files import LABEL
+from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
 
 _FLOOR = 1200  # doubles are whole multiples of 2**-1074: sums are kept as multiples of 2**-1200
 _CELL = 12  # bits of a float32 that a cell of the grid leaves out: 11 bits of mantissa remain

@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from configs import Config
-from configs.files import IMPRESSION, LABEL
-from configs.pipeline import Negatives
-from pipeline.hashing import combine
-from pipeline.lately import Lately
-from pipeline.split import uniform
-from pipeline.urn import ALWAYS, NEVER, Urn
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, LABEL
+from multigate.configs.sections.pipeline import Negatives
+from multigate.pipeline.hashing import combine
+from multigate.pipeline.lately import Lately
+from multigate.pipeline.split import uniform
+from multigate.pipeline.urn import ALWAYS, NEVER, Urn
 
 _ATTEMPTS = 32
 _SALT = 0x4B45_4550  # keeps these draws apart from those of the negatives and the split

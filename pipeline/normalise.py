@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from configs import Config
-from configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
-from configs.log import EventLog
-from pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
-from pipeline.inputs import role_exists, roles
-from pipeline.json_lines import as_text
-from pipeline.sources import Chunk
+from multigate.configs import Config
+from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
+from multigate.pipeline.inputs import role_exists, roles
+from multigate.pipeline.json_lines import as_text
+from multigate.pipeline.sources import Chunk
 
 _LONGEST_ID = 1024
 _EARLIEST, _LATEST = 0, 4_102_444_800_000_000  # 1970 and 2100, in microseconds

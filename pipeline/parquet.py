@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.hashing import Hashes, combine, hash_column
-from pipeline.json_lines import as_text
-from pipeline.lines import REJECT
+from multigate.pipeline.hashing import Hashes, combine, hash_column
+from multigate.pipeline.json_lines import as_text
+from multigate.pipeline.lines import REJECT
 
 _FIRST, _LAST = -719_161, 2_932_895  # days since 1970: the years 1 to 9999, in any zone
 _PER_DAY = {"ms": 86_400_000, "us": 86_400_000_000}

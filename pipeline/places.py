@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.errors import DataError
+from multigate.configs.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def nearby(root: str) -> list[str]:
 
 
 def _beam() -> tuple[Any, Any]:
-    from pipeline.runner import import_beam
+    from multigate.pipeline.runner import import_beam
 
     import_beam()
     from apache_beam.io.filesystem import CompressionTypes

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import polars as pl
 
-from configs import Config
-from configs.files import ExamplesFolder
-from pipeline.sources import Shard
-from pipeline.window import Window
+from multigate.configs import Config
+from multigate.configs.files import ExamplesFolder
+from multigate.pipeline.sources import Shard
+from multigate.pipeline.window import Window
 
 _COMPRESSED = 5  # how much longer text or Parquet is as tables in memory, as a rule
 _FEWEST = 8  # so that several workers have something to do

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
-from pipeline.sources import Shard
+from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
+from multigate.pipeline.sources import Shard
 
 LONGEST = 32 << 20
 

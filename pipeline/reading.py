@@ -9,18 +9,18 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from configs.files import write_json
-from configs.log import Format, JsonLinesFormat, ParquetFormat
-from pipeline import erasure, inputs, manifest
-from pipeline.buckets import Held, Piece
-from pipeline.inputs import wanted_columns
-from pipeline.manifest import Facts
-from pipeline.normalise import REJECTS, normalise
-from pipeline.plan import Plan
-from pipeline.ranges import count_lines
-from pipeline.sources import Shard, read
-from pipeline.window import Window
-from pipeline.write import part, write_parquet
+from multigate.configs.files import write_json
+from multigate.configs.sections.log import Format, JsonLinesFormat, ParquetFormat
+from multigate.pipeline import erasure, inputs, manifest
+from multigate.pipeline.buckets import Held, Piece
+from multigate.pipeline.inputs import wanted_columns
+from multigate.pipeline.manifest import Facts
+from multigate.pipeline.normalise import REJECTS, normalise
+from multigate.pipeline.plan import Plan
+from multigate.pipeline.ranges import count_lines
+from multigate.pipeline.sources import Shard, read
+from multigate.pipeline.window import Window
+from multigate.pipeline.write import part, write_parquet
 
 _REJECTS = pa.schema(
     [("file", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())]

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from configs import Config
-from configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
-from configs.log import EventLog
-from pipeline.columns import COLUMN
-from pipeline.erasure import without
-from pipeline.inputs import form, shards, single_columns, wanted_columns
-from pipeline.normalise import normalise
-from pipeline.sources import read
+from multigate.configs import Config
+from multigate.configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline.columns import COLUMN
+from multigate.pipeline.erasure import without
+from multigate.pipeline.inputs import form, shards, single_columns, wanted_columns
+from multigate.pipeline.normalise import normalise
+from multigate.pipeline.sources import read
 
 Row = dict[str, Any]
 

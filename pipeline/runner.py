@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from configs.errors import MultigateError
+from multigate.configs.errors import MultigateError
 
 # Named in full: the plain DirectRunner first tries a runner that it has to download.
 RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"

@@ -9,12 +9,12 @@ from datetime import datetime
 
 import polars as pl
 
-from configs.files import IMPRESSION, LABEL, TIME
-from pipeline import negatives, split
-from pipeline.buckets import spill
-from pipeline.columns import counters
-from pipeline.manifest import Facts
-from pipeline.plan import Plan
+from multigate.configs.files import IMPRESSION, LABEL, TIME
+from multigate.pipeline import negatives, split
+from multigate.pipeline.buckets import spill
+from multigate.pipeline.columns import counters
+from multigate.pipeline.manifest import Facts
+from multigate.pipeline.plan import Plan
 
 
 def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:

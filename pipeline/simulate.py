@@ -22,8 +22,8 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from configs.files import new_folder
-from pipeline.write import write_parquet
+from multigate.configs.files import new_folder
+from multigate.pipeline.write import write_parquet
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

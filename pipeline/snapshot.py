@@ -10,13 +10,13 @@ from datetime import datetime
 import polars as pl
 import pyarrow as pa
 
-from configs import Config
-from configs.contract import Side
-from configs.files import TIME
-from configs.log import EventLog
-from pipeline import computed, tables
-from pipeline.columns import FEATURE, arrow_type, log_features
-from pipeline.examples import numbers
+from multigate.configs import Config
+from multigate.configs.contract import Side
+from multigate.configs.files import TIME
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline import computed, tables
+from multigate.pipeline.columns import FEATURE, arrow_type, log_features
+from multigate.pipeline.examples import numbers
 
 
 def schema(config: Config, side: Side) -> pa.Schema:
@@ -32,7 +32,8 @@ def users(
     Args:
         events: the bucket's events, without duplicates.
         config: names the features.
-        cut_off: see `configs.pipeline.PipelineConfig.cut_off`; None where no event has a time.
+        cut_off: see `configs.sections.pipeline.PipelineConfig.cut_off`; None where no event has a
+            time.
         table: the users' side table, where there is one.
 
     Returns:
@@ -69,7 +70,7 @@ def items(
         parts: what `part_of_items` returned for each bucket of users, at least one.
         counted: see `computed.of_item`.
         config: names the features.
-        cut_off: see `configs.pipeline.PipelineConfig.cut_off`.
+        cut_off: see `configs.sections.pipeline.PipelineConfig.cut_off`.
         table: the items' side table, where there is one.
 
     Returns:

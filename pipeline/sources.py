@@ -14,15 +14,22 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.errors import DataError
-from configs.log import CsvFormat, Format, JsonLinesFormat
-from pipeline import parquet, places
-from pipeline.compressed import ByteRange, DamagedError, Stream, compression, members, open_stream
-from pipeline.delimited import parse_delimited, parse_header
-from pipeline.hashing import Hashes, hash_column
-from pipeline.json_lines import parse_json
-from pipeline.lines import REJECT, Lines, read_lines, reject
-from pipeline.places import Place
+from multigate.configs.errors import DataError
+from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat
+from multigate.pipeline import parquet, places
+from multigate.pipeline.compressed import (
+    ByteRange,
+    DamagedError,
+    Stream,
+    compression,
+    members,
+    open_stream,
+)
+from multigate.pipeline.delimited import parse_delimited, parse_header
+from multigate.pipeline.hashing import Hashes, hash_column
+from multigate.pipeline.json_lines import parse_json
+from multigate.pipeline.lines import REJECT, Lines, read_lines, reject
+from multigate.pipeline.places import Place
 
 _LONGEST_HEADER = 1 << 20
 _MOST_COLUMNS = 1 << 14  # a file of more is no log; each costs milliseconds

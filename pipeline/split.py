@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from configs.files import IMPRESSION, SPLITS, TIME
-from configs.pipeline import Split, TimeSplit
-from pipeline.hashing import Hashes, combine, hash_column
+from multigate.configs.files import IMPRESSION, SPLITS, TIME
+from multigate.configs.sections.pipeline import Split, TimeSplit
+from multigate.pipeline.hashing import Hashes, combine, hash_column
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives

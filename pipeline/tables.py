@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from configs import Config, DataError
-from configs.files import TIME
-from features import Timeline
-from pipeline.columns import id_type, table_features
-from pipeline.normalise import parse_feature, parse_id, parse_time
-from pipeline.sources import Chunk, expand, read
+from multigate.configs import Config, DataError
+from multigate.configs.files import TIME
+from multigate.features import Timeline
+from multigate.pipeline.columns import id_type, table_features
+from multigate.pipeline.normalise import parse_feature, parse_id, parse_time
+from multigate.pipeline.sources import Chunk, expand, read
 
 _KEY = {"users": "user", "items": "item"}
 _WHERE = "__where"

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from configs.pipeline import Negatives
+from multigate.configs.sections.pipeline import Negatives
 
 Numbers = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from configs.contract import Contract, IdFeature, IdListFeature
+from multigate.configs.contract import Contract, IdFeature, IdListFeature
 
 
 def features(contract: Contract) -> dict[str, IdFeature | IdListFeature]:

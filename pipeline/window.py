@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from configs import Config, ConfigError
-from configs.contract import Contract, IdListFeature, NumberFeature
-from configs.labels import EventLabel
-from pipeline.labels import window as waiting
-from pipeline.sources import Shard
+from multigate.configs import Config, ConfigError
+from multigate.configs.contract import Contract, IdListFeature, NumberFeature
+from multigate.configs.sections.labels import EventLabel
+from multigate.pipeline.labels import window as waiting
+from multigate.pipeline.sources import Shard
 
 _DAY = timedelta(days=1)
 

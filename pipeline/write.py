@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from configs.files import IMPRESSION, REQUEST, TIME
-from pipeline.tfrecord import write_records
+from multigate.configs.files import IMPRESSION, REQUEST, TIME
+from multigate.pipeline.tfrecord import write_records
 
 _ROWS = 1 << 16
 

@@ -19,15 +19,15 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 # Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
-    r"jobs/test_(run|run_candidates|tune)\.py",
+    r"jobs/(night/test_(run|candidate_stages)|test_tune)\.py",
     r"candidates/|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract)\.py",
-    r"jobs/test_fortnight\.py",
-    r"model/test_resume\.py",
-    r"serving/test_serving_faults\.py",
-    r"jobs/test_run_kills\.py",
+    r"jobs/night/test_fortnight\.py",
+    r"model/training/test_resume\.py",
+    r"serving/rpc/test_faults\.py",
+    r"jobs/night/test_kills\.py",
     r"model/export/test_export\.py",
-    r"serving/test_serving_workers\.py",
-    r"model/test_data_parallel\.py",
+    r"serving/workers/test_supervisor\.py",
+    r"model/training/test_data_parallel\.py",
     r"model/export/test_servable\.py",
 )
 
@@ -113,7 +113,7 @@ class SmallRun:
 @pytest.fixture(scope="session")
 def small_config() -> Any:
     """Load a preset with a model that trains in seconds."""
-    from configs import load
+    from multigate.configs import load
 
     return lambda name: smaller(load(name))
 
@@ -121,9 +121,9 @@ def small_config() -> Any:
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     """Run the demo's stages on 6,000 exposures."""
-    from configs import load
-    from jobs import demo
-    from pipeline.simulate import simulate
+    from multigate.configs import load
+    from multigate.jobs import demo
+    from multigate.pipeline.simulate import simulate
 
     config = smaller(load("demo"))
     root = tmp_path_factory.mktemp("small")

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from verbs.common import add_config, add_examples, add_forget
+from multigate.verbs.common import add_config, add_examples, add_forget
 
 HELP = "prove on a sample of examples that no feature uses the future"
 EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from configs import load
-    from pipeline.audit import audit
+    from multigate.configs import load
+    from multigate.pipeline.audit import audit
 
     result = audit(
         load(options.config),

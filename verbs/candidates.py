@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_config, add_examples, import_tensorflow
+from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
 HELP = "train, evaluate and export the model that finds candidates to rank"
 EXAMPLE = (
@@ -64,22 +64,22 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
     if options.action == "train":
-        from candidates.keras2 import tf
-        from candidates.training import train
-        from configs import load
+        from multigate.candidates.keras2 import tf
+        from multigate.candidates.training import train
+        from multigate.configs import load
 
         tf.config.experimental.enable_op_determinism()  # for the whole process, so not in `train`
         return train(load(options.config), options.examples, options.out)
     if options.action == "evaluate":
-        from candidates.evaluation import evaluate
-        from jobs.show import show_recall
+        from multigate.candidates.evaluation import evaluate
+        from multigate.jobs.show import show_recall
 
         result = evaluate(options.checkpoint, options.examples, split=options.split)
         show_recall(result)
         return result
     if options.action == "report":
-        from jobs.multistage import report
-        from jobs.show import show_multistage
+        from multigate.jobs.multistage import report
+        from multigate.jobs.show import show_multistage
 
         result = report(
             options.candidates, options.ranker, options.examples, questions=options.questions
@@ -87,16 +87,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         show_multistage(result)
         return result
     if options.action == "compare":
-        from candidates.comparison import compare
-        from configs import load
-        from configs.candidates import CandidatesConfig
-        from jobs.show import show_candidates_verdict
+        from multigate.candidates.comparison import compare
+        from multigate.configs import load
+        from multigate.configs.sections.candidates import CandidatesConfig
+        from multigate.jobs.show import show_candidates_verdict
 
         config = load(options.config).candidates if options.config else CandidatesConfig()
         result = compare(options.candidate, options.production, options.examples, config)
         show_candidates_verdict(result)
         return result
-    from candidates.export import export
+    from multigate.candidates.export import export
 
     version = export(options.checkpoint, options.examples, options.out, version=options.version)
     print(f"exported {version}")

@@ -62,8 +62,8 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
 
 def connect(options: argparse.Namespace) -> Any:
     """The client that `add_caller`'s options describe."""
-    from serving.client import RankClient
-    from serving.security import read_tokens
+    from multigate.serving.client.rank_client import RankClient
+    from multigate.serving.core.security import read_tokens
 
     return RankClient(
         options.target,
@@ -80,7 +80,7 @@ def evaluation_options(source: str | None) -> Any:
     """The section `evaluation` of a configuration; None without one."""
     if source is None:
         return None
-    from configs import load
+    from multigate.configs import load
 
     return load(source).evaluation
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_examples, evaluation_options, import_tensorflow
+from multigate.verbs.common import add_examples, evaluation_options, import_tensorflow
 
 HELP = "judge a candidate against production: exit status 0 blessed, 1 refused"
 EXAMPLE = (
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from configs.evaluation import EvaluationConfig
-    from jobs.show import show_comparison
-    from model.comparison import compare
+    from multigate.configs.sections.evaluation import EvaluationConfig
+    from multigate.jobs.show import show_comparison
+    from multigate.model.evaluation.comparison import compare
 
     settings = evaluation_options(options.config) or EvaluationConfig()
     result = compare(
@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     show_comparison(result)
     if options.report is not None:
-        from model.assessment.assess import assess
-        from model.report import write_report
+        from multigate.model.assessment.assess import assess
+        from multigate.model.report.page import write_report
 
         found = assess(options.candidate, options.examples, settings, split=options.split)
         write_report(options.report, found | {"comparison": result})

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import import_tensorflow
+from multigate.verbs.common import import_tensorflow
 
 HELP = "run every stage, from logs to ranked lists, on simulated or on real data"
 EXAMPLE = (
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from configs import load
-    from jobs import demo
+    from multigate.configs import load
+    from multigate.jobs import demo
 
     return demo.run(load(options.config), options.data, options.out)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_examples, add_model, evaluation_options, import_tensorflow
+from multigate.verbs.common import add_examples, add_model, evaluation_options, import_tensorflow
 
 HELP = "measure a checkpoint or an exported version, and write its report"
 EXAMPLE = (
@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from jobs.show import show_evaluation
-    from model.assessment.assess import assess
+    from multigate.jobs.show import show_evaluation
+    from multigate.model.assessment.assess import assess
 
     result = assess(
         options.checkpoint or options.version,
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     show_evaluation(result)
     if options.report is not None:
-        from model.report import write_report
+        from multigate.model.report.page import write_report
 
         write_report(options.report, result)
     return result

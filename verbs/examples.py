@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_config, add_forget
+from multigate.verbs.common import add_config, add_forget
 
 HELP = "make training examples from raw logs"
 EXAMPLE = "multigate examples --config deskdrop --data ~/deskdrop --out examples"
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from configs import ConfigError, load
-    from jobs.show import show_manifest
-    from pipeline import job
-    from pipeline.window import parse_instant
+    from multigate.configs import ConfigError, load
+    from multigate.jobs.show import show_manifest
+    from multigate.pipeline import job
+    from multigate.pipeline.window import parse_instant
 
     config, span = load(options.config), None
     zone = config.pipeline.log.time_zone
@@ -85,8 +85,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     show_manifest(manifest, options.out)
     if options.report is not None:
-        from jobs.data_page import write_page
-        from pipeline import data_report
+        from multigate.jobs.data_page import write_page
+        from multigate.pipeline import data_report
 
         write_page(options.report, data_report.read(options.out))
     return manifest

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_checkpoint, add_examples, import_tensorflow
+from multigate.verbs.common import add_checkpoint, add_examples, import_tensorflow
 
 HELP = "write a SavedModel version that evaluates only the selected experts"
 EXAMPLE = "multigate export --checkpoint checkpoint --examples examples --out models/deskdrop"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from jobs.export import export
+    from multigate.jobs.export import export
 
     version = export(options.checkpoint, options.examples, options.out, version=options.version)
     print(f"exported {version}")

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from serving.redis_loader import load
+    from multigate.serving.feature_store.redis_loader import load
 
     loaded = load(options.snapshot, options.to, options.model_name, options.keep_seconds)
     print(

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from jobs.pair import Pair
-    from jobs.publication import Base
-    from jobs.runs import show_base
+    from multigate.jobs.night.listing import show_base
+    from multigate.jobs.publication.base_folder import Base
+    from multigate.jobs.publication.pair import Pair
 
     pair = Pair(Base(options.base))
     if options.rollback:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from verbs.common import add_caller, connect, json_object
+from multigate.verbs.common import add_caller, connect, json_object
 
 HELP = "rank candidates for one user by calling a server"
 EXAMPLE = (
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from serving.client import parse_ids
-    from serving.show import show_ranked
+    from multigate.serving.client.rank_client import parse_ids
+    from multigate.serving.client.show import show_ranked
 
     items = [item for item in options.items.split(",") if item]  # the empty text is no id
     with connect(options) as client:

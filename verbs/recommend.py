@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from verbs.common import add_caller, connect
+from multigate.verbs.common import add_caller, connect
 
 HELP = "find and rank items for one user by calling a server"
 EXAMPLE = (
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from serving.client import parse_ids
-    from serving.show import show_ranked
+    from multigate.serving.client.rank_client import parse_ids
+    from multigate.serving.client.show import show_ranked
 
     exclude = [item for item in options.exclude.split(",") if item]
     with connect(options) as client:

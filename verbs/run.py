@@ -5,8 +5,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from configs.run import ALL_STAGES
-from verbs.common import add_config, import_tensorflow
+from multigate.configs.sections.run import ALL_STAGES
+from multigate.verbs.common import add_config, import_tensorflow
 
 HELP = "run a night: examples, training, export, evaluation, decision, publication"
 EXAMPLE = (
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from configs import load
-    from jobs import run as nightly
-    from jobs.runs import show_outcome
+    from multigate.configs import load
+    from multigate.jobs.night import run as nightly
+    from multigate.jobs.night.listing import show_outcome
 
     result = nightly.run(
         load(options.config),

@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from jobs import runs
+    from multigate.jobs.night import listing
 
-    found = runs.listed(options.out)
-    runs.show(found)
+    found = listing.listed(options.out)
+    listing.show(found)
     return {"runs": found}

@@ -2,8 +2,10 @@
 
 import argparse
 
-from serving.options import add_arguments as add_server_arguments  # imports no TensorFlow
-from verbs.common import import_tensorflow
+from multigate.serving.core.options import (
+    add_arguments as add_server_arguments,  # imports no TensorFlow
+)
+from multigate.verbs.common import import_tensorflow
 
 HELP = "serve a model's newest version over gRPC"
 EXAMPLE = "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500"
@@ -16,15 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run the verb."""
-    from serving.options import from_arguments
+    from multigate.serving.core.options import from_arguments
 
     server_options = from_arguments(options)
     if server_options.workers > 1:
-        from serving.workers import supervise  # imports no TensorFlow: the workers do
+        from multigate.serving.workers.supervisor import (
+            supervise,  # imports no TensorFlow: the workers do
+        )
 
         supervise(server_options, import_tensorflow)
         return
     import_tensorflow()
-    from serving import server
+    from multigate.serving.rpc import server
 
     server.serve(server_options)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_config, add_examples, import_tensorflow
+from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
 HELP = "train the ranker on examples"
 EXAMPLE = "multigate train --config deskdrop --examples examples --out checkpoint"
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from configs import load
-    from configs.baselines import baseline
-    from model import training
+    from multigate.configs import load
+    from multigate.configs.baselines import baseline
+    from multigate.model.training import train
 
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
-    return training.train(
+    return train.train(
         config,
         options.examples,
         options.out,

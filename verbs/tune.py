@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from verbs.common import add_config, add_examples, import_tensorflow
+from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
 HELP = "search for better settings of the model and its training"
 EXAMPLE = "multigate tune --config tuned.yaml --examples examples --out search"
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     import_tensorflow()
-    from configs import load
-    from jobs.tune import tune
+    from multigate.configs import load
+    from multigate.jobs.tune import tune
 
     config = load(options.config)
     if options.trials is not None:

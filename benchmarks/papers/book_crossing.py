@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 import two_tasks
 
-from configs.base import parse
-from configs.config import Config
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
 
 MIN_RECORDS = 5
 
@@ -45,7 +45,7 @@ PUBLISHED = {
 
 def make_examples(data: Path, work: Path) -> Path:
     """Filter the records, and make examples with one negative per record; made once."""
-    from pipeline import job
+    from multigate.pipeline import job
 
     examples = work / "examples"
     if examples.exists():

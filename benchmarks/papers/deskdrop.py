@@ -16,10 +16,10 @@ from pathlib import Path
 from rows import RESULTS, Row, Rows, cell, replace_table
 from two_tasks import GATES
 
-from configs import load
-from configs.base import parse
-from configs.baselines import baseline
-from configs.config import Config
+from multigate.configs import load
+from multigate.configs.baselines import baseline
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
 
 KEY = ("model", "seed")
 TASKS = {"view": "auc", "like": "auc", "bookmark": "auc", "follow": "auc", "comment": "auc"}
@@ -40,7 +40,7 @@ def main() -> None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
         examples = options.work / "examples"
         if not examples.exists():
-            from pipeline import job
+            from multigate.pipeline import job
 
             options.work.mkdir(parents=True, exist_ok=True)
             job.run(load("deskdrop"), options.data, examples)
@@ -66,12 +66,12 @@ def configuration(run: Row) -> Config:
 
 def measure(run: Row, examples: Path, work: Path) -> Row:
     """Train, and measure on the test split."""
-    from model import training
-    from model.assessment.assess import assess
+    from multigate.model.assessment.assess import assess
+    from multigate.model.training import train
 
     checkpoint = work / f"{run['model']}-{run['seed']}"
     if not checkpoint.exists():
-        training.train(configuration(run), examples, checkpoint, progress=False, resume=True)
+        train.train(configuration(run), examples, checkpoint, progress=False, resume=True)
     found = assess(checkpoint, examples)
     shutil.rmtree(checkpoint)
     measures = {name: task["measures"] for name, task in found["tasks"].items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 import two_tasks
 
-from configs import load
+from multigate.configs import load
 
 # Test loss x 100, AUC x 100, MSE: tables 1 and S4 of the paper, 50 repetitions after 500 trials.
 PUBLISHED = {
@@ -42,7 +42,7 @@ PUBLISHED = {
 
 def make_examples(data: Path, work: Path) -> Path:
     """The preset's examples: one negative per rating, random split 80/10/10; made once."""
-    from pipeline import job
+    from multigate.pipeline import job
 
     examples = work / "examples"
     if not examples.exists():

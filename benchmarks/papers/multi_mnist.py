@@ -21,10 +21,10 @@ import keras
 import numpy as np
 from rows import RESULTS, Row, Rows, cell, replace_table
 
-from model import gates
-from model.gates.base import derive_seed
-from model.loss import regularisation
-from model.mixture import Mixture
+from multigate.model import gates
+from multigate.model.gates.parts.base import derive_seed
+from multigate.model.moe.mixture import Mixture
+from multigate.model.ranker.loss import regularisation
 
 SETS = {"mnist": ("mnist", 8, 4), "fashion": ("fashion-mnist", 5, 2)}  # folder, E, k of MOESART
 GATES: dict[str, dict[str, Any]] = {

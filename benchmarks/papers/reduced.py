@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 from book_crossing import plain
 
-from configs import load
+from multigate.configs import load
 
 EVERY = 10
 WEIGHT = 0.1
@@ -27,7 +27,7 @@ def make_examples(data: Path, work: Path) -> Path:
         data: folder that holds the publisher's ratings.dat, plain or compressed.
         work: folder for the examples.
     """
-    from pipeline import job
+    from multigate.pipeline import job
 
     examples = work / "examples"
     if examples.exists():

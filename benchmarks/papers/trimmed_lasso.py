@@ -54,9 +54,9 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
         As `measure_checkpoint`, and `tail`, the router's probability beyond its k likeliest
         experts, mean over training rows and tasks in the last epoch; None without Trimmed Lasso.
     """
-    from jobs.tune import changed
-    from model import training
-    from model.checkpoint import read_history
+    from multigate.jobs.tune import changed
+    from multigate.model.checkpoints.checkpoint import read_history
+    from multigate.model.training import train
 
     base = {"model": "moesart", "weight": reduced.WEIGHT, "seed": run["seed"]}
     config = changed(
@@ -65,7 +65,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
     )
     checkpoint = work / f"lasso-{run['lasso']:g}-{run['seed']}"
     if not checkpoint.exists():
-        training.train(config, examples, checkpoint, progress=False, resume=True)
+        train.train(config, examples, checkpoint, progress=False, resume=True)
     last = read_history(checkpoint)[-1]
     found = measure_checkpoint(checkpoint, examples, reduced.WEIGHT)
     shutil.rmtree(checkpoint)

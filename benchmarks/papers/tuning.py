@@ -64,9 +64,9 @@ def main() -> None:
 
 def measure(run: Row, examples: Path, work: Path) -> Row:
     """One trial: a search of its own, whose seed is the trial's number."""
-    from configs.base import parse
-    from configs.config import Config
-    from jobs.tune import tune
+    from multigate.configs.config import Config
+    from multigate.configs.sections.base import parse
+    from multigate.jobs.tune import tune
 
     base = {"model": run["gate"], "weight": reduced.WEIGHT, "seed": 0}
     values = configuration(base, reduced.make_values(), examples).model_dump(mode="json")

@@ -11,11 +11,11 @@ from typing import Any
 
 from rows import RESULTS, Row, Rows, cell, replace_table
 
-from configs.base import parse
-from configs.baselines import baseline
-from configs.config import Config
-from configs.files import ExamplesFolder
-from configs.statistics import Statistics
+from multigate.configs.baselines import baseline
+from multigate.configs.config import Config
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.base import parse
+from multigate.configs.statistics import Statistics
 
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -124,13 +124,13 @@ def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:
 
 def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
     """Train, and measure on the test split."""
-    from model import training
+    from multigate.model.training import train
 
     # A run that was cut off goes on where it was.
     name = f"{run['model']}-{run['weight']:g}-{run['seed']}".replace(":", "-")
     checkpoint = work / name
     if not checkpoint.exists():
-        training.train(config, examples, checkpoint, progress=False, resume=True)
+        train.train(config, examples, checkpoint, progress=False, resume=True)
     return measure_checkpoint(checkpoint, examples, run["weight"])
 
 
@@ -142,8 +142,8 @@ def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
         examples: folder of its examples.
         weight: of the first task; the second has the rest.
     """
-    from model.checkpoint import read_history
-    from model.evaluation import evaluate
+    from multigate.model.checkpoints.checkpoint import read_history
+    from multigate.model.evaluation.evaluate import evaluate
 
     history = read_history(checkpoint)
     best = min(history, key=lambda epoch: epoch["val_loss"])

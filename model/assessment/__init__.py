@@ -1,1 +1,1 @@
-"""What the report says about a model, as plain values; `model.report` draws it."""
+"""What the report says about a model, as plain values; `model.report.page` draws it."""

@@ -7,21 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from configs.config import Config
-from configs.contract import Contract, FrozenContract
-from configs.errors import ModelError
-from configs.evaluation import EvaluationConfig
-from configs.files import ExamplesFolder
-from configs.lineage import check_examples
-from model import checkpoint, evaluation
-from model.assessment import gates, leaks, slices, tradeoff, transfer
-from model.comparison import check_names, compare_scored, verdict
-from model.data import Examples
-from model.measures import ranking, tasks
-from model.measures.resamples import CONFIDENCE, Resamples, interval
-from model.rows import Rows, read_rows
-from model.scored import EXTRA, Scored, is_version, read_contract, score
-from model.scores import transform
+from multigate.configs.config import Config
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.errors import ModelError
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.lineage import check_examples
+from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.model.assessment import gates, leaks, slices, tradeoff, transfer
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data.examples import Examples
+from multigate.model.data.rows import Rows, read_rows
+from multigate.model.evaluation import evaluate
+from multigate.model.evaluation.comparison import check_names, compare_scored, verdict
+from multigate.model.evaluation.measures import ranking, tasks
+from multigate.model.evaluation.measures.resamples import CONFIDENCE, Resamples, interval
+from multigate.model.evaluation.scored import EXTRA, Scored, is_version, read_contract, score
+from multigate.model.ranker.scores import transform
 
 _DATA_PARTS = ("rows", "splits", "labels", "features", "vocabularies", "rejected", "drift")
 
@@ -121,8 +122,8 @@ def _light(
 ) -> dict[str, Any]:
     """What `evaluation.summary` returns."""
     if config is not None and scored.predictions is not None:
-        return evaluation.summary(config, split, Examples({}, labels), scored.predictions)
-    measured = evaluation.task_summary(scored.contract, split, labels, scored.scores)
+        return evaluate.summary(config, split, Examples({}, labels), scored.predictions)
+    measured = evaluate.task_summary(scored.contract, split, labels, scored.scores)
     path = folder / EXTRA / "metrics.json"
     try:
         exported = json.loads(path.read_text(encoding="utf-8"))
@@ -189,7 +190,7 @@ def _stability(
     examples: Path,
     split: str,
 ) -> dict[str, Any] | None:
-    others = [evaluation.evaluate(path, examples, split=split) for path in seeds]
+    others = [evaluate.evaluate(path, examples, split=split) for path in seeds]
     found = gates.stability([result, *others])
     if found is None:
         return None

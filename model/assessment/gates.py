@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.config import Config
+from multigate.configs.config import Config
 
 _RARE = 0.001  # share of the rows below which a selected expert is as good as dead
 _ALONE = 0.95  # share of a task's rows above which an expert serves nearly all of them

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import rankdata
 
-from configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
-from configs.files import IMPRESSION, LABEL, TIME
-from model.rows import Rows
+from multigate.configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
+from multigate.configs.files import IMPRESSION, LABEL, TIME
+from multigate.model.data.rows import Rows
 
 _PRIOR = 10.0  # rows of the overall rate that a value's own rate is mixed with
 

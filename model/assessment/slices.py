@@ -13,12 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import norm
 
-from configs.contract import Contract, IdListFeature, NumberFeature
-from configs.evaluation import EvaluationConfig, HourSlices, SeenSlices, Slices, ValueSlices
-from configs.files import TIME
-from model.measures import ranks, tasks
-from model.measures.resamples import Resamples, interval
-from model.rows import Rows
+from multigate.configs.contract import Contract, IdListFeature, NumberFeature
+from multigate.configs.files import TIME
+from multigate.configs.sections.evaluation import (
+    EvaluationConfig,
+    HourSlices,
+    SeenSlices,
+    Slices,
+    ValueSlices,
+)
+from multigate.model.data.rows import Rows
+from multigate.model.evaluation.measures import ranks, tasks
+from multigate.model.evaluation.measures.resamples import Resamples, interval
 
 _QUARTERS = (0.25, 0.5, 0.75)
 _LENGTHS = (1, 5, 20)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from configs.contract import Contract
-from model.combine import combine
-from model.measures import ranking
-from model.measures.resamples import Resamples, interval
+from multigate.configs.contract import Contract
+from multigate.model.evaluation.combine import combine
+from multigate.model.evaluation.measures import ranking
+from multigate.model.evaluation.measures.resamples import Resamples, interval
 
 RATIOS = (0.0, *(2.0**power for power in range(-5, 6)), None)
 """Of satisfaction to engagement; None is satisfaction alone."""

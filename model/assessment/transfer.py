@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from configs.baselines import SHARED_BOTTOM, SINGLE_TASK
-from configs.config import Config
-from configs.errors import ModelError
-from model import checkpoint
-from model.comparison import against
-from model.measures import tasks
-from model.measures.resamples import Resamples
-from model.rows import Rows
-from model.scored import Scored, score_checkpoint
+from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK
+from multigate.configs.config import Config
+from multigate.configs.errors import ModelError
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data.rows import Rows
+from multigate.model.evaluation.comparison import against
+from multigate.model.evaluation.measures import tasks
+from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.scored import Scored, score_checkpoint
 
 MIXTURE = "mixture"
 

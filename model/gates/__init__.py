@@ -3,22 +3,22 @@
 import inspect
 from typing import Any
 
-from model.gates.base import Gate, Properties, Routing
-from model.gates.comet import Comet
-from model.gates.dselect_k import DSelectK
-from model.gates.expert_choice import ExpertChoice
-from model.gates.gumbel_softmax import GumbelSoftmax
-from model.gates.hash import Hash
-from model.gates.hierarchical import Hierarchical
-from model.gates.moesart import Moesart
-from model.gates.noisy_topk import NoisyTopK
-from model.gates.sampled import Sampled
-from model.gates.softmax import Softmax
-from model.gates.softmax_selector import SoftmaxSelector
-from model.gates.switch import Switch
-from model.gates.topk import TopK
-from model.gates.vmoe import VMoE
-from model.gates.xmoe import XMoE
+from multigate.model.gates.comet import Comet
+from multigate.model.gates.dselect_k import DSelectK
+from multigate.model.gates.expert_choice import ExpertChoice
+from multigate.model.gates.gumbel_softmax import GumbelSoftmax
+from multigate.model.gates.hash import Hash
+from multigate.model.gates.hierarchical import Hierarchical
+from multigate.model.gates.moesart import Moesart
+from multigate.model.gates.noisy_topk import NoisyTopK
+from multigate.model.gates.parts.base import Gate, Properties, Routing
+from multigate.model.gates.sampled.router import Sampled
+from multigate.model.gates.softmax import Softmax
+from multigate.model.gates.softmax_selector import SoftmaxSelector
+from multigate.model.gates.switch import Switch
+from multigate.model.gates.topk import TopK
+from multigate.model.gates.vmoe import VMoE
+from multigate.model.gates.xmoe import XMoE
 
 _GATES: dict[str, type[Gate]] = {
     "softmax": Softmax,

@@ -5,11 +5,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
-from model.gates.permutation import permutation_matrix, round_permutation
-from model.gates.schedule import Points, ScheduledGate, check_points, piecewise_linear
-from model.gates.selection import batch_mean, masked_softmax
-from model.gates.smooth_step import saturated, smooth_step
+from multigate.model.gates.parts.base import Properties, Routing, Tensor, derive_seed, entropy
+from multigate.model.gates.parts.permutation import permutation_matrix, round_permutation
+from multigate.model.gates.parts.schedule import (
+    Points,
+    ScheduledGate,
+    check_points,
+    piecewise_linear,
+)
+from multigate.model.gates.parts.selection import batch_mean, masked_softmax
+from multigate.model.gates.parts.smooth_step import saturated, smooth_step
 
 
 @keras.saving.register_keras_serializable("multigate")

@@ -4,17 +4,17 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
-from model.gates.linear import product
-from model.gates.schedule import (
+from multigate.model.gates.parts.base import Properties, Routing, Tensor, derive_seed, entropy
+from multigate.model.gates.parts.linear import product
+from multigate.model.gates.parts.schedule import (
     Points,
     ScheduledGate,
     check_points,
     geometric,
     piecewise_linear,
 )
-from model.gates.selection import batch_mean, softmax
-from model.gates.smooth_step import code_probabilities, saturated, smooth_step
+from multigate.model.gates.parts.selection import batch_mean, softmax
+from multigate.model.gates.parts.smooth_step import code_probabilities, saturated, smooth_step
 
 _SMALLEST_MASS = 1e-6  # clamp of the reachable mass: all of a selector may sit on unreachable codes
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor
-from model.gates.linear import noise_generator
-from model.gates.selection import softmax
+from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import noise_generator
+from multigate.model.gates.parts.selection import softmax
 
 
 @keras.saving.register_keras_serializable("multigate")

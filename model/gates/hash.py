@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor
+from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
 
 
 @keras.saving.register_keras_serializable("multigate")

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor, derive_seed
+from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor, derive_seed
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -83,7 +83,7 @@ class Hierarchical(Gate):
 
     def _make(self, label: str, settings: dict[str, Any], size: int, salt: int) -> Gate:
         """Make the gate of one level, over `size` groups or members."""
-        from model.gates import make  # this module is one of those that `make` knows
+        from multigate.model.gates import make  # this module is one of those that `make` knows
 
         options = {"seed": derive_seed(self.seed, label), "dtype": self.dtype_policy} | settings
         if options["name"] == "hash":

@@ -4,10 +4,10 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate, noise_generator
-from model.gates.noise import gumbel
-from model.gates.selection import (
+from multigate.model.gates.parts.base import Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import LinearGate, noise_generator
+from multigate.model.gates.parts.noise import gumbel
+from multigate.model.gates.parts.selection import (
     batch_mean,
     masked_softmax,
     softmax,

@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor
-from model.gates.linear import noise_generator, product
-from model.gates.selection import cv_squared, masked_softmax, top_k_mask
+from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import noise_generator, product
+from multigate.model.gates.parts.selection import cv_squared, masked_softmax, top_k_mask
 
 # softplus reaches 0 in float32 below about -104, and the load loss divides by it.
 _SMALLEST_SCALE = 1e-6

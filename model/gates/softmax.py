@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate
-from model.gates.selection import softmax
+from multigate.model.gates.parts.base import Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import LinearGate
+from multigate.model.gates.parts.selection import softmax
 
 
 @keras.saving.register_keras_serializable("multigate")

@@ -4,16 +4,16 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor, derive_seed, entropy
-from model.gates.linear import product
-from model.gates.schedule import (
+from multigate.model.gates.parts.base import Properties, Routing, Tensor, derive_seed, entropy
+from multigate.model.gates.parts.linear import product
+from multigate.model.gates.parts.schedule import (
     Points,
     ScheduledGate,
     check_points,
     geometric,
     piecewise_linear,
 )
-from model.gates.selection import batch_mean, softmax
+from multigate.model.gates.parts.selection import batch_mean, softmax
 
 
 @keras.saving.register_keras_serializable("multigate")

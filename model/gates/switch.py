@@ -4,9 +4,14 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate, noise_generator, product
-from model.gates.selection import keep_where, softmax, switch_balance_loss, top_k_mask
+from multigate.model.gates.parts.base import Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import LinearGate, noise_generator, product
+from multigate.model.gates.parts.selection import (
+    keep_where,
+    softmax,
+    switch_balance_loss,
+    top_k_mask,
+)
 
 
 @keras.saving.register_keras_serializable("multigate")

@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate
-from model.gates.selection import masked_softmax, top_k_mask
+from multigate.model.gates.parts.base import Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import LinearGate
+from multigate.model.gates.parts.selection import masked_softmax, top_k_mask
 
 
 @keras.saving.register_keras_serializable("multigate")

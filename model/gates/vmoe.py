@@ -4,9 +4,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Properties, Routing, Tensor
-from model.gates.linear import LinearGate, noise_generator
-from model.gates.selection import keep_where, softmax, top_k_mask
+from multigate.model.gates.parts.base import Properties, Routing, Tensor
+from multigate.model.gates.parts.linear import LinearGate, noise_generator
+from multigate.model.gates.parts.selection import keep_where, softmax, top_k_mask
 
 
 @keras.saving.register_keras_serializable("multigate")

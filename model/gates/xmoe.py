@@ -5,9 +5,9 @@ from typing import Any
 
 import keras
 
-from model.gates.base import Gate, Properties, Routing, Tensor, derive_seed
-from model.gates.linear import product
-from model.gates.selection import keep_where, softmax, top_k_mask
+from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor, derive_seed
+from multigate.model.gates.parts.linear import product
+from multigate.model.gates.parts.selection import keep_where, softmax, top_k_mask
 
 _SMALLEST_SQUARED_NORM = 1e-12
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from serving.protos import ranking_pb2 as serving_dot_protos_dot_ranking__pb2
+from multigate.serving.protos import ranking_pb2 as multigate_dot_serving_dot_protos_dot_ranking__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in serving/protos/ranking_pb2_grpc.py depends on'
+        + ' but the generated code in multigate/serving/protos/ranking_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class RankingServiceStub:
         """
         self.Rank = channel.unary_unary(
                 '/multigate.RankingService/Rank',
-                request_serializer=serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
-                response_deserializer=serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
+                request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
+                response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
                 _registered_method=True)
         self.Recommend = channel.unary_unary(
                 '/multigate.RankingService/Recommend',
-                request_serializer=serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
-                response_deserializer=serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
+                request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
+                response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
                 _registered_method=True)
         self.GetContract = channel.unary_unary(
                 '/multigate.RankingService/GetContract',
-                request_serializer=serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
-                response_deserializer=serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
+                request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
+                response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
                 _registered_method=True)
 
 
@@ -80,18 +80,18 @@ def add_RankingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Rank': grpc.unary_unary_rpc_method_handler(
                     servicer.Rank,
-                    request_deserializer=serving_dot_protos_dot_ranking__pb2.RankRequest.FromString,
-                    response_serializer=serving_dot_protos_dot_ranking__pb2.RankResponse.SerializeToString,
+                    request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RankRequest.FromString,
+                    response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RankResponse.SerializeToString,
             ),
             'Recommend': grpc.unary_unary_rpc_method_handler(
                     servicer.Recommend,
-                    request_deserializer=serving_dot_protos_dot_ranking__pb2.RecommendRequest.FromString,
-                    response_serializer=serving_dot_protos_dot_ranking__pb2.RecommendResponse.SerializeToString,
+                    request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendRequest.FromString,
+                    response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendResponse.SerializeToString,
             ),
             'GetContract': grpc.unary_unary_rpc_method_handler(
                     servicer.GetContract,
-                    request_deserializer=serving_dot_protos_dot_ranking__pb2.GetContractRequest.FromString,
-                    response_serializer=serving_dot_protos_dot_ranking__pb2.GetContractResponse.SerializeToString,
+                    request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.FromString,
+                    response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -119,8 +119,8 @@ class RankingService:
             request,
             target,
             '/multigate.RankingService/Rank',
-            serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
-            serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.RankRequest.SerializeToString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.RankResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -146,8 +146,8 @@ class RankingService:
             request,
             target,
             '/multigate.RankingService/Recommend',
-            serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
-            serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendRequest.SerializeToString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.RecommendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -173,8 +173,8 @@ class RankingService:
             request,
             target,
             '/multigate.RankingService/GetContract',
-            serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
-            serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
             options,
             channel_credentials,
             insecure,

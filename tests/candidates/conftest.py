@@ -17,8 +17,8 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained(small_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    from candidates.export import export
-    from candidates.training import train
+    from multigate.candidates.export import export
+    from multigate.candidates.training import train
 
     root = tmp_path_factory.mktemp("candidates")
     options = small_run.config.candidates.model_copy(

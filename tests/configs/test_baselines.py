@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs import ConfigError, load
-from configs.baselines import baseline
+from multigate.configs import ConfigError, load
+from multigate.configs.baselines import baseline
 
 
 def test_shared_bottom_has_one_expert_behind_softmax_gates():

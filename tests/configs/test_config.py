@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs import PRESETS, ConfigError, load
-from configs.base import parse, read_yaml
-from configs.config import Config
+from multigate.configs import PRESETS, ConfigError, load
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse, read_yaml
 
-PRESET_FILES = Path(__file__).parents[2] / "configs"
+PRESET_FILES = Path(__file__).parents[2] / "configs/presets"
 
 
 def preset(name: str = "deskdrop") -> dict:

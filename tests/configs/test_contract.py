@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from configs import DataError, FrozenContract, load
-from configs.base import parse
-from configs.contract import Contract, fingerprint
+from multigate.configs import DataError, FrozenContract, load
+from multigate.configs.contract import Contract, fingerprint
+from multigate.configs.sections.base import parse
 
 
 def changed(**tasks_or_features) -> Contract:

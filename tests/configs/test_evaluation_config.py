@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from configs import ConfigError, load
-from configs.base import parse
-from configs.config import Config
+from multigate.configs import ConfigError, load
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
 
 
 def with_evaluation(**evaluation: Any) -> Config:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import DataError
-from configs.files import new_folder, write_json, write_text
+from multigate.configs import DataError
+from multigate.configs.files import new_folder, write_json, write_text
 
 
 def test_folder_appears_whole(tmp_path):
@@ -63,7 +63,7 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
 WRITER = """
 import sys, time
 from pathlib import Path
-from configs.files import new_folder
+from multigate.configs.files import new_folder
 with new_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
     print("writing", flush=True)

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from configs import Config, ConfigError
-from configs.base import parse
+from multigate.configs import Config, ConfigError
+from multigate.configs.sections.base import parse
 
 
 def preset() -> dict[str, Any]:
-    return yaml.safe_load(files("configs").joinpath("deskdrop.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        files("multigate.configs.presets").joinpath("deskdrop.yaml").read_text(encoding="utf-8")
+    )
 
 
 def changed(changes: dict[str, Any]) -> dict[str, Any]:

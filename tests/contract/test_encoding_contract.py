@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
-from configs.statistics import NumberStatistics, Statistics
-from model.encoding import Encoder
-from model.encoding_tensorflow import GraphEncoder, hash_ids, raw_inputs
-from model.hashing import hash_ids as hash_ids_numpy
+from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.statistics import NumberStatistics, Statistics
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.hashing import hash_ids as hash_ids_numpy
+from multigate.model.export.encoding_tensorflow import GraphEncoder, hash_ids, raw_inputs
 
 WORDS = ["ann", "bob", "Zoë", "日本語のタグ", "🎬🎬", "a b|c", "x" * 300, "nul\0nul", "-7"]
 UNSEEN = ["eve", "Ωmega", "y" * 255, "y" * 256, "y" * 257 + "z", "y" * 257 + "zz", "\0", "7 "]

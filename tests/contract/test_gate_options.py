@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs import gates as options
-from model import gates
+from multigate.configs.sections import gates as options
+from multigate.model import gates
 
 CONFIGS = {
     kind.model_fields["name"].default: kind for kind in get_args(get_args(options.GateConfig)[0])

@@ -1,73 +1,241 @@
-"""The import rule: which package may know which."""
+"""The import rule: which room may know which.
+
+A room is a folder of modules, or a single module where it is named below.  `LAYERS` lists the rooms
+from the lowest to the highest: a room may import those above its line, never those below, and of
+another package only what `PACKAGES` allows.
+"""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"configs", "features", "pipeline", "model", "serving", "jobs", "candidates", "multigate"}
-MAY_IMPORT = {
-    "configs": {"configs"},
-    "features": {"features", "configs"},
-    "pipeline": {"pipeline", "features", "configs"},
-    "model": {"model", "configs"},
-    "serving": {"serving", "features", "configs"},
-    "candidates": {"candidates", "model", "configs"},
+
+PACKAGES = {
+    "configs": (),
+    "features": ("configs",),
+    "pipeline": ("features", "configs"),
+    "model": ("configs",),
+    "serving": ("features", "configs"),
+    "candidates": ("model", "configs"),
+    "jobs": ("candidates", "model", "serving", "pipeline", "features", "configs"),
+    "verbs": ("jobs", "candidates", "model", "serving", "pipeline", "features", "configs"),
 }
+"""What each package may import beside itself."""
+
+LAYERS = """
+configs.errors
+configs.sections
+configs.presets
+configs
+
+features
+
+pipeline
+
+model.backend
+model.gates.parts
+model.gates.sampled
+model.gates
+model.moe
+model.ranker
+model.data
+model.checkpoints
+model.evaluation.measures
+model.evaluation
+model.training
+model.export
+model.assessment
+model.report
+model
+
+serving.protos
+serving.core
+serving.client
+serving.feature_store
+serving.request
+serving.versions
+serving.observe
+serving.rpc
+serving.workers
+serving
+
+candidates
+
+jobs
+jobs.publication
+jobs.night
+
+verbs
+"""
+"""Rooms, lowest first; a package's own modules stand where its bare name stands."""
+
+ORDER = {room: place for place, room in enumerate(LAYERS.split())}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name without `multigate.` -> file, of all product code that people write."""
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            if "_pb2" not in path.name:
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def room_of(module: str) -> str:
+    """The room that a module lies in: the longest name of `LAYERS` that begins its own."""
+    while module not in ORDER:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Dotted name of each imported module, and the imported name in it; inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def our_imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Modules of ours that a file imports, and the name taken from each ("" for the module)."""
+    for module, name in imports(path):
+        if module == "multigate" or not module.startswith("multigate."):
+            continue
+        ours = module.removeprefix("multigate.")
+        if f"{ours}.{name}" in modules():
+            yield f"{ours}.{name}", ""
+        else:
+            yield ours, name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_they_may(package):
+    found = 0
+    for module, path in modules().items():
+        if module.partition(".")[0] == package:
+            found += 1
+            for imported, _ in our_imports(path):
+                other = imported.partition(".")[0]
+                assert other in (package, *PACKAGES[package]), f"{path} imports {imported}"
+    assert found
+
+
+def test_every_folder_is_a_room_of_the_rule():
+    folders = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in modules().values()
+        if path.name != "__init__.py"
+    }
+    assert folders <= set(ORDER), sorted(folders - set(ORDER))
+    assert set(ORDER) <= set(modules()), sorted(set(ORDER) - set(modules()))
+
+
+def test_no_room_imports_a_higher_one():
+    upward = [
+        f"{module} ({room_of(module)}) imports {imported} ({room_of(imported)})"
+        for module, path in modules().items()
+        for imported, _ in our_imports(path)
+        if module.partition(".")[0] == imported.partition(".")[0]
+        and ORDER[room_of(imported)] > ORDER[room_of(module)]
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_no_circles_of_modules():
+    """Not even by way of an import inside a function."""
+    graph = {
+        module: {imported for imported, _ in our_imports(path)} - {module}
+        for module, path in modules().items()
+        if path.name != "__init__.py"  # a face gathers its own room
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_rooms_take_no_private_name_of_another():
+    taken = [
+        f"{path}: {imported}.{name}"
+        for module, path in modules().items()
+        for imported, name in our_imports(path)
+        if name.startswith("_") and room_of(module) != room_of(imported)
+    ]
+    assert not taken, "\n".join(taken)
+
+
+def test_every_import_of_ours_is_under_the_one_name():
+    """`import model` would work in a checkout and nowhere else."""
+    for path in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
+        for module, _ in imports(path):
+            assert module.partition(".")[0] not in PACKAGES, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_jobs_do_not_know_the_command(module):
+    if not module.startswith("verbs"):
+        assert not any(m.startswith("verbs") for m, _ in our_imports(modules()[module])), module
 
 
 def imported_by(path: Path) -> set[str]:
-    """Top-level names of all imports of a file, those inside functions included."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
-    return names
-
-
-@pytest.mark.parametrize("package", MAY_IMPORT)
-def test_packages_import_only_what_they_may(package):
-    files = sorted((ROOT / package).rglob("*.py"))
-    assert files
-    for path in files:
-        forbidden = (imported_by(path) & OURS) - MAY_IMPORT[package]
-        assert not forbidden, f"{path} imports {', '.join(sorted(forbidden))}"
+    """Top-level names of all imports of a file."""
+    return {module.partition(".")[0] for module, _ in imports(path)}
 
 
 def test_candidates_import_only_what_knows_no_keras_of_the_model():
     """Keras 2 and Keras 3 never meet: what both models share is the encoding of raw values."""
-    shared = {"encoding", "encoding_tensorflow", "raw", "rows"}
-    for path in (ROOT / "candidates").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("model"):
-                assert node.module.partition(".")[2] in shared, f"{path}: {node.module}"
-    for name in shared:
-        assert not imported_by(ROOT / "model" / f"{name}.py") & {"keras", "tf_keras"}, name
+    shared = {
+        "model.data.encoding",
+        "model.data.raw",
+        "model.data.rows",
+        "model.export.encoding_tensorflow",
+    }
+    for module, path in modules().items():
+        if module.startswith("candidates"):
+            taken = {m for m, _ in our_imports(path) if m.startswith("model")}
+            assert taken <= shared, f"{path}: {taken - shared}"
+    for module in shared:
+        room = module.rpartition(".")[0]
+        for name in (module, room, room.rpartition(".")[0]):
+            assert not imported_by(modules()[name]) & {"keras", "tf_keras"}, name
 
 
 def test_only_candidates_import_keras_2():
-    for package in OURS - {"candidates", "multigate"}:
-        for path in (ROOT / package).rglob("*.py"):
-            forbidden = imported_by(path) & {"tf_keras", "tensorflow_recommenders", "candidates"}
-            assert not forbidden - ({"candidates"} if package == "jobs" else set()), path
+    for module, path in modules().items():
+        if not module.startswith("candidates"):
+            assert not imported_by(path) & {"tf_keras", "tensorflow_recommenders"}, path
 
 
 def test_serving_never_imports_keras():
-    for path in (ROOT / "serving").rglob("*.py"):
-        assert not imported_by(path) & {"keras", "tf_keras"}, path
+    for module, path in modules().items():
+        if module.startswith("serving"):
+            assert not imported_by(path) & {"keras", "tf_keras"}, path
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("configs", ["tensorflow", "keras", "apache_beam", "polars", "numpy", "grpc"]),
-        ("multigate", ["tensorflow", "keras", "apache_beam", "polars", "numpy", "grpc"]),
-        ("serving.client", ["tensorflow", "keras", "apache_beam", "numpy"]),
+        (
+            "multigate",
+            ["tensorflow", "keras", "apache_beam", "polars", "numpy", "grpc", "pydantic"],
+        ),
+        ("multigate.configs", ["tensorflow", "keras", "apache_beam", "polars", "numpy", "grpc"]),
+        (
+            "multigate.verbs.command",
+            ["tensorflow", "keras", "apache_beam", "polars", "numpy", "grpc"],
+        ),
+        ("multigate.serving.client", ["tensorflow", "keras", "apache_beam", "numpy", "pydantic"]),
     ],
 )
 def test_light_modules_stay_light(module, absent):

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.base import parse
-from configs.contract import Contract
-from pipeline.normalise import parse_feature
-from serving.protos import ranking_pb2
-from serving.request import RequestReader
+from multigate.configs.contract import Contract
+from multigate.configs.sections.base import parse
+from multigate.pipeline.normalise import parse_feature
+from multigate.serving.protos import ranking_pb2
+from multigate.serving.request.rank_request import RequestReader
 
 CONTRACT = parse(
     Contract,

@@ -12,12 +12,13 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from features.history import last_items
-from model import checkpoint, scores
-from pipeline.simulate import SLOTS
-from serving.client import RankClient
-from serving.options import ServerOptions
-from serving.server import Server
+from multigate.features.history import last_items
+from multigate.model.checkpoints import checkpoint
+from multigate.model.ranker import scores
+from multigate.pipeline.simulate import SLOTS
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rpc.server import Server
 
 
 @pytest.fixture(scope="module")

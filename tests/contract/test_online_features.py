@@ -17,18 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-import pipeline.job
-from configs.contract import FrozenContract
-from configs.files import TIME
-from jobs.export import export
-from model import training
-from model.raw import raw_values
-from serving.client import RankClient
-from serving.feature_store import OnlineFeatures, Question, stored_features
-from serving.options import ServerOptions
-from serving.server import Server
-from serving.snapshot import Snapshot
-from serving.snapshot_writer import write_snapshot
+from multigate.configs.contract import FrozenContract
+from multigate.configs.files import TIME
+from multigate.jobs.export import export
+from multigate.model.data.raw import raw_values
+from multigate.model.training import train
+from multigate.pipeline import job
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.feature_store.interface import OnlineFeatures, Question, stored_features
+from multigate.serving.feature_store.snapshot import Snapshot
+from multigate.serving.feature_store.snapshot_writer import write_snapshot
+from multigate.serving.rpc.server import Server
 
 CUT_OFF = datetime(2016, 12, 1, tzinfo=UTC)
 
@@ -96,8 +96,8 @@ def run(events, small_config, tmp_path_factory):
     root = tmp_path_factory.mktemp("online")
     data = write_log(root / "log", pl.concat([events, at_cut_off]))
     config = as_of(small_config("deskdrop"), CUT_OFF)
-    pipeline.job.run(config, data, root / "examples")
-    training.train(config, root / "examples", root / "checkpoint", progress=False)
+    job.run(config, data, root / "examples")
+    train.train(config, root / "examples", root / "checkpoint", progress=False)
     export(root / "checkpoint", root / "examples", root / "models")
     return Run(config, data, root / "examples", root / "models", root / "checkpoint")
 
@@ -177,7 +177,7 @@ def test_time_passes_as_in_the_pipelines_definition(events, small_config, tmp_pa
     contract = config.contract
     stores = []
     for name, cut_off in (("then", CUT_OFF), ("later", later)):
-        pipeline.job.run(as_of(config, cut_off), data, tmp_path / name)
+        job.run(as_of(config, cut_off), data, tmp_path / name)
         write_snapshot(tmp_path / name, tmp_path / f"{name}-store")
         schema = contract.schema_fingerprint()
         stores.append(Snapshot(tmp_path / f"{name}-store", contract, schema))

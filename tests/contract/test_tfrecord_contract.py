@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from configs.contract import FrozenContract
-from pipeline import job
-from pipeline.tfrecord import serialise, write_records
+from multigate.configs.contract import FrozenContract
+from multigate.pipeline import job
+from multigate.pipeline.tfrecord import serialise, write_records
 
 TRICKY = pl.DataFrame(
     {

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from configs import DataError, load
-from jobs import demo
+from multigate.configs import DataError, load
+from multigate.jobs import demo
 
 
 def test_every_stage_left_its_folder(small_run):
@@ -40,7 +40,7 @@ def test_evaluation_file_is_what_was_reported(small_run):
 
 def test_best_possible_bounds_and_orders_the_scores(small_run):
     """The truth cannot be beaten but by luck: on 600 rows, by 0.05 of AUC at most."""
-    from configs.files import ExamplesFolder
+    from multigate.configs.files import ExamplesFolder
 
     root = small_run.root
     best = demo.best_possible(

@@ -7,7 +7,7 @@ import zipfile
 import polars as pl
 import pytest
 
-from jobs import demo
+from multigate.jobs import demo
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import multigate
-from serving.options import ServerOptions
-from serving.server import Server
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rpc.server import Server
+from multigate.verbs.command import main
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def call(capfd):
 
     def run(*arguments):
         capfd.readouterr()
-        status = multigate.main([str(argument) for argument in arguments])
+        status = main([str(argument) for argument in arguments])
         shown = capfd.readouterr()
         return status, shown.out.splitlines(), shown.err.splitlines()
 
@@ -81,7 +81,7 @@ def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
     version = run / "models/demo/1"
     both = ("--candidate", version, "--production", version, "--examples", run / "examples")
     both += ("--split", "train")
-    text = (Path(__file__).parents[2] / "configs/demo.yaml").read_text()
+    text = (Path(__file__).parents[2] / "configs/presets/demo.yaml").read_text()
     # One epoch on few rows: hardly better than chance, so that the rules have to be kind.
     kind = "{calibration: null, least_auc: 0.0}"
     rules = {"kind": kind, "strict": "{tasks: {click: {must_win: true}}}"}

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features import count_events, event_rate, seconds_since
+from multigate.features import count_events, event_rate, seconds_since
 
 
 def times(*seconds):

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from features import Timeline, last_items
+from multigate.features import Timeline, last_items
 
 
 def times(*seconds):

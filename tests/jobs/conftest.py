@@ -101,8 +101,8 @@ class Finished:
 
     def unfinished(self, to: Path, stage: str) -> Path:
         """The night as it was before a stage, with nothing published."""
-        from configs.run import ALL_STAGES
-        from jobs.run_folder import RunFolder
+        from multigate.configs.sections.run import ALL_STAGES
+        from multigate.jobs.night.folder import RunFolder
 
         self.copy(to)
         folder = RunFolder(to, DAY)
@@ -122,8 +122,8 @@ class Nights:
 
     def config(self, **run: Any) -> Any:
         """The configuration; keyword arguments go under `run`."""
-        from configs.base import parse
-        from configs.config import Config
+        from multigate.configs.config import Config
+        from multigate.configs.sections.base import parse
 
         return parse(Config, settings(**run), "night.yaml")
 
@@ -143,7 +143,7 @@ class Nights:
 @pytest.fixture(scope="session")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     """A month of 6,000 exposures by days."""
-    from pipeline.simulate import simulate
+    from multigate.pipeline.simulate import simulate
 
     folder = tmp_path_factory.mktemp("month") / "logs"
     simulate(folder, seed=3, users=150, items=60, exposures=6_000)
@@ -155,7 +155,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
 @pytest.fixture(scope="session")
 def finished(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A night without a candidate model, published."""
-    from jobs.run import run
+    from multigate.jobs.night.run import run
 
     folder = tmp_path_factory.mktemp("nights")
     logs, told = nights.write_log(folder / "logs"), folder / "told.jsonl"
@@ -166,7 +166,7 @@ def finished(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> Finish
 @pytest.fixture(scope="session")
 def both(nights: Nights, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The same night with a candidate model, published."""
-    from jobs.run import run
+    from multigate.jobs.night.run import run
 
     runs = finished.unfinished(tmp_path_factory.mktemp("both") / "runs", "candidates_training")
     result = run(nights.config(candidates={}), DAY, finished.logs, runs)

@@ -6,12 +6,12 @@ from datetime import date
 
 import pytest
 
-from configs.base import parse
-from configs.config import Config
-from configs.errors import ConfigError, DataError
-from configs.tune import TuneConfig
-from jobs import tune as search
-from jobs.run_folder import RunFolder
+from multigate.configs.config import Config
+from multigate.configs.errors import ConfigError, DataError
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.tune import TuneConfig
+from multigate.jobs import tune as search
+from multigate.jobs.night.folder import RunFolder
 
 SPACE = {
     "train.learning_rate": {"low": 0.0005, "high": 0.01, "log": True},

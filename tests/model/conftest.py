@@ -7,11 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from configs.base import parse
-from configs.config import Config
-from configs.contract import FrozenContract, fingerprint
-from configs.files import ExamplesFolder, write_json
-from configs.statistics import Statistics
+from multigate.configs.config import Config
+from multigate.configs.contract import FrozenContract, fingerprint
+from multigate.configs.files import ExamplesFolder, write_json
+from multigate.configs.sections.base import parse
+from multigate.configs.statistics import Statistics
 
 CONTRACT = {
     "user": "user_id",

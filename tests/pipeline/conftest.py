@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from configs import Config
-from configs.base import parse
-from configs.files import SPLITS
+from multigate.configs import Config
+from multigate.configs.files import SPLITS
+from multigate.configs.sections.base import parse
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 

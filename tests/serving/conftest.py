@@ -17,12 +17,12 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from configs.base import parse
-from configs.contract import LENGTH, Contract, FrozenContract
-from serving.layout import default_layout, empty_like, rank_layout, retrieve_layout
-from serving.options import ServerOptions
-from serving.protos import ranking_pb2_grpc
-from serving.server import Server
+from multigate.configs.contract import LENGTH, Contract, FrozenContract
+from multigate.configs.sections.base import parse
+from multigate.serving.core.layout import default_layout, empty_like, rank_layout, retrieve_layout
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.protos import ranking_pb2_grpc
+from multigate.serving.rpc.server import Server
 
 CONTRACT = {
     "user": "user_id",

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.base import parse
-from configs.baselines import baseline
-from configs.errors import ConfigError, DataError, ModelError
-from configs.evaluation import EvaluationConfig
-from configs.files import write_json
-from model import checkpoint, evaluation, training
-from model.assessment.assess import assess
-from model.comparison import compare
+from multigate.configs.baselines import baseline
+from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.configs.files import write_json
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.model.assessment.assess import assess
+from multigate.model.checkpoints import checkpoint
+from multigate.model.evaluation import evaluate
+from multigate.model.evaluation.comparison import compare
+from multigate.model.training import train
 
 SLICED = {"x": {"by": "value", "feature": "clik"}}
 
@@ -38,7 +40,7 @@ def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         "single": baseline(config, "single_task:click"),
     }
     for name, one in configs.items():
-        training.train(one, root / "examples", root / name, progress=False)
+        train.train(one, root / "examples", root / name, progress=False)
     return root
 
 
@@ -55,7 +57,7 @@ def found(trained: Path) -> dict[str, Any]:
 
 def test_it_holds_what_the_light_evaluation_says(trained: Path, found: Any) -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    light = evaluation.evaluate(trained / "mixture", trained / "examples")
+    light = evaluate.evaluate(trained / "mixture", trained / "examples")
     for key in ("split", "rows", "loss", "experts", "experts_per_row", "gates", "union"):
         assert found[key] == light[key]
     for name, task in light["tasks"].items():
@@ -164,7 +166,7 @@ def test_overlap_by_hand() -> None:
     used = np.zeros((3, 2, 3), np.float32)
     used[0] = [[1, 1, 0], [0, 1, 1]]
     used[1] = [[1, 0, 0], [1, 0, 0]]
-    found = evaluation._overlap(used)
+    found = evaluate._overlap(used)
     np.testing.assert_allclose(found, [[3, 1 / 3 + 2], [1 / 3 + 2, 3]])
 
 

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from configs.base import parse
-from configs.contract import Contract
-from configs.evaluation import EvaluationConfig
-from model.assessment import gates, leaks, slices, tradeoff
-from model.measures.resamples import Resamples
-from model.report_checks import leak_sentences, warnings
-from model.rows import Rows
+from multigate.configs.contract import Contract
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.model.assessment import gates, leaks, slices, tradeoff
+from multigate.model.data.rows import Rows
+from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.report.checks import leak_sentences, warnings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.base import parse
-from configs.config import Config
-from configs.contract import FrozenContract
-from configs.files import ExamplesFolder
-from configs.statistics import NumberStatistics, Statistics, TaskStatistics
-from model import checkpoint as checkpoints
-from model import weights
-from serving.servable import Servable
+from multigate.configs.config import Config
+from multigate.configs.contract import FrozenContract
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.base import parse
+from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.checkpoints import weights
+from multigate.serving.versions.saved_model import Servable
 
 USERS = [f"user {i}" for i in range(12)]
 ITEMS = list(range(100, 130))

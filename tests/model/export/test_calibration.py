@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from model import calibration
-from model import checkpoint as checkpoints
-from model.calibration import Curve
-from model.export import export
-from model.raw import raw_values
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.raw import raw_values
+from multigate.model.export import calibration
+from multigate.model.export.calibration import Curve
+from multigate.model.export.export import export
 
 
 def test_a_curve_goes_through_its_knots_and_on_with_its_slope() -> None:

@@ -8,12 +8,12 @@ import pytest
 import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
-from configs.files import ExamplesFolder
-from model import calibration, correction
-from model import checkpoint as checkpoints
-from model.calibration import sigmoid
-from model.export import export
-from model.raw import raw_values
+from multigate.configs.files import ExamplesFolder
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.raw import raw_values
+from multigate.model.export import calibration, correction
+from multigate.model.export.calibration import sigmoid
+from multigate.model.export.export import export
 
 KEPT = 0.1
 

@@ -16,13 +16,13 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.framework import op_def_registry
 from tensorflow_serving.apis import prediction_log_pb2
 
-from configs.contract import FrozenContract
-from configs.errors import DataError, ExportError, ModelError
-from model import checkpoint as checkpoints
-from model import export as exporting
-from model import parity
-from model.export import export
-from model.raw import raw_values
+from multigate.configs.contract import FrozenContract
+from multigate.configs.errors import DataError, ExportError, ModelError
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.raw import raw_values
+from multigate.model.export import export as exporting
+from multigate.model.export import parity
+from multigate.model.export.export import export
 
 ROOT = Path(__file__).parents[3]
 
@@ -100,7 +100,7 @@ assert golden["outputs"].keys() == answers[0].keys()
 for name, value in golden["outputs"].items():
     np.testing.assert_allclose(answers[0][name], tensor(value), rtol=1e-6)
     np.testing.assert_array_equal(answers[0][name], answers[1][name])
-assert not [m for m in sys.modules if m.split(".")[0] in ("model", "configs")]
+assert not [m for m in sys.modules if m.split(".")[0] == "multigate"]
 print(sorted(answers[0]))
 """
 
@@ -259,7 +259,7 @@ EXPORT = """
 import sys
 import time
 from pathlib import Path
-from model.export import export
+from multigate.model.export.export import export
 export(*map(Path, sys.argv[1:]))
 """
 
@@ -337,10 +337,11 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
-from configs.base import parse
-from configs.config import Config
-from model import checkpoint, parity
-from model.training import train
+from multigate.configs.sections.base import parse
+from multigate.configs.config import Config
+from multigate.model.checkpoints import checkpoint
+from multigate.model.export import parity
+from multigate.model.training.train import train
 examples, folder, answers = map(Path, sys.argv[1:4])
 train(parse(Config, json.loads(sys.argv[4]), "case"), examples, folder, progress=False)
 loaded = checkpoint.load(folder)

@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from configs.base import parse
-from configs.config import Config
-from configs.errors import ExportError
-from configs.files import ExamplesFolder
-from model import checkpoint as checkpoints
-from model.encoding import Encoder
-from model.export import export
-from model.item_table import ItemTable
-from model.parity import check_parity
-from model.raw import raw_values
-from model.servable import Servable
+from multigate.configs.config import Config
+from multigate.configs.errors import ExportError
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.base import parse
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.raw import raw_values
+from multigate.model.export.export import export
+from multigate.model.export.graph import Servable
+from multigate.model.export.item_table import ItemTable
+from multigate.model.export.parity import check_parity
 
 PRICES = {item: None if item % 5 == 0 else 3.0 * (item - 99) for item in range(100, 128)}
 PRICES[5000] = 12.5  # known to the snapshot alone; 128 and 129 to the vocabulary alone

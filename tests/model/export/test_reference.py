@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from model import checkpoint as checkpoints
-from model import reference
-from model.export import export
-from model.raw import raw_values
-from model.servable import Servable
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.raw import raw_values
+from multigate.model.export import reference
+from multigate.model.export.export import export
+from multigate.model.export.graph import Servable
 
 
 @pytest.fixture(scope="module")

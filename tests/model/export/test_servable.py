@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from configs.base import parse
-from configs.contract import Combine, Contract
-from configs.errors import ExportError
-from configs.gates import GateConfig
-from model import checkpoint as checkpoints
-from model.parity import check_parity, expected_scores, relative_differences
-from model.raw import raw_values, take
-from model.servable import Servable, combine
+from multigate.configs.contract import Combine, Contract
+from multigate.configs.errors import ExportError
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.gates import GateConfig
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.raw import raw_values, take
+from multigate.model.export.graph import Servable, combine
+from multigate.model.export.parity import check_parity, expected_scores, relative_differences
 
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from configs.errors import ExportError
-from model import parity
-from model.export import export
-from model.frozen_weights import Stored, rounded
+from multigate.configs.errors import ExportError
+from multigate.model.export import parity
+from multigate.model.export.export import export
+from multigate.model.export.frozen_weights import Stored, rounded
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from configs.errors import ConfigError
-from model.buckets import Buckets
-from model.export import export
-from model.raw import feature_of, raw_values
+from multigate.configs.errors import ConfigError
+from multigate.model.data.padding import Buckets
+from multigate.model.data.raw import feature_of, raw_values
+from multigate.model.export.export import export
 
 
 def test_sizes_that_batches_are_padded_to() -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
-from model.gates.comet import Comet
-from model.gates.permutation import permutation_matrix, round_permutation
+from multigate.model import gates
+from multigate.model.gates.comet import Comet
+from multigate.model.gates.parts.permutation import permutation_matrix, round_permutation
 
 F = np.float32
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(F)

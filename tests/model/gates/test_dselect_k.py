@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
-from model.gates.dselect_k import DSelectK
+from multigate.model import gates
+from multigate.model.gates.dselect_k import DSelectK
 
 F = np.float32
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from model import gates
+from multigate.model import gates
 
 F = np.float32
 

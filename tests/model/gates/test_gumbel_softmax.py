@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
-from model.gates.gumbel_softmax import GumbelSoftmax
+from multigate.model import gates
+from multigate.model.gates.gumbel_softmax import GumbelSoftmax
 
 F = np.float32
 X = np.zeros((2, 3), F)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import gates
+from multigate.model import gates
 
 F = np.float32
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import gates
-from model.gates.hierarchical import Hierarchical
+from multigate.model import gates
+from multigate.model.gates.hierarchical import Hierarchical
 
 F = np.float32
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(F)

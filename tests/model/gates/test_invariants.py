@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import gates
+from multigate.model import gates
 
 D = 3
 ONE_SELECTED = ("hash", "sampled")

@@ -25,7 +25,7 @@ IDS = np.arange(B, dtype="int32")
 
 
 def make(name: str) -> Any:
-    from model import gates
+    from multigate.model import gates
 
     k = 1 if name in ("hash", "sampled") else 2
     gate = gates.make(name, E, k, seed=3, **OPTIONS.get(name, {}))
@@ -38,7 +38,7 @@ def run_on_jax(inputs: Path, outputs: Path) -> None:
     import jax
     import jax.numpy as jnp
 
-    from model import gates
+    from multigate.model import gates
 
     variables = np.load(inputs)
     found = {}
@@ -72,7 +72,7 @@ def run_on_jax(inputs: Path, outputs: Path) -> None:
 
 
 def test_jax_agrees_with_tensorflow(tmp_path: Path) -> None:
-    from model import gates
+    from multigate.model import gates
 
     rng = np.random.default_rng(1)
     variables, expected = {}, {}
@@ -90,7 +90,8 @@ def test_jax_agrees_with_tensorflow(tmp_path: Path) -> None:
     np.savez(inputs, **variables)
     subprocess.run(
         [sys.executable, __file__, str(inputs), str(outputs)],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        env=os.environ
+        | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")},
         check=True,
         timeout=240,
     )

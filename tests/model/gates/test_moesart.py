@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
-from model.gates.moesart import ADJUSTMENTS, Moesart, adjusted_weights, draw_counts, draw_uniform
+from multigate.model import gates
+from multigate.model.gates.moesart import (
+    ADJUSTMENTS,
+    Moesart,
+    adjusted_weights,
+    draw_counts,
+    draw_uniform,
+)
 
 F = np.float32
 STUDY = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "moesart_bias.py"))

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from model import gates
-from model.gates.noisy_topk import NoisyTopK, stay_probability
+from multigate.model import gates
+from multigate.model.gates.noisy_topk import NoisyTopK, stay_probability
 
 F = np.float32
 

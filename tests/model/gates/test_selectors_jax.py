@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
+from multigate.model import gates
 
 F = np.float32
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 CHILD = """
 import json, sys
 import jax, keras, numpy as np
-from model import gates
+from multigate.model import gates
 
 cases, x = json.loads(sys.argv[1]), np.array(json.loads(sys.argv[2]), "float32")
 
@@ -77,7 +77,8 @@ def answers() -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-c", CHILD, json.dumps(cases), json.dumps(features().tolist())],
         cwd=ROOT,
-        env=os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        env=os.environ
+        | {"KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,

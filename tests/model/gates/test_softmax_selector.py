@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model import gates
-from model.gates.softmax_selector import SoftmaxSelector
+from multigate.model import gates
+from multigate.model.gates.softmax_selector import SoftmaxSelector
 
 F = np.float32
 X = np.zeros((2, 3), F)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from model import gates
+from multigate.model import gates
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from model import gates
-from model.gates.linear import noise_generator
+from multigate.model import gates
+from multigate.model.gates.parts.linear import noise_generator
 
 F = np.float32
 X = np.random.default_rng(0).normal(size=(6, 3)).astype(F)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from model import gates
+from multigate.model import gates
 
 F = np.float32
 

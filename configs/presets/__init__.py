@@ -1,0 +1,1 @@
+"""One YAML file for each data set that multigate knows; `--config NAME` takes one."""

@@ -1,0 +1,201 @@
+"""Typed, frozen configuration: the base class and the YAML reader with readable errors."""
+
+import re
+from collections.abc import Hashable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from multigate.configs.errors import ConfigError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Frozen(BaseModel):
+    """Base of every configuration class: immutable, no unknown keys, no silent conversion.
+
+    Fields carry their documentation in their attribute docstrings.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        """Name the unknown key and the known ones, which pydantic's own message does not."""
+        if isinstance(values, dict):
+            for key in values:
+                if key not in cls.model_fields:
+                    context = {
+                        "key": str(key),
+                        "known": ", ".join(sorted(cls.model_fields)),
+                        "value": f"{values[key]!r:.60}",
+                    }
+                    raise PydanticCustomError("unknown_key", "unknown key {key}", context)
+        return values
+
+
+def _parse_duration(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str) and value[-1:] in _UNITS:
+        try:
+            duration = timedelta(seconds=float(value[:-1]) * _UNITS[value[-1]])
+        except (ValueError, OverflowError):
+            duration = timedelta(0)
+        if duration > timedelta(0):
+            return duration
+    raise ValueError("expected a duration such as 30s, 10m, 12h or 7d")
+
+
+def _format_duration(value: timedelta) -> str:
+    return f"{value.total_seconds():.17g}s"
+
+
+def _parse_instant(value: Any) -> Any:
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("expected an instant such as 2016-12-01T00:00:00Z") from None
+
+
+Duration = Annotated[
+    timedelta, BeforeValidator(_parse_duration), PlainSerializer(_format_duration, str)
+]
+"""A time span; written as a number and a unit: 30s, 10m, 12h, 7d."""
+
+Instant = Annotated[datetime, BeforeValidator(_parse_instant)]
+"""A point in time with its zone, in ISO 8601."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def contradiction(message: str) -> PydanticCustomError:
+    """An error about several keys together; its message already says what was received."""
+    return PydanticCustomError("contradiction", "{message}", {"message": message})
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses a key written twice, and reads 1e-6 as the number it is.
+
+    YAML 1.1, whose rules PyYAML follows, would keep the last of two equal keys, and has 1e-6 for
+    text because it lacks a point.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is written twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(path: Path) -> Any:
+    """Parse a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, not UTF-8 or not YAML, or repeats a key.
+    """
+    try:
+        # The loader is a SafeLoader: it builds plain values only.
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: expected a YAML file, received a folder") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected UTF-8 text: {error.reason}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def parse(kind: type[Model], values: Any, where: str) -> Model:
+    """Validate `values` as `kind`.
+
+    Args:
+        kind: the configuration class.
+        values: what a YAML or JSON file held.
+        where: the file that error messages name.
+
+    Raises:
+        ConfigError: one line per offending key: which key, what was expected, what came.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a mapping of keys, received {type(values).__name__}")
+    try:
+        return kind.model_validate(_freeze(values))
+    except ValidationError as error:
+        lines = [_describe(item, where, values) for item in error.errors(include_url=False)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _freeze(values: Any) -> Any:
+    """Turn lists into tuples: strict validation takes no list for a tuple."""
+    if isinstance(values, dict):
+        return {key: _freeze(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return tuple(_freeze(value) for value in values)
+    return values
+
+
+def _keys(location: tuple[int | str, ...], values: Any, missing: bool) -> list[str]:
+    """Where an error is, as keys of the file: pydantic also names the members of unions.
+
+    Args:
+        location: pydantic's.
+        values: the whole mapping.
+        missing: whether the last key is one that the mapping lacks.
+    """
+    keys = []
+    for place, part in enumerate(location):
+        if isinstance(values, dict):
+            found = part in values
+        else:
+            found = isinstance(values, list | tuple) and isinstance(part, int)
+        if found:
+            values = values[part]
+        if found or (missing and place == len(location) - 1):
+            keys.append(str(part))
+    return keys
+
+
+def _describe(item: Any, where: str, values: Any) -> str:
+    """One line for one validation error."""
+    location = ".".join(_keys(item["loc"], values, item["type"] == "missing"))
+    if item["type"] == "unknown_key":
+        context = item["ctx"]
+        key = f"{location}.{context['key']}" if location else context["key"]
+        return (
+            f"{where}: {key}: unknown key; expected one of {context['known']}; "
+            f"received {context['value']}"
+        )
+    location = location or "(top level)"
+    if item["type"] == "missing":
+        return f"{where}: {location}: required key is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if item["type"] == "contradiction":
+        return f"{where}: {location}: {message}"
+    return f"{where}: {location}: {message}; received {item['input']!r:.80}"

@@ -1,0 +1,59 @@
+"""The candidate model: two towers that retrieve what the ranker then ranks."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from multigate.configs.sections.base import Frozen
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class CandidateRules(Frozen):
+    """When a candidate model may go into production.
+
+    Recall is that of `recall_at` items over `next_item` questions of the test split, as a share of
+    1; see `candidates.comparison`.
+    """
+
+    largest_loss: float = Field(0.02, ge=0, le=1)
+    """By how much recall may be below that of the version in production."""
+    largest_below_popularity: float = Field(0.0, ge=0, le=1)
+    """By how much recall may be below that of the most popular items, which need no model."""
+
+
+class CandidatesConfig(Frozen):
+    """`multigate candidates`: architecture, training and index of the two-tower model.
+
+    Where a configuration has this section, be it empty, `multigate run` builds the candidate model
+    beside the ranker.
+    """
+
+    positives: str | None = None
+    """The binary task whose label 1 makes a row a pair of user and item to learn from. Where
+    absent: the contract's first binary engagement task, or else its first binary task."""
+    embedding_dim: int = Field(64, ge=1)
+    """Width of every embedding, and of the towers' output."""
+    units: tuple[Width, ...] = ()
+    """Hidden ReLU layers of each tower; none makes a tower a linear map of its embeddings."""
+    hidden_users: float = Field(0.1, ge=0, lt=1)
+    """Share of the training rows whose user id is hidden, so that the tower learns what to make of
+    users whom it does not know."""
+    normalise: bool = True
+    """Scores are cosines instead of dot products."""
+    temperature: float = Field(0.1, gt=0)
+    """Scores are divided by it in the loss."""
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(1024, ge=2)
+    """Pairs per step; each one's negatives are the other pairs' items."""
+    learning_rate: float = Field(2e-3, gt=0)
+    patience: int = Field(2, ge=1)
+    """Epochs without a better recall on the validation split after which training stops; the best
+    epoch's weights are kept."""
+    recall_at: int = Field(100, ge=1)
+    """k of the recall that training stops by and evaluation reports first."""
+    seed: int = Field(0, ge=0)
+    rules: CandidateRules = CandidateRules()
+    report_questions: int = Field(0, ge=0)
+    """How many questions of the test split the nightly run asks both stages, to tell what
+    retrieving first costs (`multigate candidates report`); 0 leaves that out."""

@@ -1,0 +1,203 @@
+"""The kinds of features: an id, a list, a number, a position; what is computed over time."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from multigate.configs.sections.base import Duration, Frozen, contradiction
+
+Side = Literal["user", "item", "context"]
+Missing = Literal["error", "default", "indicator"]
+Source = Literal["log", "users", "items"]
+
+NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
+"""Names of features and tasks; no double underscore: signatures use it for companions."""
+
+PRESENT, LENGTH = "__present", "__length"
+"""Suffixes of the companion inputs that say which rows of an input hold a value, and how long
+each row's list is."""
+
+
+class History(Frozen):
+    """The user's last items, strictly before the impression, oldest first."""
+
+    events: tuple[str, ...] = Field(min_length=1)
+    """Event types that count (event rows), or columns whose value is above zero (impression
+    rows); `impression` counts every impression."""
+    last: int = Field(ge=1, le=1000)
+    """How many items to keep."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class Count(Frozen):
+    """How many events the user or the item had, strictly before the impression."""
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """As of `History`."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class Since(Frozen):
+    """Seconds since an event of the user or the item; missing where there was none before."""
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """As of `History`."""
+    which: Literal["last", "first"] = "last"
+    """Since the last event (recency) or the first one (age)."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class Rate(Frozen):
+    """Some events of the user or the item for each of some others, such as clicks per impression.
+
+    Both are counted strictly before the impression. Missing where there was nothing to divide by.
+    """
+
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """What is counted; as of `History`."""
+    per: tuple[str, ...] = Field(min_length=1)
+    """What it is divided by; as of `History`."""
+    within: Duration | None = None
+    """Only events at most so long before; all earlier ones where absent."""
+
+
+class IdFeature(Frozen):
+    """A categorical value, looked up in a vocabulary or hashed, then embedded."""
+
+    kind: Literal["id"]
+    side: Side
+    dtype: Literal["string", "int"] = "string"
+    """Type of the raw value, in logs and in requests."""
+    source: Source = "log"
+    column: str | None = None
+    """Column of the source; the feature's name where absent."""
+    missing: Missing = "error"
+    default: str | int | None = None
+    """The value that stands for a missing one under `missing: default`."""
+    min_count: int = Field(1, ge=1)
+    """Values seen less often in training stay out of the vocabulary."""
+    max_size: int | None = Field(None, ge=1)
+    """The most frequent values that the vocabulary keeps."""
+    oov_buckets: int = Field(1, ge=1)
+    """Rows of the embedding that unseen values share, by hash."""
+    hash_buckets: int | None = Field(None, ge=1)
+    """Hash every value into so many rows instead of keeping a vocabulary."""
+    share: str | None = None
+    """Use the vocabulary and the embedding of this feature."""
+
+
+class IdListFeature(Frozen):
+    """A list of categorical values, embedded and pooled: tags, or a history of items."""
+
+    kind: Literal["id_list"]
+    side: Side
+    dtype: Literal["string", "int"] = "string"
+    source: Source = "log"
+    column: str | None = None
+    separator: str = "|"
+    """Splits the column's text into values, where the source does not hold lists."""
+    history: History | None = None
+    """Compute the list from the user's past instead of reading a column."""
+    max_length: int = Field(50, ge=1)
+    """Longer lists keep their last values."""
+    pooling: Literal["mean", "sum"] = "mean"
+    missing: Literal["default"] = "default"
+    """A missing list is an empty one."""
+    min_count: int = Field(1, ge=1)
+    max_size: int | None = Field(None, ge=1)
+    oov_buckets: int = Field(1, ge=1)
+    hash_buckets: int | None = Field(None, ge=1)
+    share: str | None = None
+
+
+class NumberFeature(Frozen):
+    """A number, made comparable by a transform and by the training split's statistics."""
+
+    kind: Literal["number"]
+    side: Side
+    source: Source = "log"
+    column: str | None = None
+    count: Count | None = None
+    """Count the user's or the item's past events instead of reading a column."""
+    since: Since | None = None
+    """Measure the time since a past event instead of reading a column."""
+    rate: Rate | None = None
+    """Divide two counts of past events instead of reading a column."""
+    transform: Literal["identity", "log1p"] = "identity"
+    """`log1p` is log(1 + max(x, 0))."""
+    scale: Literal["standardise", "buckets", "none"] = "standardise"
+    """`standardise` subtracts the mean and divides by the standard deviation; `buckets` embeds
+    the quantile bucket."""
+    buckets: int = Field(16, ge=2, le=1024)
+    missing: Missing = "error"
+    default: float = 0.0
+    """The value that stands for a missing one under `missing: default`."""
+
+    @property
+    def counter(self) -> Count | Since | Rate | None:
+        """What is computed over time, if the number is."""
+        return self.count or self.since or self.rate
+
+
+class PositionFeature(Frozen):
+    """The place at which an item was shown: known in training, absent when serving.
+
+    A shallow tower adds its effect to each task's logit while training, so that the rest of the
+    model learns the preference that remains.
+    """
+
+    kind: Literal["position"]
+    side: Literal["context"] = "context"
+    source: Literal["log"] = "log"
+    column: str | None = None
+    max_position: int = Field(100, ge=1)
+    """Positions run from 0; later ones share the last row."""
+    missing: Literal["default"] = "default"
+    """Without a position, no effect is added."""
+
+
+Feature = Annotated[
+    IdFeature | IdListFeature | NumberFeature | PositionFeature, Field(discriminator="kind")
+]
+
+
+def check_counter(name: str, feature: NumberFeature) -> None:
+    """Check what a number that is computed over time says.
+
+    Raises:
+        PydanticCustomError: its keys contradict one another.
+    """
+    counter = feature.counter
+    if counter is None:
+        return
+    given = [key for key in ("count", "since", "rate") if getattr(feature, key) is not None]
+    key = given[0]
+    if len(given) > 1:
+        raise contradiction(
+            f"feature {name!r}: expected one of count, since and rate, received "
+            f"{' and '.join(given)}"
+        )
+    if feature.source != "log" or feature.column is not None:
+        raise contradiction(
+            f"feature {name!r}: a {key} is computed from the log's events; it takes neither "
+            f"source nor column, received source {feature.source!r}, column {feature.column!r}"
+        )
+    if feature.side != counter.of:
+        raise contradiction(
+            f"feature {name!r}: a {key} of the {counter.of} is of side {counter.of!r}, received "
+            f"side {feature.side!r}"
+        )
+    if key != "count" and feature.missing == "error":
+        raise contradiction(
+            f"feature {name!r}: {key} is missing where there was no such event; expected "
+            "missing: indicator or default, received missing: error"
+        )

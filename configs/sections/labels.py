@@ -1,0 +1,164 @@
+"""Tasks and their label rules: what is to be predicted, and how the log says what came true.
+
+A label is computed in this order: the rule, `clip`, `at_least`, `without`, then the mask `when`. A
+rule that finds nothing masks the label: it is null, which is not the same as 0.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from multigate.configs.sections.base import Duration, Frozen, contradiction
+
+
+class ImpressionLabel(Frozen):
+    """1 for every logged impression, 0 for every sampled negative."""
+
+    rule: Literal["impression"]
+
+
+class EventLabel(Frozen):
+    """From the feedback events attributed to the impression (event rows)."""
+
+    rule: Literal["event"]
+    events: tuple[str, ...] = Field(min_length=1)
+    within: Duration | None = None
+    """Only events so soon after the impression count."""
+    aggregate: Literal["presence", "count", "sum", "max"] = "presence"
+    """`sum` and `max` read the log's value column and are masked where no event came."""
+    over: str | None = None
+    """Divide each event's value by this column of its row, such as seconds watched by the video's
+    length; an event where it is missing or not above 0 has no value. For `sum` and `max`."""
+
+
+class DwellLabel(Frozen):
+    """Seconds to the user's next event in the same session; masked where there is none."""
+
+    rule: Literal["dwell"]
+    cap: Duration
+    """Longer gaps count as this long."""
+    within: Duration | None = None
+    """An event later than this ends no dwell, so that what is labelled once stays as it is. Where
+    absent: as long as the longest-waiting label of the contract stays open, at least `cap`."""
+
+
+class ColumnLabel(Frozen):
+    """The value of a column (impression rows); masked where it is null."""
+
+    rule: Literal["column"]
+    column: str
+
+
+class RatioLabel(Frozen):
+    """One column divided by another (impression rows), such as watched over duration.
+
+    Masked where either is null or the divisor is not above 0.
+    """
+
+    rule: Literal["ratio"]
+    column: str
+    over: str
+    """The divisor."""
+
+
+LabelRule = Annotated[
+    ImpressionLabel | EventLabel | DwellLabel | ColumnLabel | RatioLabel,
+    Field(discriminator="rule"),
+]
+
+
+class Task(Frozen):
+    """One thing to predict, and how its label comes out of the log.
+
+    The label is computed in this order: `label`, `clip`, `at_least`, `without`, then the masks.
+    """
+
+    group: Literal["engagement", "satisfaction"]
+    type: Literal["binary", "regression"]
+    label: LabelRule
+    clip: tuple[float, float] | None = None
+    """Limits of the value."""
+    at_least: float | None = None
+    """The label is 1 where the value reaches this threshold, else 0."""
+    without: str | None = None
+    """The label is 1 only where this other binary task's label is not 1."""
+    when: str | None = None
+    """Masked unless this other binary task's label is 1."""
+    transform: Literal["identity", "log1p"] = "identity"
+    """What the model is trained on (regression); scores come back in the label's own units."""
+    weight: float = Field(1.0, ge=0)
+    """Weight of the task's loss."""
+    score_weight: float = 0.0
+    """Weight of the task's score in the combined score."""
+
+
+def check_tasks(tasks: dict[str, Task]) -> None:
+    """Check what each task says against its type and the other tasks.
+
+    Raises:
+        PydanticCustomError: a contradiction, by task.
+    """
+    for name, task in tasks.items():
+        if name == "score":
+            raise contradiction("task 'score': this name is the combined score's")
+        if task.clip is not None and task.clip[0] >= task.clip[1]:
+            low, high = task.clip
+            raise contradiction(
+                f"task {name!r}: expected clip to ascend, received {low:g} and {high:g}"
+            )
+        _check_rule(name, task)
+        if task.type == "binary":
+            if task.transform != "identity":
+                raise contradiction(
+                    f"task {name!r}: transform {task.transform!r} is for regression tasks"
+                )
+        elif task.at_least is not None or task.without is not None:
+            raise contradiction(
+                f"task {name!r}: at_least and without make binary labels; "
+                "the task's type is regression"
+            )
+        for key in ("without", "when"):
+            other = getattr(task, key)
+            if other is None:
+                continue
+            if other == name or other not in tasks or tasks[other].type != "binary":
+                raise contradiction(
+                    f"task {name!r}: {key}: expected the name of another binary task, "
+                    f"received {other!r}"
+                )
+    _refuse_cycles(tasks)
+
+
+def _check_rule(name: str, task: Task) -> None:
+    rule = task.label
+    if isinstance(rule, EventLabel) and rule.over and rule.aggregate not in ("sum", "max"):
+        raise contradiction(
+            f"task {name!r}: over divides values; expected aggregate: sum or max, received "
+            f"{rule.aggregate!r}"
+        )
+    if isinstance(rule, DwellLabel) and rule.within is not None and rule.within < rule.cap:
+        raise contradiction(
+            f"task {name!r}: expected within to reach the cap, received within "
+            f"{rule.within.total_seconds():g}s and cap {rule.cap.total_seconds():g}s"
+        )
+    if task.type != "binary" or task.at_least is not None:
+        return
+    if isinstance(rule, EventLabel) and rule.aggregate != "presence":
+        raise contradiction(f"task {name!r}: a binary label from {rule.aggregate!r} needs at_least")
+    if isinstance(rule, DwellLabel | RatioLabel):
+        raise contradiction(f"task {name!r}: a binary label from {rule.rule} needs at_least")
+
+
+def _refuse_cycles(tasks: dict[str, Task]) -> None:
+    for start in tasks:
+        seen, frontier = set(), [start]
+        while frontier:
+            task = tasks[frontier.pop()]
+            for other in (task.without, task.when):
+                if other == start:
+                    raise contradiction(
+                        f"task {start!r}: its label refers to itself through without or when"
+                    )
+                if other is not None and other not in seen:
+                    seen.add(other)
+                    frontier.append(other)

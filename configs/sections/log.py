@@ -1,0 +1,155 @@
+"""How a raw log is read: its files, their format, and which column holds what."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from multigate.configs.sections.base import Frozen, contradiction
+
+
+class CsvFormat(Frozen):
+    """Delimited text, possibly compressed (gzip, bzip2, xz, zstd) or inside a zip."""
+
+    type: Literal["csv"] = "csv"
+    delimiter: str = Field(",", min_length=1)
+    """One character, or several such as `::`."""
+    header: tuple[str, ...] | None = None
+    """Column names, where the file's first line does not give them."""
+    quoted: bool = True
+    """Whether double quotes protect delimiters."""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+
+    @model_validator(mode="after")
+    def _check(self) -> "CsvFormat":
+        if self.quoted and len(self.delimiter) > 1:
+            raise contradiction(
+                "quotes are read with delimiters of one character only; set quoted: false; "
+                f"received delimiter {self.delimiter!r}"
+            )
+        return self
+
+
+class JsonLinesFormat(Frozen):
+    """One JSON object a line, possibly compressed."""
+
+    type: Literal["jsonl"]
+
+
+class ParquetFormat(Frozen):
+    """Parquet files."""
+
+    type: Literal["parquet"]
+
+
+Format = Annotated[CsvFormat | JsonLinesFormat | ParquetFormat, Field(discriminator="type")]
+
+
+class EventColumns(Frozen):
+    """Which columns of an event log hold what."""
+
+    time: str
+    user: str
+    item: str
+    event: str | None = None
+    """The type of the event; absent where `feedback` has files of its own: then every row of
+    `files` is an impression."""
+    value: str | None = None
+    """A number that belongs to the event; read by labels that sum or take a maximum."""
+    session: str | None = None
+    """Events of one session; read by dwell labels."""
+    request: str | None = None
+    """Impressions shown together; the ranking metrics group by it, and feedback that carries it
+    finds its impression by it (`attribute_by: request`)."""
+    event_id: str | None = None
+    """A user's events of the same id are duplicates; the full row decides where absent."""
+
+
+class ImpressionColumns(Frozen):
+    """Which columns of an impression log hold what."""
+
+    time: str
+    user: str
+    item: str
+    request: str | None = None
+    """Impressions shown together; the ranking metrics group by it."""
+    event_id: str | None = None
+
+
+def _check_pattern(pattern: str) -> str:
+    path = PurePosixPath(pattern.partition("#")[0])
+    torn = [part for part in path.parts if "**" in part and part != "**"]
+    if path.is_absolute() or not path.parts or torn:
+        raise ValueError(
+            "expected a path or glob relative to the data folder, with ** as a whole folder only"
+        )
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+"""A path or glob, relative to the data folder."""
+
+
+class _Log(Frozen):
+    files: tuple[Pattern, ...] = Field(min_length=1)
+    """Paths or globs, relative to the data folder; `archive.zip` reads all its members,
+    `archive.zip#member` one."""
+    format: Format = CsvFormat()
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    """Unit since 1970 in UTC, or `iso` for ISO 8601 text."""
+    time_zone: str = "UTC"
+    """Of times that name none, of partitions' days, and of the days that `--from` and `--to` name:
+    a name of the IANA database, such as Europe/Berlin."""
+    partition: str = Field("date", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Files under a folder `date=2026-11-20` hold events of that day; a run of some days reads only
+    the folders that it needs. Files under no such folder are read whole."""
+    unknown_time: int | None = None
+    """A value of the time column that means that the time is not known."""
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_zone(cls, zone: str) -> str:
+        try:
+            ZoneInfo(zone)
+        except (KeyError, ValueError, OSError):
+            raise ValueError("expected a time zone such as UTC or Europe/Berlin") from None
+        return zone
+
+
+class Feedback(Frozen):
+    """Feedback in files of its own, beside files of impressions such as the server's log."""
+
+    files: tuple[Pattern, ...] = Field(min_length=1)
+    format: Format = CsvFormat()
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    columns: EventColumns
+
+
+class EventLog(_Log):
+    """One row per event: time, user, item, event type, value."""
+
+    shape: Literal["events"]
+    columns: EventColumns
+    impression: str
+    """The event type that is an impression; all others are feedback."""
+    feedback: Feedback | None = None
+    """Where feedback stands in files of its own."""
+
+    @model_validator(mode="after")
+    def _check_event(self) -> "EventLog":
+        if self.feedback is None and self.columns.event is None:
+            raise contradiction("columns.event: required where feedback has no files of its own")
+        if self.feedback is not None and self.feedback.columns.event is None:
+            raise contradiction("feedback.columns.event: required: it tells feedback apart")
+        return self
+
+
+class ImpressionLog(_Log):
+    """One row per exposure, with its feedback in columns."""
+
+    shape: Literal["impressions"]
+    columns: ImpressionColumns
+
+
+Log = Annotated[EventLog | ImpressionLog, Field(discriminator="shape")]

@@ -1,0 +1,164 @@
+"""The ranker's architecture, its training, evaluation and export."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from multigate.configs.sections.base import Frozen, contradiction
+from multigate.configs.sections.gates import GateConfig, Hierarchical, Softmax
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class Experts(Frozen):
+    """The experts that all tasks share: stacks of dense layers."""
+
+    count: int = Field(8, ge=1)
+    """E."""
+    units: tuple[Width, ...] = Field((64,), min_length=1)
+    """Width of each layer; the last is U."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Applied after each layer while training."""
+
+
+class Towers(Frozen):
+    """One tower per task, from the mixture's output to the task's logit."""
+
+    units: tuple[Width, ...] = (32,)
+    """Widths of the hidden layers; none makes the tower a single linear layer."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class ModelConfig(Frozen):
+    """embeddings -> shared experts, one gate per task -> one tower per task."""
+
+    embedding_dim: int = Field(16, ge=1)
+    """Width of every embedding."""
+    embedding_dims: dict[str, Width] = Field({})
+    """Widths that differ, by feature; features that share a vocabulary share its width."""
+    experts: Experts = Experts()
+    gate: GateConfig = Softmax(name="softmax")
+    """The gate of every task."""
+    gates: dict[str, GateConfig] = Field({})
+    """Gates that differ, by task."""
+    towers: Towers = Towers()
+    task_weighting: Literal["fixed", "uncertainty"] = "fixed"
+    """How the tasks' losses are weighed: by the contract's weights, or besides by the
+    uncertainty that each task learns to have."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        gates = {"gate": self.gate} | {f"gates.{task}": gate for task, gate in self.gates.items()}
+        for where, gate in gates.items():
+            _check_gate(where, gate, self.experts.count)
+        return self
+
+
+def _check_gate(where: str, gate: Any, experts: int) -> None:
+    """No gate can select more experts than it chooses from."""
+    if isinstance(gate, Hierarchical):
+        if experts % gate.num_groups:
+            raise contradiction(
+                f"{where}.num_groups: expected a divisor of the {experts} experts, received "
+                f"{gate.num_groups}"
+            )
+        _check_gate(f"{where}.primary", gate.primary, gate.num_groups)
+        _check_gate(f"{where}.secondary", gate.secondary, experts // gate.num_groups)
+        return
+    k = getattr(gate, "num_selected", 1)
+    if k > experts:
+        raise contradiction(f"{where}.num_selected: expected at most {experts}, received {k}")
+
+
+class TrainConfig(Frozen):
+    """Training, with early stopping on the validation split."""
+
+    epochs: int = Field(5, ge=1)
+    batch_size: int = Field(512, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    decay: Literal["none", "linear", "cosine"] = "none"
+    """How the learning rate falls from the first step to the last of `epochs`."""
+    decay_to: float = Field(0.0, ge=0, le=1)
+    """Share of the learning rate that is left at the end of its decay."""
+    warm_learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of a training that starts from a checkpoint, where it differs."""
+    restart_schedules: bool = False
+    """Let the gates' schedules start over when training starts from a checkpoint; they go on
+    otherwise, so that a converged gate stays as it is."""
+    patience: int = Field(2, ge=1)
+    """Epochs without a better validation loss after which training stops; the best epoch's
+    weights are kept."""
+    seed: int = Field(0, ge=0)
+    lazy_embeddings: bool = False
+    """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
+    weight: str | None = None
+    """Column of the examples with the rows' weights in the loss: a number feature, or another
+    column; a row without one has weight 1."""
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
+    """What experts and towers compute in; weights, gates, logits and losses stay float32."""
+    data_parallel: bool = False
+    """Share each batch among the processes that the environment names (TF_CONFIG), on JAX among
+    the devices of one or more processes."""
+    save_every: int = Field(2000, ge=1)
+    """Steps between two snapshots, from which an interrupted training continues; one is taken
+    after every epoch besides."""
+    memory: float = Field(4.0, ge=0)
+    """GiB that an encoded split may take in memory; a larger one is streamed from disk."""
+    shuffle_rows: int = Field(1 << 18, ge=1)
+    """Rows that are shuffled together where the split is streamed, besides its row groups."""
+    explosion: float = Field(20.0, gt=1)
+    """Training stops when the loss of some steps is so many times its running median."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "TrainConfig":
+        for key, value in (
+            ("lazy_embeddings", self.lazy_embeddings),
+            ("precision: mixed_float16", self.precision == "mixed_float16"),
+        ):
+            if self.data_parallel and value:
+                raise contradiction(f"{key} and data_parallel cannot go together")
+        return self
+
+
+class ExportConfig(Frozen):
+    """The SavedModel version."""
+
+    parity_tolerance: float = Field(1e-5, gt=0)
+    """Largest relative difference from the Keras model's scores."""
+    hardening_tolerance: float = Field(0.005, ge=0)
+    """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
+    log_loss_tolerance: float = Field(0.05, ge=0)
+    """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights:
+    its order may stay while its probabilities shift."""
+    parity_rows: int = Field(4096, ge=1)
+    """Test rows on which all of these are checked."""
+    calibration: Literal["none", "platt", "isotonic"] = "none"
+    """How the binary tasks' probabilities are calibrated on the validation split."""
+    smearing: bool = False
+    """Estimate the mean of a label trained on its logarithm, rather than about its median, where
+    that lowers the RMSE on the validation split."""
+    weights: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How the file stores the experts' kernels and the embedding tables."""
+    weights_tolerance: float = Field(0.005, ge=0)
+    """Largest loss of a task's AUC (or relative rise of its RMSE) by rounding weights."""
+    items: Literal["none", "features", "precomputed"] = "none"
+    """Whether the file holds the known items' features, so that ids alone can be ranked;
+    `precomputed` holds their half of the first layers besides, E * width numbers an item."""
+    xla: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Compile mixture and towers with XLA on batches padded to these sizes, ascending, each of
+    which is compiled when it first occurs (the warm-up requests have all of them); larger batches
+    are padded to multiples of the last. Nothing may then depend on how many rows an expert has:
+    gates that choose per example run every expert on every row, which costs what they save."""
+
+    @field_validator("xla")
+    @classmethod
+    def _check_xla(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        if list(sizes) != sorted(set(sizes)):
+            raise contradiction(f"expected sizes that ascend, received {list(sizes)}")
+        return sizes
+
+    snapshot: Literal["all", "items", "none"] = "all"
+    """Whose features as of the cut-off a version carries for calls that leave them out: users' and
+    items', items' only (where users are many), or nobody's."""

@@ -1,0 +1,198 @@
+"""The job that makes examples from logs: side tables, negatives, splits and labels' windows."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from multigate.configs.sections.base import Duration, Frozen, Instant, contradiction
+from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pattern
+
+
+class SideTable(Frozen):
+    """A table of users or items, joined by id."""
+
+    files: tuple[Pattern, ...] = Field(min_length=1)
+    format: Format = CsvFormat()
+    key: str
+    """The column that holds the id."""
+    time: str | None = None
+    """The column that says since when a row holds; an id may then have several rows, and an
+    impression sees the latest one that is not later than itself."""
+    time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    """Of `time`; as for the log."""
+
+
+class Negatives(Frozen):
+    """Sampled negatives, for logs that do not hold what was shown and not viewed.
+
+    Items are drawn for a positive from those that the log had shown strictly before it. Where
+    items come and go, most of those are long out of sight, and to tell them from positives a model
+    needs only an item's age; `recent` makes negatives of what was in circulation at the time.
+    """
+
+    per_positive: int = Field(1, ge=1, le=100)
+    sampling: Literal["uniform", "popularity"] = "uniform"
+    """`popularity` draws items in proportion to their impressions up to then."""
+    recent: Duration | None = None
+    """Only items with an impression within this span before the positive; `popularity` counts
+    impressions within it. Absent: all items shown so far."""
+    exclude: Literal["past", "ever"] = "past"
+    """Leave out what the user had touched up to the impression, or would ever touch; `ever`
+    uses the future and is allowed with random splits only."""
+    exclude_within: Duration | None = None
+    """Leave out only what the user had touched so lately; anything longer ago may be drawn again.
+    Absent: all of the past, which a run of some days must then read from its beginning."""
+    unmatched: Literal["keep", "mask"] = "keep"
+    """What becomes of the labels of rule `impression` where the item could not have been anybody's
+    negative, since the log had not shown it before, or not within `recent`. Kept, they teach that
+    whatever nobody has seen yet is always viewed; `mask` leaves such impressions to other tasks."""
+
+
+class Downsample(Frozen):
+    """Fewer of the logged impressions that came to nothing, in the training split.
+
+    Nine impressions in ten hold no positive label; a share of them teaches a model nearly as much
+    as all do. The other splits keep theirs, so that what is measured on them is measured on what
+    the log holds. The share is recorded (`negatives_kept` in `statistics.json`), because a model
+    trained on few negatives says too high probabilities p: p / (p + (1 - p) / share) are right.
+    """
+
+    keep: float = Field(gt=0, lt=1)
+    """Share of the impressions without a positive label that stay, drawn by a seeded hash of the
+    impression."""
+    tasks: tuple[str, ...] = ()
+    """The binary tasks whose labels make an impression positive; absent: all of them. Probabilities
+    are put right exactly for a task that is alone here, or masked where the others are 0; of
+    several tasks, one's negatives that are another's positives all stay."""
+
+
+class TimeSplit(Frozen):
+    """By the impression's time: training, then validation, then test."""
+
+    by: Literal["time"]
+    validation: float | Instant
+    """Share of the impressions, or the instant at which the split begins."""
+    test: float | Instant
+
+    @model_validator(mode="after")
+    def _check(self) -> "TimeSplit":
+        a, b = self.validation, self.test
+        if isinstance(a, float) and isinstance(b, float):
+            _check_shares(a, b)
+        elif isinstance(a, datetime) and isinstance(b, datetime):
+            if a.tzinfo is None or b.tzinfo is None:
+                raise contradiction(
+                    f"instants need a zone, such as 2016-12-01T00:00:00Z; received {a} and {b}"
+                )
+            if a >= b:
+                raise contradiction(f"expected validation before test, received {a} and {b}")
+        else:
+            raise contradiction(
+                f"expected two shares or two instants, received validation {a} and test {b}"
+            )
+        return self
+
+
+class HashSplit(Frozen):
+    """By a hash of the impression or of the user: stable when data are added."""
+
+    by: Literal["random", "user"]
+    validation: float
+    test: float
+
+    @model_validator(mode="after")
+    def _check(self) -> "HashSplit":
+        _check_shares(self.validation, self.test)
+        return self
+
+
+Split = Annotated[TimeSplit | HashSplit, Field(discriminator="by")]
+
+
+class PipelineConfig(Frozen):
+    """The job that makes examples from logs."""
+
+    log: Log
+    users: SideTable | None = None
+    items: SideTable | None = None
+    negatives: Negatives | None = None
+    downsample: Downsample | None = None
+    split: Split
+    seed: int = Field(0, ge=0, lt=2**63)
+    attribution: Duration | None = None
+    """Feedback later than this after the impression is late; no limit where absent."""
+    attribute_by: Literal["latest", "request"] = "latest"
+    """To which impression of its user and item feedback belongs: the latest one, or the one of the
+    request that it names (feedback that names none goes to the latest)."""
+    cut_off: Instant | None = None
+    """Up to when (not including) the log is whole; snapshots are as of this instant. Just after the
+    log's last event where absent; name it where a wrong clock may write times in the future."""
+    hold_back: bool = True
+    """Whether impressions are held back whose labels were still open at the cut-off: the feedback
+    that is to come would be missing, and they would pass for negatives. A later run, whose log goes
+    on, labels them. A label waits for `within` or `attribution`, whichever is shorter, and for the
+    dwell's `cap`; one without any limit is taken as it stands."""
+    buckets: int | None = Field(None, ge=1, le=4096)
+    """Users are spread over so many buckets, and items over as many. Absent: as many as the size of
+    the log's files asks for."""
+    bucket_mib: int = Field(64, ge=1)
+    """How much of the log a bucket may hold, in MiB as tables in memory; larger ones are divided,
+    down to one user. To work on a bucket takes some ten times as much, for each worker."""
+    max_reject_rate: float = Field(0.01, ge=0, le=1)
+    """Share of rejected rows above which nothing is published."""
+    forget: Pattern | None = None
+    """A file of user ids, one a line: their events and rows are left out as if they had never
+    been, from counters and the popularity of items as well."""
+    redact_rejects: bool = False
+    """Whether rejects keep the rows' text to themselves; they always do where there is somebody to
+    forget."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "PipelineConfig":
+        if self.cut_off is not None and self.cut_off.tzinfo is None:
+            raise contradiction(
+                f"cut_off: an instant needs a zone, such as 2016-12-01T00:00:00Z; received "
+                f"{self.cut_off}"
+            )
+        split = self.split.by
+        if self.negatives is not None and self.negatives.exclude == "ever" and split != "random":
+            raise contradiction(
+                f"negatives.exclude: 'ever' looks into the user's future and needs split.by: "
+                f"random, received {split!r}"
+            )
+        dated = [n for n in ("users", "items") if getattr(getattr(self, n), "time", None)]
+        if self.log.unknown_time is not None and dated:
+            raise contradiction(
+                f"log.unknown_time: rows without a time have no row in a dated table; received "
+                f"{dated[0]}.time"
+            )
+        log = self.log
+        if self.attribute_by == "request":
+            columns = log.columns if isinstance(log, EventLog) else None
+            if columns is None or columns.request is None:
+                raise contradiction(
+                    "attribute_by: 'request' needs a log of shape events whose columns name request"
+                )
+            feedback = log.feedback if isinstance(log, EventLog) else None
+            if feedback is not None and feedback.columns.request is None:
+                raise contradiction("attribute_by: 'request' needs log.feedback.columns.request")
+        if self.negatives is not None and self.negatives.exclude_within is not None:
+            if self.negatives.exclude == "ever":
+                raise contradiction("negatives.exclude_within: 'ever' has no limit; remove one")
+            if log.unknown_time is not None:
+                raise contradiction("negatives.exclude_within: needs the time of every event")
+        if self.log.unknown_time is not None and split == "time":
+            raise contradiction(
+                "log.unknown_time: rows without a time cannot be split by time; use split.by: "
+                "random or user"
+            )
+        return self
+
+
+def _check_shares(validation: float, test: float) -> None:
+    if validation <= 0 or test <= 0 or validation + test >= 1:
+        raise contradiction(
+            "expected validation > 0, test > 0 and validation + test < 1, "
+            f"received {validation} and {test}"
+        )

@@ -1,0 +1,78 @@
+"""The nightly run: when it stops before training, how it starts, what it keeps, whom it tells."""
+
+import shlex
+from datetime import timedelta
+
+from pydantic import Field, model_validator
+
+from multigate.configs.sections.base import Duration, Frozen, contradiction
+
+STAGES = ("pipeline", "guards", "training", "export", "evaluation", "decision", "publication")
+"""Of a run, in their order."""
+
+CANDIDATE_STAGES = ("candidates_training", "candidates_export", "candidates_report")
+"""Of a run that builds the candidate model as well; the report only where it is asked for."""
+
+ALL_STAGES = (*STAGES[:-2], *CANDIDATE_STAGES, *STAGES[-2:])
+"""That a run may have, in their order."""
+
+
+class Guards(Frozen):
+    """What the night's examples must be like for a model to be trained on them.
+
+    The first three need no earlier run; the others compare with the last run that passed. Rates
+    and coverage are compared twice: over all examples, and over the newest day's, where a fault of
+    one day shows. A difference that chance explains (three standard errors) never stops a run.
+    """
+
+    min_rows: int = Field(1000, ge=1)
+    """Examples in the training split."""
+    min_test_rows: int = Field(100, ge=1)
+    """Examples in the test split, on which versions are compared."""
+    min_coverage: float = Field(0.0, ge=0, le=1)
+    """Share of the examples in which a feature has a value, for every feature."""
+    max_row_drop: float = Field(0.4, gt=0, le=1)
+    """Share by which the impressions, all or the newest day's, may fall below the last run's."""
+    max_label_change: float = Field(0.4, gt=0)
+    """Relative change of a label's rate (binary) or mean (regression), up or down."""
+    max_coverage_drop: float = Field(0.2, gt=0, le=1)
+    """Fall of the share of examples in which a feature has a value."""
+    max_lost_rise: float = Field(0.1, gt=0, le=1)
+    """Rise of the share of the log's rows that became neither example nor label: rejects, orphans,
+    late ones, duplicates, dropped ones. (`pipeline.max_reject_rate` is the limit for rejects.)"""
+    max_delay: Duration = timedelta(hours=12)
+    """How much older than at the last run the newest impression may be, measured from the date."""
+
+
+class RunConfig(Frozen):
+    """`multigate run`."""
+
+    days: int | None = Field(None, ge=1)
+    """Days of the log to learn from, up to and with the date; all there are where absent. Labels
+    and features need limits then (see `pipeline.window`)."""
+    guards: Guards = Guards()
+    full_retrain_days: int = Field(1, ge=1)
+    """Days between trainings from scratch; in between, training starts from the weights of the
+    version in production. 1 trains from scratch every night."""
+    keep_versions: int = Field(5, ge=2)
+    """Versions that stay in the base folder, newest first: production, what a rollback returns to,
+    and older ones; and as many withdrawn ones."""
+    keep_runs: int = Field(14, ge=2)
+    """Runs whose examples, checkpoints and exports stay. Records of older runs stay, and so do the
+    checkpoints of versions that are still there."""
+    notify: str | None = Field(None, min_length=1)
+    """A command that is told on its standard input, as JSON, how each run ended: `event`
+    (published, refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`,
+    `run`. Split like a shell's words, run without a shell."""
+    notify_timeout: Duration = timedelta(seconds=30)
+    """After which the command is killed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunConfig":
+        try:
+            words = shlex.split(self.notify or "true")
+        except ValueError as error:
+            raise contradiction(f"notify: {error}; received {self.notify!r}") from None
+        if not words:
+            raise contradiction(f"notify: expected a command, received {self.notify!r}")
+        return self

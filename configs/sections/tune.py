@@ -1,0 +1,67 @@
+"""The search for better settings: `multigate tune`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from multigate.configs.sections.base import Frozen, contradiction
+
+TUNED = ("model", "train")
+
+
+class Range(Frozen):
+    """Numbers between two limits, both included."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Draw the logarithm evenly."""
+    whole: bool = False
+    """Whole numbers only."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Range":
+        if self.low >= self.high:
+            raise contradiction(f"expected low below high, received {self.low:g} and {self.high:g}")
+        if self.log and self.low <= 0:
+            raise contradiction(f"log: expected low above 0, received {self.low:g}")
+        if self.whole and (self.low % 1 or self.high % 1):
+            raise contradiction(
+                f"whole: expected whole limits, received {self.low:g} and {self.high:g}"
+            )
+        return self
+
+
+class Choices(Frozen):
+    """One of some values: numbers, texts or lists."""
+
+    choices: tuple[Any, ...] = Field(min_length=1)
+
+
+class TuneConfig(Frozen):
+    """`multigate tune`."""
+
+    space: dict[str, Annotated[Range | Choices, Field(union_mode="left_to_right")]] = Field({})
+    """What is searched, by the setting's place in the file, such as `train.learning_rate` or
+    `model.gate.entropy_weight`; settings of `model` and `train` only, since others would make
+    the trials' losses incomparable."""
+    trials: int = Field(20, ge=1)
+    """Trials in all, those of earlier runs in the same folder included."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How settings are drawn: by what did well so far, or evenly."""
+    prune: bool = True
+    """Stop a trial whose validation loss is above the median of the others' at the same epoch."""
+    prune_after: int = Field(5, ge=1)
+    """Trials that run to their end before any is pruned."""
+    seed: int = Field(0, ge=0)
+    """Of the settings drawn; the trials themselves train with `train.seed`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TuneConfig":
+        for name in self.space:
+            if name.partition(".")[0] not in TUNED or "." not in name:
+                raise contradiction(
+                    f"space: expected settings of {' or '.join(TUNED)}, such as "
+                    f"train.learning_rate; received {name!r}"
+                )
+        return self

@@ -1,0 +1,173 @@
+"""The folder of one night's run: its stages' records, its state, its outputs.
+
+    RUNS/.lock                      held while a run is under way
+    RUNS/models/NAME/               the base folder that servers follow (unless --base says another)
+    RUNS/2026-01-31/run.json        what was fixed when the run began: the version it starts from
+                    state.json      how far it is, or how it ended, and of what configuration
+                    stages/*.json   one record per finished stage, written last and whole
+                    examples/ checkpoint/ export/1/ report.html report.json
+                    config.yaml candidates/ candidates_export/1/ multistage.json
+                                    of a run that builds the candidate model as well
+
+A stage is finished when its record is there. What it wrote without one is written again.
+"""
+
+import hashlib
+import json
+import shutil
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+from multigate.configs.errors import RunError
+from multigate.configs.files import write_json
+from multigate.configs.sections.run import ALL_STAGES
+
+_OUTPUTS = {
+    "pipeline": ("examples",),
+    "training": ("checkpoint",),
+    "export": ("export",),
+    "evaluation": ("report.html", "report.json"),
+    "candidates_training": ("candidates",),
+    "candidates_export": ("candidates_export",),
+    "candidates_report": ("multistage.json",),
+}
+
+LOCK = ".lock"
+
+
+class RunFolder:
+    """Paths and records of one run."""
+
+    def __init__(self, runs: Path, day: date) -> None:
+        self.day = day
+        self.root = runs / day.isoformat()
+        self.examples = self.root / "examples"
+        self.checkpoint = self.root / "checkpoint"
+        self.exports = self.root / "export"
+        self.export = self.exports / "1"
+        self.report = self.root / "report.html"
+        self.config = self.root / "config.yaml"
+        self.candidates = self.root / "candidates"
+        self.candidates_exports = self.root / "candidates_export"
+        self.candidates_export = self.candidates_exports / "1"
+        self.multistage = self.root / "multistage.json"
+        self._state = self.root / "state.json"
+        self._plan = self.root / "run.json"
+
+    def record(self, stage: str) -> dict[str, Any] | None:
+        """The record of a finished stage: stage, inputs, outputs, result, started, seconds."""
+        return _read(self._record(stage))
+
+    def finish(self, stage: str, record: dict[str, Any]) -> None:
+        """Record that a stage is finished."""
+        self._record(stage).parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._record(stage), record)
+
+    def forget(self, stage: str) -> None:
+        """Make a stage and all after it unfinished: the last record goes first."""
+        for later in reversed(ALL_STAGES[ALL_STAGES.index(stage) :]):
+            self._record(later).unlink(missing_ok=True)
+
+    def clear(self, stage: str) -> None:
+        """Remove what an unfinished stage may have written."""
+        for name in _OUTPUTS.get(stage, ()):
+            _remove(self.root / name)
+            for left in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
+                _remove(left)
+
+    def abandon(self) -> None:
+        """Remove an unfinished training, which would be continued."""
+        for left in self.root.glob(".*.training"):
+            _remove(left)
+
+    def state(self) -> dict[str, Any]:
+        """How far the run is or how it ended: state, stage, message, started, finished."""
+        return _read(self._state) or {"state": "absent"}
+
+    def set_state(self, state: str, **values: Any) -> None:
+        """Write the run's state."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_json(self._state, {"state": state} | values | {"at": now()})
+
+    def plan(self) -> dict[str, Any] | None:
+        """What was fixed when the run began."""
+        return _read(self._plan)
+
+    def set_plan(self, plan: dict[str, Any]) -> None:
+        """Fix what the run starts from."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        write_json(self._plan, plan)
+
+    def discard(self) -> None:
+        """Remove the large outputs of a run that is long over; the records stay."""
+        own = (self.examples, self.checkpoint, self.exports)
+        for path in (*own, self.candidates, self.candidates_exports):
+            _remove(path)
+        self.abandon()
+
+    def _record(self, stage: str) -> Path:
+        return self.root / "stages" / f"{stage}.json"
+
+
+def all_runs(runs: Path) -> list[RunFolder]:
+    """The runs of a folder, oldest first."""
+    if not runs.is_dir():
+        return []
+    found = []
+    for path in runs.iterdir():
+        try:
+            found.append(RunFolder(runs, date.fromisoformat(path.name)))
+        except ValueError:  # models, the lock
+            continue
+    return sorted(found, key=lambda run: run.day)
+
+
+def content(*paths: Path) -> str:
+    """Fingerprint of files, and of all files in folders: names and bytes.
+
+    Raises:
+        RunError: one is absent.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        if not path.exists():
+            raise RunError(
+                f"{path}: no such file; it was removed after its stage had finished: repeat the "
+                "stage that makes it with --force"
+            )
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            digest.update(str(file.relative_to(path.parent)).encode() + b"\0")
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def now() -> str:
+    """The time in UTC, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise RunError(
+            f"{path}: not valid JSON: {error}; remove it to repeat what it records"
+        ) from None
+    return values
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder; a folder is renamed first, so that it is never half there."""
+    if path.is_dir():
+        doomed = path if path.name.startswith(".") else path.with_name(f".{path.name}.0.partial")
+        if doomed != path:
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+        shutil.rmtree(doomed)
+    else:
+        path.unlink(missing_ok=True)

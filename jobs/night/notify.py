@@ -1,0 +1,52 @@
+"""Tells people how a run ended, by a command of theirs; never the reason that a run fails."""
+
+import json
+import logging
+import shlex
+import subprocess
+from typing import Any
+
+from multigate.configs.sections.run import RunConfig
+
+_log = logging.getLogger(__name__)
+
+
+def notify(options: RunConfig, message: dict[str, Any]) -> bool:
+    """Run the configured command with the message on its standard input.
+
+    Args:
+        options: the command and its time limit.
+        message: what is sent, as JSON.
+
+    Returns:
+        Whether there is a command and it ended well; what went wrong is logged.
+    """
+    if options.notify is None:
+        return False
+    limit = options.notify_timeout.total_seconds()
+    try:
+        # What the command prints is not the run's output; its complaints are logged below.
+        done = subprocess.run(
+            shlex.split(options.notify),
+            input=json.dumps(message, ensure_ascii=False) + "\n",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = f"no end after {limit:g} s" if not isinstance(error, OSError) else str(error)
+        _log.error("run.notify: %s: %s; nobody was told: %s", options.notify, reason, message)
+        return False
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())[-300:]
+        _log.error(
+            "run.notify: %s: exit status %d: %s; perhaps nobody was told: %s",
+            options.notify,
+            done.returncode,
+            said,
+            message,
+        )
+    return done.returncode == 0

@@ -1,0 +1,4 @@
+"""The checkpoint folder: a trained ranker with all that is needed to use it again.
+
+Public face: `checkpoint.load`, `checkpoint.save`, `weights.copy`.
+"""

@@ -1,0 +1,144 @@
+"""The checkpoint folder: a trained ranker with all that is needed to use it again.
+
+config.json           the whole configuration
+contract.json         the contract with both fingerprints
+statistics.json       of the training split
+vocabularies/         as in the examples folder
+weights.h5    of the best epoch
+history.json          losses and gate diagnostics of each epoch
+logs/                 TensorBoard
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from multigate.configs.config import Config
+from multigate.configs.contract import Contract, FrozenContract, PositionFeature
+from multigate.configs.errors import ModelError
+from multigate.configs.files import ExamplesFolder, write_json
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.model import ModelConfig
+from multigate.model.checkpoints import weights
+from multigate.model.data.encoding import Encoder
+from multigate.model.ranker.ranker import Ranker
+
+CONFIG = "config.json"
+WEIGHTS = "weights.h5"
+HISTORY = "history.json"
+LOGS = "logs"
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint folder holds, ready to use."""
+
+    ranker: Ranker
+    encoder: Encoder
+    config: Config
+    contract: FrozenContract
+
+
+def start(folder: Path, config: Config, examples: Path) -> FrozenContract:
+    """Write everything that is known before training.
+
+    Args:
+        folder: exists and is empty.
+        config: of the run.
+        examples: folder of examples; its vocabularies and statistics are copied.
+
+    Returns:
+        The configuration's contract (whose weights may differ from those that the examples were
+        built with) with the examples' fingerprints.
+
+    Raises:
+        ModelError: the examples were built with other features, labels or tasks.
+    """
+    source, target = ExamplesFolder(examples), ExamplesFolder(folder)
+    frozen = FrozenContract.read(source.contract)
+    schema = config.contract.schema_fingerprint()
+    if schema != frozen.schema_fingerprint:
+        raise ModelError(
+            f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
+            f"contract has schema {schema}: features, labels or tasks differ; build the examples "
+            "anew with this configuration"
+        )
+    frozen = frozen.model_copy(update={"contract": config.contract})
+    write_json(folder / CONFIG, config.model_dump(mode="json"))
+    write_json(target.contract, frozen.model_dump(mode="json"))
+    shutil.copyfile(source.statistics, target.statistics)
+    vocabularies = source.root / "vocabularies"
+    if vocabularies.is_dir():
+        shutil.copytree(vocabularies, target.root / "vocabularies")
+    return frozen
+
+
+def make_ranker(
+    contract: Contract,
+    config: ModelConfig,
+    encoder: Encoder,
+    seed: int,
+    precision: str = "float32",
+) -> Ranker:
+    """Make a ranker whose embedding tables fit the encoder.
+
+    A checkpoint's weights are float32 whatever it was trained in, and it is read as such.
+    """
+    rows = {
+        contract.vocabulary_of(name): encoder.rows(name)
+        for name, feature in contract.features.items()
+        if not isinstance(feature, PositionFeature)
+        and getattr(feature, "scale", "buckets") == "buckets"
+    }
+    return Ranker(contract, config, rows, encoder.statistics, seed, precision)
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read a checkpoint folder.
+
+    Raises:
+        ModelError: the folder is not a checkpoint, or a file in it is damaged.
+    """
+    config, frozen = read_config(folder)
+    encoder = Encoder.read(folder)
+    ranker = make_ranker(config.contract, config.model, encoder, config.train.seed)
+    weights.load(ranker, folder / WEIGHTS)
+    return Checkpoint(ranker, encoder, config, frozen)
+
+
+def read_config(folder: Path) -> tuple[Config, FrozenContract]:
+    """Read a checkpoint's configuration and contract, without its weights.
+
+    Raises:
+        ModelError: the folder is not a checkpoint, or a file in it is damaged.
+    """
+    path = folder / CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(
+            f"{path}: no such file; expected a folder that `multigate train` wrote"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
+    config = parse(Config, values, str(path))
+    return config, FrozenContract.read(ExamplesFolder(folder).contract)
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of `history.json`, oldest first; empty where there is none.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    path = folder / HISTORY
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
+    history = found.get("epochs") if isinstance(found, dict) else None
+    if not isinstance(history, list) or not all(isinstance(epoch, dict) for epoch in history):
+        raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train anew')
+    return history

@@ -1,0 +1,124 @@
+"""A ranker's weights as a file: HDF5 with one data set per variable, under a name that says whose.
+
+    embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
+    experts/<number>/...    towers/<task>/<variable>        position/<variable>
+    uncertainty/<variable>
+
+where a variable is its place in the layer and its name, such as `0_kernel`.
+
+Keras's own weights file names layers by class and place among their like, and holds the
+optimiser's moments too; here a task's or feature's variables keep their name when others come or
+go, and the file holds what inference needs.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from multigate.configs.errors import ModelError
+from multigate.configs.files import write_bytes
+from multigate.model.ranker.ranker import Ranker
+
+
+def variables(ranker: Ranker) -> dict[str, Any]:
+    """All variables by name; states of random generators and of the optimiser are left out."""
+    named: dict[str, Any] = {}
+    for owner, table in ranker.embedder.tables.items():
+        named[f"embeddings/{owner}"] = table.embeddings
+    for name, layer in _layers(ranker):
+        for index, variable in enumerate(layer.weights):
+            # Not by the variable's path: Keras numbers layers by what the process made before.
+            named[f"{name}/{index}_{variable.name}"] = variable
+    return named
+
+
+def save(ranker: Ranker, path: Path) -> None:
+    """Write the weights; the file is whole or as it was."""
+    # In memory first: HDF5 ends the process when the disk is full.
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        for name, variable in variables(ranker).items():
+            file[name] = to_numpy(variable)
+    write_bytes(path, content.getbuffer())
+
+
+def load(ranker: Ranker, path: Path) -> None:
+    """Set the ranker's weights to those of a file.
+
+    Raises:
+        ModelError: the file is missing or damaged, or a variable is missing, left over or of
+            another shape.
+    """
+    assign(ranker, read(path), path)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The weights' values by name, as a file has them.
+
+    Raises:
+        ModelError: the file is missing or damaged.
+    """
+    found: dict[str, np.ndarray] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(
+                lambda name, item: (
+                    found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+                )
+            )
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; train anew") from None
+    except (OSError, KeyError) as error:
+        raise ModelError(f"{path}: damaged: {error}; train anew") from None
+    return found
+
+
+def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
+    """Set the ranker's weights to these; `path` is the file that errors name.
+
+    Raises:
+        ModelError: a variable is missing, left over or of another shape.
+    """
+    expected = variables(ranker)
+    for name in sorted(expected.keys() ^ found.keys()):
+        where = "missing in the file" if name in expected else "unknown to this configuration"
+        raise ModelError(f"{path}: variable {name}: {where}; train anew")
+    for name, variable in expected.items():
+        if tuple(variable.shape) != found[name].shape:
+            raise ModelError(
+                f"{path}: variable {name}: expected shape {tuple(variable.shape)}, received "
+                f"{found[name].shape}; train anew"
+            )
+    for name, variable in expected.items():
+        variable.assign(found[name])
+
+
+def copy(ranker: Ranker) -> dict[str, np.ndarray]:
+    """The weights' values by name, as they are now."""
+    return {name: to_numpy(variable) for name, variable in variables(ranker).items()}
+
+
+def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
+    for number, expert in enumerate(ranker.mixture.experts):
+        yield f"experts/{number}", expert
+    for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True):
+        yield f"gates/{task}", gate
+    for task, tower in ranker.towers.items():
+        yield f"towers/{task}", tower
+    for task, estimator in ranker.estimators.items():
+        yield f"estimators/{task}", estimator
+    if ranker.position_tower is not None:
+        yield "position", ranker.position_tower
+    if ranker.uncertainty is not None:
+        yield "uncertainty", ranker.uncertainty
+
+
+def to_numpy(variable: Any) -> np.ndarray:
+    """A copy of a variable's value."""
+    # Called by name: NumPy 2 itself would warn that a Keras variable's method takes no `copy`.
+    return np.array(variable.__array__())

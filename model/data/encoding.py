@@ -1,0 +1,288 @@
+"""From a table of raw features to the integers and numbers that enter the Keras model.
+
+`encoding_tensorflow` computes the same inside the exported graph; tests/contract compares them.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from multigate.configs.contract import (
+    PRESENT,
+    Contract,
+    FrozenContract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    PositionFeature,
+)
+from multigate.configs.errors import DataError
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.statistics import Statistics
+from multigate.model.data.hashing import hash_ids
+
+Encoded = dict[str, np.ndarray]
+
+
+class Encoder:
+    """Encodes tables that have the contract's features as columns.
+
+    Encoded features, B rows:
+
+        id         name           int32 (B,)         0 missing; 1 .. oov_buckets unseen, by hash;
+                                                     then the vocabulary's order.  With
+                                                     hash_buckets: 0 missing, else 1 + hash.
+        id_list    name           int32 (B, L)       L = max_length; the last L values, coded as
+                                                     above, then zeros, which are not pooled
+        number     name           float32 (B,)       0 where missing under `indicator`
+                   name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
+                                                     the number of boundaries <= value
+                   name__present  float32 (B,)       under `missing: indicator`
+        position   name           int32 (B,)         0 unknown, else 1 + min(position, max_position)
+
+    Empty text counts as missing, and so does a number that is not finite.
+
+    Args:
+        contract: whose features are encoded.
+        statistics: means, deviations and boundaries of the number features.
+        vocabularies: values of each feature that keeps a vocabulary, most frequent first.
+
+    Raises:
+        DataError: a vocabulary or statistic that the contract asks for is absent.
+    """
+
+    def __init__(
+        self, contract: Contract, statistics: Statistics, vocabularies: Mapping[str, pa.Array]
+    ) -> None:
+        self.contract = contract
+        self.statistics = statistics
+        self.vocabularies = dict(vocabularies)
+        for name, feature in contract.features.items():
+            if isinstance(feature, IdFeature | IdListFeature):
+                if keeps_vocabulary(contract, name) and name not in self.vocabularies:
+                    raise DataError(
+                        f"feature {name!r}: no vocabulary, received those of "
+                        f"{', '.join(self.vocabularies) or 'no feature'}; build the examples anew"
+                    )
+            elif (
+                isinstance(feature, NumberFeature)
+                and feature.scale != "none"
+                and name not in statistics.features
+            ):
+                raise DataError(
+                    f"feature {name!r}: no statistics, received those of "
+                    f"{', '.join(statistics.features) or 'no feature'}; build the examples anew"
+                )
+
+    @classmethod
+    def read(cls, folder: Path) -> "Encoder":
+        """Read an encoder from an examples folder or a checkpoint, whose file names agree.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        files = ExamplesFolder(folder)
+        contract = FrozenContract.read(files.contract).contract
+        vocabularies = {}
+        for name in contract.features:
+            if not keeps_vocabulary(contract, name):
+                continue
+            path = files.vocabulary(name)
+            try:
+                vocabularies[name] = pq.read_table(path)["value"].combine_chunks()
+            except FileNotFoundError:
+                raise DataError(f"{path}: no vocabulary here; build the examples anew") from None
+            except (pa.ArrowInvalid, KeyError) as error:
+                raise DataError(f"{path}: not a vocabulary: {error}") from None
+        return cls(contract, Statistics.read(files.statistics), vocabularies)
+
+    def __call__(self, table: pa.Table, names: Iterable[str] | None = None) -> Encoded:
+        """Encode features of a table.
+
+        Args:
+            table: with the features as columns, in raw values.
+            names: features to encode; all where None.
+
+        Raises:
+            DataError: a column is absent or of a wrong type, or a value is missing under
+                `missing: error`.
+        """
+        encoded: Encoded = {}
+        for name in self.contract.features if names is None else names:
+            if name not in table.column_names:
+                raise DataError(
+                    f"column {name!r}: absent, expected the contract's features, received "
+                    f"{', '.join(table.column_names)}"
+                )
+            try:
+                parts = [self._encode(name, chunk) for chunk in table[name].chunks]
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise DataError(f"column {name!r}: type {table[name].type}: {error}") from None
+            if not parts:
+                parts = [self._encode(name, pa.array([], table[name].type))]
+            for key in parts[0]:
+                encoded[key] = np.concatenate([part[key] for part in parts])
+        return encoded
+
+    def rows(self, name: str) -> int:
+        """Rows of the embedding table that a feature looks its codes up in.
+
+        Features that share a vocabulary get that of its owner.
+        """
+        feature = self.contract.features[self.contract.vocabulary_of(name)]
+        if isinstance(feature, IdFeature | IdListFeature):
+            if feature.hash_buckets is not None:
+                return 1 + feature.hash_buckets
+            vocabulary = self.vocabularies[self.contract.vocabulary_of(name)]
+            return 1 + feature.oov_buckets + len(vocabulary)
+        if isinstance(feature, PositionFeature):
+            return feature.max_position + 2
+        if isinstance(feature, NumberFeature) and feature.scale == "buckets":
+            return 1 + feature.buckets
+        raise ValueError(f"feature {name!r}: a number without buckets has no embedding")
+
+    def _encode(self, name: str, column: pa.Array) -> Encoded:
+        feature = self.contract.features[name]
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        if isinstance(feature, IdFeature):
+            return self._id(name, feature, column)
+        if isinstance(feature, IdListFeature):
+            return self._id_list(name, feature, column)
+        if isinstance(feature, NumberFeature):
+            return self._number(name, feature, column)
+        positions = np.asarray(column.cast(pa.int64()).fill_null(-1))
+        codes = np.clip(positions, -1, feature.max_position) + 1
+        return {name: codes.astype(np.int32)}
+
+    def _id(self, name: str, feature: IdFeature, column: pa.Array) -> Encoded:
+        column = _as_ids(column, feature.dtype)
+        if feature.missing == "default":
+            column = column.fill_null(feature.default)
+        elif feature.missing == "error":
+            _refuse_missing(name, column.null_count, len(column))
+        return {name: self._codes(name, column)}
+
+    def _id_list(self, name: str, feature: IdListFeature, column: pa.Array) -> Encoded:
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        codes = self._codes(name, _as_ids(column.flatten(), feature.dtype))
+        ends = np.cumsum(lengths)
+        kept = np.minimum(lengths, feature.max_length)
+        out = np.zeros((len(column), feature.max_length), np.int32)
+        row = np.repeat(np.arange(len(column)), kept)
+        place = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
+        out[row, place] = codes[np.repeat(ends - kept, kept) + place]
+        return {name: out}
+
+    def _number(self, name: str, feature: NumberFeature, column: pa.Array) -> Encoded:
+        present = np.asarray(column.is_valid())
+        values = np.asarray(column.cast(pa.float64()).fill_null(np.nan)).astype(np.float32)
+        present = present & np.isfinite(values)
+        if feature.missing == "error":
+            _refuse_missing(name, int((~present).sum()), len(column))
+        default = feature.missing == "default"
+        values = np.where(present, values, np.float32(feature.default))
+        encoded: Encoded = {}
+        if feature.missing == "indicator":
+            encoded[name + PRESENT] = present.astype(np.float32)
+        if feature.transform == "log1p":
+            values = np.maximum(values, 0)
+        if feature.scale == "buckets":
+            codes = 1 + np.searchsorted(self.boundaries(name), values, side="right")
+            encoded[name] = np.where(present | default, codes, 0).astype(np.int32)
+            return encoded
+        mean, std = self.moments(name)
+        if feature.transform == "log1p":
+            values = np.log1p(values)
+        scaled = (values - np.float32(mean)) / np.float32(std)
+        encoded[name] = np.where(present | default, scaled, 0).astype(np.float32)
+        return encoded
+
+    def boundaries(self, name: str) -> np.ndarray:
+        """Inner edges of a number's buckets, float32, in the units of the raw value.
+
+        Not of the transformed one: a logarithm rounds differently from library to library, and a
+        value on an edge would change its bucket.
+        """
+        edges = np.asarray(self.statistics.features[name].boundaries, np.float64)
+        feature = self.contract.features[name]
+        if isinstance(feature, NumberFeature) and feature.transform == "log1p":
+            edges = np.expm1(edges)
+        return edges.astype(np.float32)
+
+    def moments(self, name: str) -> tuple[float, float]:
+        """Mean and standard deviation to apply to a transformed number; (0, 1) for none."""
+        feature = self.contract.features[name]
+        if isinstance(feature, NumberFeature) and feature.scale == "standardise":
+            statistics = self.statistics.features[name]
+            return statistics.mean, statistics.std
+        return 0.0, 1.0
+
+    def code(self, name: str, value: str | int | None) -> int:
+        """Code of one id; 0 for None."""
+        feature = self.contract.features[name]
+        assert isinstance(feature, IdFeature | IdListFeature)
+        kind = pa.string() if feature.dtype == "string" else pa.int64()
+        return int(self._codes(name, _as_ids(pa.array([value], kind), feature.dtype))[0])
+
+    def _codes(self, name: str, values: pa.Array) -> np.ndarray:
+        """Codes (N,) int32 of ids that may be null."""
+        owner = self.contract.vocabulary_of(name)
+        feature = self.contract.features[owner]
+        assert isinstance(feature, IdFeature | IdListFeature)
+        if feature.hash_buckets is not None:
+            return 1 + _hash_distinct(values, feature.hash_buckets)
+        found = pc.index_in(values, value_set=self.vocabularies[owner])
+        codes = np.asarray(found.fill_null(-1)) + np.int32(1 + feature.oov_buckets)
+        unseen = np.asarray(pc.and_(found.is_null(), values.is_valid()))
+        codes[~np.asarray(values.is_valid())] = 0
+        if unseen.any():
+            strangers = values.filter(pa.array(unseen))
+            codes[unseen] = 1 + _hash_distinct(strangers, feature.oov_buckets)
+        return codes.astype(np.int32)
+
+
+def keeps_vocabulary(contract: Contract, name: str) -> bool:
+    """Whether a feature has a vocabulary of its own: an id that neither shares nor hashes."""
+    feature = contract.features[name]
+    return (
+        isinstance(feature, IdFeature | IdListFeature)
+        and feature.share is None
+        and feature.hash_buckets is None
+    )
+
+
+def unseen_codes(contract: Contract, name: str) -> int | None:
+    """The codes 1 .. n of a feature's unseen ids; None where it keeps or shares no vocabulary."""
+    if not isinstance(contract.features[name], IdFeature | IdListFeature):
+        return None
+    owner = contract.features[contract.vocabulary_of(name)]
+    assert isinstance(owner, IdFeature | IdListFeature)
+    return owner.oov_buckets if owner.hash_buckets is None else None
+
+
+def _hash_distinct(values: pa.Array, buckets: int) -> np.ndarray:
+    """Bucket of each value, (N,) int32; -1 where it is null."""
+    distinct = values.dictionary_encode()
+    hashed = np.append(hash_ids(distinct.dictionary, buckets), -1)
+    return hashed[np.asarray(distinct.indices.fill_null(-1))].astype(np.int32)
+
+
+def _as_ids(column: pa.Array, dtype: str) -> pa.Array:
+    """Cast to the dtype of the contract; empty text becomes null."""
+    if dtype == "int":
+        return column.cast(pa.int64())
+    column = column.cast(pa.string())
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _refuse_missing(name: str, missing: int, rows: int) -> None:
+    if missing:
+        raise DataError(
+            f"feature {name!r}: {missing} of {rows} rows have no value, and the contract says "
+            "missing: error; complete the data, or choose missing: default or indicator"
+        )

@@ -1,0 +1,224 @@
+"""Examples on disk to encoded arrays in memory."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from multigate.configs.contract import Contract
+from multigate.configs.errors import DataError
+from multigate.configs.files import LABEL, SPLITS, ExamplesFolder
+from multigate.configs.statistics import Statistics
+from multigate.model.data.encoding import Encoded, Encoder
+from multigate.model.ranker import scores
+
+_ROWS_AT_ONCE = 1 << 18  # read and encoded together: bounds what raw text needs of memory
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One split, encoded.
+
+    Attributes:
+        features: arrays by feature, see `model.data.encoding`.
+        labels: (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
+        weights: (N,) float32 weights of the rows in the loss; None where all weigh the same.
+    """
+
+    features: Encoded
+    labels: np.ndarray
+    weights: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: np.ndarray | slice) -> "Examples":
+        """Some rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Examples({k: v[rows] for k, v in self.features.items()}, self.labels[rows], weights)
+
+
+class Group(NamedTuple):
+    """A row group: what is read from a Parquet file at once."""
+
+    path: Path
+    number: int
+    rows: int
+
+
+class Split:
+    """One split of an examples folder, of which row groups are read when they are asked for.
+
+    Args:
+        folder: of examples.
+        split: one of `SPLITS`.
+        encoder: of the examples or of a checkpoint.
+        weight: column of the rows' weights in the loss; none where absent.
+
+    Attributes:
+        groups: the row groups, in the order of the files.
+        rows: of all of them.
+
+    Raises:
+        DataError: no such split, no rows, a file is damaged or a column is missing.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, encoder: Encoder, weight: str | None = None
+    ) -> None:
+        if split not in SPLITS:
+            raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
+        self.encoder = encoder
+        self.weight = weight
+        contract = encoder.contract
+        labels = [LABEL + task for task in contract.tasks]
+        weights = [weight] if weight is not None and weight not in contract.features else []
+        self.columns = [*contract.features, *labels, *weights]
+        self.groups: list[Group] = []
+        paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
+        for path in paths:
+            with _open(path, self.columns, weight) as file:
+                for index in range(file.metadata.num_row_groups):
+                    rows = file.metadata.row_group(index).num_rows
+                    if rows:
+                        self.groups.append(Group(path, index, rows))
+        self.rows = sum(group.rows for group in self.groups)
+        if not self.rows:
+            raise DataError(
+                f"{ExamplesFolder(folder).split(split)}: no examples in {len(paths)} Parquet "
+                "files; expected at least one row; see the manifest's counts, and the split's "
+                "shares or dates"
+            )
+
+    def read(self, groups: Iterable[Group]) -> Iterator[Examples]:
+        """Read and encode row groups in this order, in pieces of bounded size.
+
+        Raises:
+            DataError: see `read_split`.
+        """
+        for path, members in itertools.groupby(groups, key=lambda group: group.path):
+            yield from self._read_file(path, [group.number for group in members])
+
+    def _read_file(self, path: Path, groups: list[int]) -> Iterator[Examples]:
+        contract = self.encoder.contract
+        with _open(path, self.columns) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=self.columns):
+                table = pa.Table.from_batches([batch])
+                try:
+                    features = self.encoder(table)
+                except DataError as error:
+                    raise DataError(f"{path}: {error}") from None
+                labels = [
+                    _labels(table[LABEL + name], task.type == "binary", f"{path}: {LABEL}{name}")
+                    for name, task in contract.tasks.items()
+                ]
+                weights = None
+                if self.weight is not None:
+                    weights = _weights(table[self.weight], f"{path}: {self.weight}")
+                yield Examples(features, np.stack(labels, axis=1), weights)
+
+
+def concatenate(parts: Sequence[Examples]) -> Examples:
+    """Put examples one after the other; at least one."""
+    weights = [part.weights for part in parts if part.weights is not None]
+    return Examples(
+        {key: np.concatenate([part.features[key] for part in parts]) for key in parts[0].features},
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate(weights) if weights else None,
+    )
+
+
+def read_split(folder: Path, split: str, encoder: Encoder, weight: str | None = None) -> Examples:
+    """Read and encode one split of an examples folder, in the order of its files.
+
+    Args:
+        folder: of examples.
+        split: one of `SPLITS`.
+        encoder: of the examples or of a checkpoint.
+        weight: column of the rows' weights in the loss; none where absent.
+
+    Raises:
+        DataError: no such split, no rows, a column is missing, a label is not what its task's
+            type allows, or a weight is negative or not finite.
+    """
+    found = Split(folder, split, encoder, weight)
+    return concatenate(list(found.read(found.groups)))
+
+
+def targets(examples: Examples, contract: Contract, statistics: Statistics) -> np.ndarray:
+    """Targets (N, T) float32 to train towards, see `scores.targets`; NaN where masked."""
+    columns = [
+        scores.targets(task, statistics.tasks[name], examples.labels[:, t])
+        for t, (name, task) in enumerate(contract.tasks.items())
+    ]
+    return np.stack(columns, axis=1)
+
+
+def batches(
+    features: Encoded, targets: np.ndarray, size: int
+) -> Iterator[tuple[Encoded, np.ndarray]]:
+    """Cut rows into batches; the last may be smaller, no row is left out.
+
+    Args:
+        features: arrays of N rows.
+        targets: (N, T).
+        size: B.
+    """
+    for start in range(0, len(targets), size):
+        rows = slice(start, start + size)
+        yield {name: values[rows] for name, values in features.items()}, targets[rows]
+
+
+def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.ParquetFile:
+    """Open a Parquet file that has these columns; `weight` is the one that train.weight names."""
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file: {error}; build the examples anew") from None
+    missing = [name for name in columns if name not in file.schema_arrow.names]
+    if missing:
+        file.close()
+        mend = "build the examples with this contract"
+        if missing[0] == weight:
+            mend = "mend train.weight, or add the column to the examples"
+        raise DataError(
+            f"{path}: column {missing[0]!r} is missing; received "
+            f"{', '.join(file.schema_arrow.names)}; {mend}"
+        )
+    return file
+
+
+def _weights(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """Weights (N,) float32; a row without one has weight 1."""
+    try:
+        values = pc.fill_null(column.cast(pa.float32()), 1.0).to_numpy()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(
+            f"{where}: expected numbers as weights, received {column.type}; mend train.weight"
+        ) from None
+    wrong = values[~(np.isfinite(values) & (values >= 0))]
+    if len(wrong):
+        raise DataError(
+            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; mend "
+            "the column, or train.weight"
+        )
+    return values
+
+
+def _labels(column: pa.ChunkedArray, binary: bool, where: str) -> np.ndarray:
+    """Labels (N,) float32 of one task, NaN where masked."""
+    values = pc.fill_null(column.cast(pa.float32()), np.nan).to_numpy()
+    known = values[~np.isnan(values)]
+    wrong = known[(known != 0) & (known != 1)] if binary else known[~np.isfinite(known)]
+    if len(wrong):
+        expected = "0 or 1" if binary else "finite numbers"
+        raise DataError(
+            f"{where}: expected {expected} or null, received {wrong[0]}; mend the task's label rule"
+        )
+    return values

@@ -1,0 +1,111 @@
+"""The rows of one split as they are in the files: what several models are scored on alike."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from multigate.configs.contract import Contract
+from multigate.configs.errors import DataError
+from multigate.configs.files import LABEL, REQUEST, SPLITS, ExamplesFolder
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One split, in the order of its files.
+
+    Attributes:
+        source: folder that it was read from.
+        table: every column: features, `label/<task>` and `meta/...`.
+    """
+
+    source: Path
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def take(self, rows: np.ndarray) -> "Rows":
+        """Some rows."""
+        return Rows(self.source, self.table.take(pa.array(rows)))
+
+    def labels(self, contract: Contract) -> np.ndarray:
+        """Labels (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
+
+        Raises:
+            DataError: a task has no label here, one that is not finite, or a binary one another
+                than 0 and 1.
+        """
+        self.check_columns([LABEL + name for name in contract.tasks])
+        found = np.full((len(self), len(contract.tasks)), np.nan, np.float32)
+        for t, (name, task) in enumerate(contract.tasks.items()):
+            column = self.table[LABEL + name].cast(pa.float32())
+            found[:, t] = pc.fill_null(column, np.nan).to_numpy()
+            known = found[~np.isnan(found[:, t]), t]
+            if np.isinf(known).any():
+                raise DataError(
+                    f"{self.source}: {LABEL}{name}: expected finite numbers or null, received "
+                    f"{int(np.isinf(known).sum())} infinite ones; clip the task's label"
+                )
+            wrong = known[(known != 0) & (known != 1)] if task.type == "binary" else known[:0]
+            if len(wrong):
+                raise DataError(
+                    f"{self.source}: {LABEL}{name}: expected 0 or 1 or null, received {wrong[0]}; "
+                    "mend the task's label rule"
+                )
+        return found
+
+    def codes(self, name: str) -> np.ndarray:
+        """A column's values as 0, 1, ...; missing ones are a value of their own, (N,)."""
+        column = pc.dictionary_encode(self.table[name], null_encoding="encode")
+        return np.asarray(column.combine_chunks().indices).astype(np.int64)
+
+    def lists(self, contract: Contract) -> np.ndarray:
+        """The ranked list that each row is of, its request and user, as 0, 1, ..., (N,)."""
+        users = self.codes(contract.user)
+        if REQUEST not in self.table.column_names:
+            return users
+        requests = self.codes(REQUEST)
+        pairs = requests * (int(users.max(initial=0)) + 1) + users
+        found: np.ndarray = np.unique(pairs, return_inverse=True)[1]
+        return found
+
+    def check_columns(self, names: list[str]) -> None:
+        """Raise DataError where a column is missing."""
+        missing = [name for name in names if name not in self.table.column_names]
+        if missing:
+            raise DataError(
+                f"{self.source}: column {missing[0]!r} is missing; received "
+                f"{', '.join(self.table.column_names)}; use examples of the model's contract"
+            )
+
+
+def read_rows(examples: Path, split: str, columns: list[str] | None = None) -> Rows:
+    """Read a split whole.
+
+    Args:
+        examples: folder of examples.
+        split: one of `SPLITS`.
+        columns: to read; all where None.
+
+    Raises:
+        DataError: no such split, no rows, or a file is not Parquet.
+    """
+    if split not in SPLITS:
+        raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
+    folder = ExamplesFolder(examples).split(split)
+    paths = sorted(folder.glob("*.parquet"))
+    try:
+        tables = [pq.read_table(path, columns=columns) for path in paths]
+    except pa.ArrowInvalid as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{folder}: not Parquet: {reason}; build the examples anew") from None
+    if not sum(table.num_rows for table in tables):
+        raise DataError(
+            f"{folder}: no examples in {len(paths)} Parquet files; expected at least one row; see "
+            "the manifest's counts, and the split's shares or dates"
+        )
+    return Rows(folder, pa.concat_tables(tables, promote_options="default"))

@@ -1,0 +1,4 @@
+"""Exact metrics of scores against labels, with intervals, and the verdict between two models.
+
+Public face: `evaluate.evaluate`, `comparison.compare`, `scored.Scored`.
+"""

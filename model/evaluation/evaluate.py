@@ -1,0 +1,308 @@
+"""Evaluation of a checkpoint on one split: a metric per task, summaries per group, the gates.
+
+Positions are left out, as when serving.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from rich.table import Table
+
+from multigate.configs.config import Config
+from multigate.configs.contract import Contract
+from multigate.configs.lineage import check_examples
+from multigate.configs.statistics import Statistics
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.examples import Examples, batches, read_split
+from multigate.model.evaluation import metrics
+from multigate.model.gates.parts.base import Routing
+from multigate.model.ranker import scores
+from multigate.model.ranker.ranker import Ranker
+
+_BATCH = 4096
+
+LOWER_IS_BETTER = frozenset({"rmse"})
+
+
+class Predictions:
+    """A ranker's outputs over many rows.
+
+    Attributes:
+        logits: by task, (N,) float32.
+        scores: by task, (N,) in the label's own units.
+        weights: by task, (E,) mean weight of each expert.
+        load: by task, (E,) share of the rows that use each expert.
+        used: by task, mean number of experts with a weight, per row.
+        experts_per_row: mean number of distinct experts evaluated per row, over all tasks.
+        union: (E,) share of the rows on which some task uses each expert.
+        overlap: (T, T) mean over the rows of the Jaccard overlap of two tasks' experts: how many
+            both use over how many either uses.
+        diagnostics: by task, the gate's own numbers: scalars, means over the rows.
+    """
+
+    def __init__(
+        self, ranker: Ranker, contract: Contract, statistics: Statistics, examples: Examples
+    ) -> None:
+        sums: dict[str, dict[str, Any]] = {task: {} for task in contract.tasks}
+        logits: dict[str, list[np.ndarray]] = {task: [] for task in contract.tasks}
+        experts: Any = 0.0
+        union: Any = 0.0
+        overlap: Any = 0.0
+        for encoded, labels in batches(examples.features, examples.labels, _BATCH):
+            rows = len(labels)
+            forward = ranker.infer(encoded)
+            experts += rows * float(_numpy(forward.mixed.experts_per_row))
+            used = _used(forward.mixed.routings, rows)
+            union = union + used.max(axis=1).sum(axis=0)
+            overlap = overlap + _overlap(used)
+            for (task, z), routing in zip(
+                forward.logits.items(), forward.mixed.routings, strict=True
+            ):
+                logits[task].append(_numpy(z))
+                weights = _numpy(routing.weights)  # (B, E) or (E,)
+                found = {"weights": weights.reshape(-1, weights.shape[-1]).mean(axis=0)}
+                found |= {name: _numpy(value) for name, value in routing.diagnostics.items()}
+                for name, value in found.items():
+                    sums[task][name] = sums[task].get(name, 0.0) + rows * value
+        N = len(examples)
+        means = {task: {k: v / N for k, v in found.items()} for task, found in sums.items()}
+        self.logits = {task: np.concatenate(parts) for task, parts in logits.items()}
+        self.scores = {
+            task: _numpy(value)
+            for task, value in scores.scores(contract, statistics, self.logits).items()
+        }
+        self.weights = {task: found.pop("weights") for task, found in means.items()}
+        self.load = {task: found.pop("load") for task, found in means.items()}
+        self.used = {task: float(found.pop("experts_per_example")) for task, found in means.items()}
+        self.experts_per_row = float(experts / N)
+        self.union = np.asarray(union / N)
+        self.overlap = np.asarray(overlap / N)
+        self.diagnostics = {
+            task: {k: float(v) for k, v in found.items() if np.ndim(v) == 0}
+            for task, found in means.items()
+        }
+
+
+def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[str, Any]:
+    """Evaluate a checkpoint on a split of the examples that it was trained on.
+
+    Args:
+        checkpoint: folder that `training.train` wrote.
+        examples: folder of examples.
+        split: "train", "validation" or "test".
+
+    Returns:
+        What `measure` returns.
+
+    Raises:
+        ModelError: not a checkpoint, or the fingerprints differ.
+        DataError: the split cannot be read.
+    """
+    loaded = checkpoints.load(checkpoint)
+    check_examples(checkpoint, loaded.contract, examples)
+    return measure(loaded, examples, split)
+
+
+def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[str, Any]:
+    """Evaluate a ranker as it is, its gates hardened or not, on a split.
+
+    Returns:
+        split, rows; `tasks`: name -> group, type and what `metrics.binary` or `.regression` gives;
+        `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
+        regression, of the mean squared error of the transformed label (the tables of the papers on
+        DSelect-k and MOESART have this number); `experts_per_row`;
+        `gates`: task -> gate, weights (E,), load (E,), experts_per_row, overlap (by other task)
+        and its diagnostics; `union` (E,), see `Predictions`.
+
+    Raises:
+        DataError: the split cannot be read.
+    """
+    ranker, encoder, config, _ = loaded
+    rows = read_split(examples, split, encoder)
+    predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
+    return summary(config, split, rows, predictions)
+
+
+def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> dict[str, Any]:
+    """What `measure` returns, of predictions that exist already."""
+    names = list(config.contract.tasks)
+    gates = {
+        name: {
+            "gate": config.model.gates.get(name, config.model.gate).name,
+            "weights": [float(w) for w in predictions.weights[name]],
+            "load": [float(share) for share in predictions.load[name]],
+            "experts_per_row": predictions.used[name],
+            "overlap": {
+                other: float(predictions.overlap[t, u]) for u, other in enumerate(names) if u != t
+            },
+            **predictions.diagnostics[name],
+        }
+        for t, name in enumerate(names)
+    }
+    return task_summary(config.contract, split, rows.labels, predictions.scores) | {
+        "experts_per_row": predictions.experts_per_row,
+        "experts": config.model.experts.count,
+        "gates": gates,
+        "union": [float(share) for share in predictions.union],
+    }
+
+
+def task_summary(
+    contract: Contract, split: str, labels: np.ndarray, scored: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+    """The part of `summary` that needs no gates: of any scores (N,) by task."""
+    tasks = task_metrics(contract, labels, scored)
+    return {
+        "split": split,
+        "rows": len(labels),
+        "tasks": tasks,
+        "groups": summarise(tasks),
+        "loss": _total_loss(contract, tasks),
+    }
+
+
+def task_metrics(
+    contract: Contract, labels: np.ndarray, scored: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, Any]]:
+    """Metrics of every task.
+
+    Args:
+        contract: names, groups and types of the tasks.
+        labels: (N, T) in own units, NaN where masked.
+        scored: (N,) by task, in own units.
+
+    Returns:
+        By task: group, type and what `metrics.binary` or `metrics.regression` gives.  A label that
+        is transformed for training has `trained_on` besides: scale, mse, rmse, label_std there.
+    """
+    found = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        measure = metrics.binary if task.type == "binary" else metrics.regression
+        result = measure(labels[:, t], scored[name])
+        if task.transform != "identity" and result["rows"]:
+            on_scale = metrics.regression(
+                scores.transform(task, labels[:, t]), scores.transform(task, scored[name])
+            )
+            result["trained_on"] = (
+                {"scale": task.transform}
+                | {key: on_scale[key] for key in ("mse", "label_std")}
+                | {"rmse": on_scale["value"]}
+            )
+        found[name] = {"group": task.group, "type": task.type} | result
+    return found
+
+
+def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Summarise the tasks of each group.
+
+    Returns:
+        By group: `auc`, the mean over its binary tasks, and `relative_rmse`, the mean over its
+        regression tasks of RMSE / standard deviation of the label, on the scale that the task was
+        trained on; None without such tasks.
+        Tasks without a value are left out: `tasks` counts all, `measured` those with one.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for group in dict.fromkeys(task["group"] for task in tasks.values()):
+        members = [task for task in tasks.values() if task["group"] == group]
+        measured = [task for task in members if task["value"] is not None]
+        areas = [task["value"] for task in measured if task["type"] == "binary"]
+        scales = [
+            task.get("trained_on", {"rmse": task["value"], "label_std": task.get("label_std")})
+            for task in measured
+            if task["type"] == "regression"
+        ]
+        errors = [scale["rmse"] / scale["label_std"] for scale in scales if scale["label_std"] > 0]
+        groups[group] = {
+            "tasks": len(members),
+            "measured": len(measured),
+            "auc": float(np.mean(areas)) if areas else None,
+            "relative_rmse": float(np.mean(errors)) if errors else None,
+        }
+    return groups
+
+
+def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = None) -> Table:
+    """The tasks' metrics for a terminal.
+
+    Args:
+        result: what `evaluate` or `assessment.assess` returned.
+        best: best possible value by task, where it is known.
+    """
+    title = f"{result['split']} split, {result['rows']:,} rows"
+    view = Table(title=title, title_justify="left")
+    for heading in ("task", "group", "metric"):
+        view.add_column(heading)
+    intervals = any("measures" in task for task in result["tasks"].values())
+    optional = [*(["95 % interval"] if intervals else []), *(["best possible"] if best else [])]
+    for heading in ("value", *optional, "rows", "positives"):
+        view.add_column(heading, justify="right")
+    previous = None
+    for name, task in sorted(result["tasks"].items(), key=lambda item: item[1]["group"]):
+        if previous not in (None, task["group"]):
+            view.add_section()
+        previous = task["group"]
+        value = f"{task['value']:.4f}" if task["value"] is not None else task["reason"]
+        cells = [name, task["group"], task["metric"].upper(), value]
+        if intervals:
+            main = task["measures"][task["metric"]]
+            known = main["low"] is not None
+            cells.append(f"{main['low']:.4f} to {main['high']:.4f}" if known else "")
+        if best:
+            possible = best.get(name)
+            cells.append("" if possible is None else f"{possible:.4f}")
+        rate = "" if task.get("rate") is None else f"{100 * task['rate']:.1f} %"
+        if scale := task.get("trained_on"):
+            cells[3] += f"\n{scale['scale']}: {scale['rmse']:.4f}"
+        view.add_row(*cells, f"{task['rows']:,}", rate)
+    for group, summary in result["groups"].items():
+        parts = []
+        if summary["auc"] is not None:
+            parts.append(f"mean AUC {summary['auc']:.4f}")
+        if summary["relative_rmse"] is not None:
+            parts.append(f"RMSE {summary['relative_rmse']:.3f} of the label's deviation")
+        view.caption = "\n".join(
+            [
+                *([str(view.caption)] if view.caption else []),
+                f"{group}: {', '.join(parts) or 'nothing measured'}",
+            ]
+        )
+    return view
+
+
+def _total_loss(contract: Contract, tasks: Mapping[str, Mapping[str, Any]]) -> float:
+    total = 0.0
+    for name, task in contract.tasks.items():
+        found = tasks[name]
+        if found["rows"]:
+            part = (
+                found["log_loss"]
+                if task.type == "binary"
+                else found.get("trained_on", found)["mse"]
+            )
+            total += task.weight * part
+    return total
+
+
+def _used(routings: Sequence[Routing], rows: int) -> np.ndarray:
+    """Whether each row uses each expert, (B, T, E) float32; static gates choose for all rows."""
+    used = [np.atleast_2d(_numpy(routing.weights)) > 0 for routing in routings]
+    stacked = [np.broadcast_to(one, (rows, one.shape[1])) for one in used]
+    return np.stack(stacked, axis=1).astype(np.float32)
+
+
+def _overlap(used: np.ndarray) -> np.ndarray:
+    """Sum over the rows of the Jaccard overlap of every two tasks' experts, (T, T)."""
+    both = used @ used.transpose(0, 2, 1)  # (B, T, T)
+    sizes = used.sum(axis=2)
+    either = sizes[:, :, None] + sizes[:, None, :] - both
+    # Two tasks of which neither uses an expert agree.
+    shares = np.where(either > 0, both / np.maximum(either, 1), 1.0)
+    found: np.ndarray = shares.sum(axis=0, dtype=np.float64)
+    return found
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))

@@ -1,0 +1,198 @@
+"""The encoding of `model.data.encoding` as a TensorFlow graph, frozen into the export.
+
+A missing value is what the companion input `<feature>__present` marks as absent, empty text or a
+number that is not finite.  Under `missing: error` it is refused before the model is called (the
+companion does not exist); an empty text that comes through all the same gets row 0.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from multigate.configs.contract import (
+    LENGTH,
+    PRESENT,
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+)
+from multigate.model.data.encoding import Encoder, keeps_vocabulary
+from multigate.model.data.hashing import LONGEST, MIXER, POWERS
+
+Tensor = Any
+
+
+def raw_inputs(contract: Contract, names: Iterable[str]) -> dict[str, tf.TensorSpec]:
+    """Inputs of a signature for these features: their raw values and companions."""
+    inputs: dict[str, tf.TensorSpec] = {}
+
+    def add(name: str, dtype: tf.DType, *shape: None) -> None:
+        inputs[name] = tf.TensorSpec(shape, dtype, name=name)
+
+    for name in names:
+        feature = contract.features[name]
+        if isinstance(feature, NumberFeature):
+            add(name, tf.float32, None)
+        elif isinstance(feature, IdListFeature):
+            add(name, _DTYPES[feature.dtype], None, None)
+            add(name + LENGTH, tf.int64, None)
+        elif isinstance(feature, IdFeature):
+            add(name, _DTYPES[feature.dtype], None)
+        if not isinstance(feature, IdListFeature) and feature.missing != "error":
+            add(name + PRESENT, tf.bool, None)
+    return inputs
+
+
+class GraphEncoder:
+    """Encodes raw values in-graph; holds the vocabularies as lookup tables.
+
+    Args:
+        encoder: whose contract, statistics and vocabularies are frozen in.
+
+    Attributes:
+        tables: lookup tables by feature; a SavedModel has to track them.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._contract = encoder.contract
+        self.tables = {
+            name: _table(encoder, name)
+            for name in self._contract.features
+            if keeps_vocabulary(self._contract, name)
+        }
+
+    def __call__(self, raw: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """Encode the features `names`.
+
+        Args:
+            raw: the inputs that `raw_inputs` lists for them; N rows each.
+            names: features to encode; others in `raw` are left alone.
+
+        Returns:
+            The encoded features, as `Encoder` describes them.
+        """
+        encoded: dict[str, Tensor] = {}
+        for name in names:
+            feature = self._contract.features[name]
+            with tf.name_scope(f"encode_{name}"):
+                if isinstance(feature, IdListFeature):
+                    encoded[name] = self._id_list(name, feature, raw[name], raw[name + LENGTH])
+                elif isinstance(feature, IdFeature):
+                    encoded[name] = self._id(name, feature, raw[name], raw.get(name + PRESENT))
+                elif isinstance(feature, NumberFeature):
+                    encoded |= self._number(name, feature, raw[name], raw.get(name + PRESENT))
+        return encoded
+
+    def _id(self, name: str, feature: IdFeature, values: Tensor, present: Tensor) -> Tensor:
+        codes = self._codes(name, values)
+        if feature.missing == "indicator":
+            return tf.where(present, codes, 0)
+        if feature.missing == "default":
+            substitute = self._encoder.code(name, feature.default)
+            return tf.where(present & (codes > 0), codes, substitute)
+        return codes
+
+    def _id_list(self, name: str, feature: IdListFeature, values: Tensor, length: Tensor) -> Tensor:
+        L = feature.max_length
+        padded = tf.pad(values, [[0, 0], [0, L]], constant_values=_EMPTY[feature.dtype])
+        start = tf.maximum(length - L, 0)  # the last L values are kept
+        place = tf.range(L, dtype=tf.int64)
+        kept = tf.gather(padded, start[:, None] + place, batch_dims=1)  # (N, L)
+        return tf.where(place < length[:, None], self._codes(name, kept), 0)
+
+    def _number(
+        self, name: str, feature: NumberFeature, values: Tensor, present: Tensor | None
+    ) -> dict[str, Tensor]:
+        finite = tf.math.is_finite(values)
+        present = finite if present is None else finite & present
+        encoded = {}
+        if feature.missing == "default":
+            values = tf.where(present, values, np.float32(feature.default))
+        if feature.missing == "indicator":
+            encoded[name + PRESENT] = tf.cast(present, tf.float32)
+        if feature.transform == "log1p":
+            values = tf.maximum(values, 0.0)
+        if feature.scale == "buckets":
+            boundaries = self._encoder.boundaries(name).tolist()
+            codes = 1 + tf.raw_ops.Bucketize(input=values, boundaries=boundaries)
+        else:
+            mean, std = self._encoder.moments(name)
+            if feature.transform == "log1p":
+                values = tf.math.log1p(values)
+            codes = (values - np.float32(mean)) / np.float32(std)
+        if feature.missing != "default":
+            codes = tf.where(present, codes, tf.zeros_like(codes))
+        if feature.scale != "buckets" and feature.transform != "log1p":
+            codes = _computable(name, codes)
+        return encoded | {name: codes}
+
+    def _codes(self, name: str, values: Tensor) -> Tensor:
+        """Codes of ids, int32; 0 for empty text."""
+        owner = self._contract.vocabulary_of(name)
+        feature: Any = self._contract.features[owner]
+        if feature.hash_buckets is not None:
+            codes = 1 + hash_ids(values, feature.hash_buckets)
+            return tf.where(values == "", 0, codes) if values.dtype == tf.string else codes
+        codes = self.tables[owner].lookup(values)
+        if feature.oov_buckets == 1:
+            return codes
+        return tf.where(codes == _UNSEEN, 1 + hash_ids(values, feature.oov_buckets), codes)
+
+
+def hash_ids(values: Tensor, buckets: int) -> Tensor:
+    """Bucket in [0, buckets) of each id, int32, shaped as `values`; see `model.data.hashing`."""
+    if values.dtype == tf.string:
+        lengths = tf.strings.length(values)
+        width = tf.clip_by_value(tf.reduce_max(lengths), 1, LONGEST)
+        data = tf.io.decode_raw(values, tf.uint8, fixed_length=width)  # (..., width), zero-padded
+        terms = (tf.cast(data, tf.uint64) + 1) * tf.constant(POWERS)[:width]
+        inside = tf.range(width) < lengths[..., None]
+        h = tf.reduce_sum(tf.where(inside, terms, tf.zeros_like(terms)), axis=-1)
+        h += tf.cast(lengths, tf.uint64)
+    else:
+        h = tf.bitcast(values, tf.uint64)
+    for shift, factor in MIXER:
+        h = tf.bitwise.bitwise_xor(h, _shifted(h, shift)) * tf.constant(factor, tf.uint64)
+    h = tf.bitwise.bitwise_xor(h, _shifted(h, 31))
+    positive = tf.bitcast(_shifted(h, 1), tf.int64)
+    return tf.cast(tf.math.floormod(positive, tf.constant(buckets, tf.int64)), tf.int32)
+
+
+_DTYPES = {"string": tf.string, "int": tf.int64}
+_EMPTY = {"string": "", "int": 0}
+_LARGEST = 1e18  # about the root of the largest float32
+_UNSEEN = -1  # of tables whose feature has several buckets for unseen values
+
+
+def _computable(name: str, codes: Tensor) -> Tensor:
+    """Refuse numbers whose products overflow: relu makes 0 of NaN, and so a score of nothing."""
+    message = f"feature {name}: expected a number within {_LARGEST:g} standard deviations"
+    small = tf.reduce_all(tf.abs(codes) <= _LARGEST)
+    with tf.control_dependencies([tf.debugging.Assert(small, [message])]):
+        return tf.identity(codes)
+
+
+def _shifted(h: Tensor, bits: int) -> Tensor:
+    return tf.bitwise.right_shift(h, tf.constant(bits, h.dtype))
+
+
+def _table(encoder: Encoder, name: str) -> tf.lookup.StaticHashTable:
+    """Lookup table from a feature's values to codes; unseen ones get code 1 if it is theirs."""
+    feature: Any = encoder.contract.features[name]
+    vocabulary = encoder.vocabularies[name]
+    codes = 1 + feature.oov_buckets + np.arange(len(vocabulary), dtype=np.int32)
+    if feature.dtype == "string":
+        keys: Any = np.asarray([*vocabulary.cast(pa.string()).to_pylist(), ""], object)
+        codes = np.append(codes, np.int32(0))
+    else:
+        keys = np.asarray(vocabulary.cast(pa.int64()))
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        tf.constant(keys, _DTYPES[feature.dtype]), tf.constant(codes)
+    )
+    default = 1 if feature.oov_buckets == 1 else _UNSEEN
+    return tf.lookup.StaticHashTable(initializer, default)

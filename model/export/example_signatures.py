@@ -1,0 +1,102 @@
+"""Signatures over serialised tf.Example, as TensorFlow Serving's Classify and Regress call them.
+
+    classify         `inputs` (N,) string; `classes` (N, C) the binary tasks' names, `scores` (N, C)
+    regress/<task>   of each regression task: `inputs` (N,) string; `outputs` (N,)
+
+An example holds every feature under its own name: text as bytes, integers as int64, numbers as
+float, lists as several values.  An absent or empty feature is a missing value; under
+`missing: error` it is refused.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature
+from multigate.model.export.encoding_tensorflow import raw_inputs
+
+Tensor = Any
+
+CLASSIFY, REGRESS = "classify", "regress/"
+"""Name of the one signature, and what the others' names begin with."""
+
+METHODS = {CLASSIFY: "tensorflow/serving/classify", REGRESS: "tensorflow/serving/regress"}
+
+
+def example_signatures(
+    contract: Contract, score_rows: Callable[..., dict[str, Tensor]]
+) -> dict[str, Any]:
+    """The signatures as concrete functions.
+
+    Args:
+        contract: features and tasks.
+        score_rows: what `serving_default` computes.
+    """
+    binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
+
+    def classify(inputs: Tensor) -> dict[str, Tensor]:
+        found = score_rows(**parse_examples(contract, inputs))
+        classes = tf.broadcast_to(tf.constant(binary), [tf.size(inputs), len(binary)])
+        return {"classes": classes, "scores": tf.stack([found[name] for name in binary], axis=1)}
+
+    def regress(task: str) -> Callable[[Tensor], dict[str, Tensor]]:
+        return lambda inputs: {"outputs": score_rows(**parse_examples(contract, inputs))[task]}
+
+    functions: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {}
+    if binary:
+        functions[CLASSIFY] = classify
+    functions |= {REGRESS + name: regress(name) for name in contract.tasks if name not in binary}
+    spec = tf.TensorSpec([None], tf.string, name="inputs")
+    return {
+        name: tf.function(function, autograph=False).get_concrete_function(inputs=spec)
+        for name, function in functions.items()
+    }
+
+
+def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
+    """Raw inputs of `serving_default` out of serialised examples (N,).
+
+    Raises (when the graph runs):
+        InvalidArgumentError: not a tf.Example, values of another type, several values of a
+            feature that takes one, or none under `missing: error`.
+    """
+    names = [name for name, _ in contract.of_side("user", "item", "context")]
+    specs = raw_inputs(contract, names)
+    parsed = tf.io.parse_example(
+        serialised,
+        {name: tf.io.RaggedFeature(specs[name].dtype, row_splits_dtype=tf.int64) for name in names},
+    )
+    raw: dict[str, Tensor] = {}
+    for name in names:
+        feature, values = contract.features[name], parsed[name]
+        counts = values.row_lengths()  # (N,) int64
+        if isinstance(feature, IdListFeature):
+            raw |= {name: values.to_tensor(), name + LENGTH: counts}
+            continue
+        expected = "one value" if feature.missing == "error" else "at most one value"
+        allowed = counts == 1 if feature.missing == "error" else counts <= 1
+        checked = tf.debugging.Assert(
+            tf.reduce_all(allowed),
+            [f"feature {name}: expected {expected} in each example, received", counts],
+        )
+        with tf.control_dependencies([checked]):
+            raw[name] = tf.reshape(values.to_tensor(shape=[None, 1]), [-1])
+        if name + PRESENT in specs:
+            raw[name + PRESENT] = counts > 0
+    return raw
+
+
+def set_methods(folder: str, signatures: Iterable[str]) -> None:
+    """Give the signatures of a SavedModel the method names that TensorFlow Serving checks.
+
+    TensorFlow 2 writes Predict's into every signature.
+
+    Args:
+        folder: of the SavedModel.
+        signatures: names that `example_signatures` gave.
+    """
+    saved = tf.compat.v1.saved_model.signature_def_utils.MethodNameUpdater(folder)
+    for name in signatures:
+        saved.replace_method_name(name, METHODS[CLASSIFY if name == CLASSIFY else REGRESS])
+    saved.save()

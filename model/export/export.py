@@ -1,0 +1,191 @@
+"""Export: a checkpoint becomes a numbered SavedModel version, checked before it is published.
+
+Layout of a version, besides TensorFlow's own files:
+
+    assets.extra/contract.json                  the contract with both fingerprints
+    assets.extra/metrics.json                   on the test split as exported; of training by epoch
+    assets.extra/sparsity.json                  which experts are in the file, hardening, parity
+    assets.extra/reference.json                 what the test split looks like, see model.reference
+    assets.extra/golden.json                    one request and its answer
+    assets.extra/tf_serving_warmup_requests     as TensorFlow Serving replays them
+    assets.extra/README.md                      model card
+"""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from multigate.configs.errors import DataError, ExportError
+from multigate.configs.files import LABEL, new_folder, write_json
+from multigate.configs.lineage import check_examples
+from multigate.configs.sections.model import ExportConfig
+from multigate.configs.version_folders import new_version
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import Examples, read_split
+from multigate.model.data.rows import read_rows
+from multigate.model.evaluation.evaluate import Predictions, summary
+from multigate.model.export import calibration as calibrations
+from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
+from multigate.model.export.graph import Servable
+from multigate.model.export.item_table import ItemTable
+from multigate.model.export.parity import check_parity, harden, round_weights
+from multigate.model.ranker import scores
+
+log = logging.getLogger(__name__)
+
+EXTRA = "assets.extra"
+
+
+def export(
+    checkpoint: Path,
+    examples: Path,
+    out: Path,
+    *,
+    version: int | None = None,
+    finish: Callable[[Path, ExportConfig], None] | None = None,
+) -> Path:
+    """Export a checkpoint.
+
+    Args:
+        checkpoint: folder that `training.train` wrote, under either backend.
+        examples: the examples that it was trained on; their test split is what is checked.
+        out: base folder of the versions.
+        version: number of the version; the highest in `out` plus one by default.
+        finish: adds to the version's folder what others have to say, before it is published.
+
+    Returns:
+        `out/<version>`, complete.
+
+    Raises:
+        ExportError: the version exists, a gate cannot be hardened or weights cannot be rounded
+            within tolerance, the parity check failed, or the folder could not be written.
+            Nothing is published.
+        ModelError: not a checkpoint, or the examples are others than it was trained on.
+        DataError: the test split cannot be read.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ExportError(
+            f"export writes TensorFlow graphs; Keras runs on {keras.backend.backend()!r}: set "
+            "KERAS_BACKEND=tensorflow (a checkpoint trained on JAX exports to the same scores)"
+        )
+    target = out / str(new_version(out, version))
+    loaded = checkpoints.load(checkpoint)
+    check_examples(checkpoint, loaded.contract, examples)
+    options = loaded.config.export
+    table = _test_rows(examples, loaded.encoder, options.parity_rows)
+    sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
+    hardening = harden(loaded.ranker, loaded.encoder, sample, options)
+    rounding = round_weights(loaded.ranker, loaded.encoder, sample, options)
+    rows = read_split(examples, "test", loaded.encoder)
+    predictions = Predictions(
+        loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, rows
+    )
+    calibration, found = links.fit(loaded, examples, predictions, rows)
+    metrics = summary(loaded.config, "test", rows, predictions) | found
+    metrics["training"] = checkpoints.read_history(checkpoint)
+    metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
+    served = scores.scores(
+        loaded.encoder.contract,
+        loaded.encoder.statistics,
+        calibrations.apply(calibration, predictions.logits),
+    )
+    items = None if options.items == "none" else ItemTable(loaded.encoder, examples)
+    servable = Servable(
+        loaded.ranker,
+        loaded.encoder,
+        calibration,
+        options.weights,
+        items,
+        precompute=options.items == "precomputed",
+        buckets=options.xla,
+    )
+    try:
+        with new_folder(target) as folder:
+            servable.save(folder)
+            signatures = tf.saved_model.load(str(folder)).signatures
+            parity = check_parity(
+                signatures,
+                loaded.ranker,
+                loaded.encoder,
+                table,
+                options.parity_tolerance,
+                calibration,
+                items,
+            )
+            report = sparsity.report(
+                loaded.ranker,
+                servable,
+                len(rows),
+                predictions.experts_per_row,
+                predictions.load,
+            ) | {"hardening": hardening, "parity": parity}
+            if items is not None:
+                report["items"] = {
+                    "known": len(items.ids),
+                    "precomputed": options.items == "precomputed",
+                    "bytes": servable.item_bytes,
+                    "as_of_the_cut_off": items.counters,
+                }
+            extra = folder / EXTRA
+            extra.mkdir()
+            write_json(extra / "contract.json", loaded.contract.model_dump(mode="json"))
+            write_json(extra / "metrics.json", metrics)
+            write_json(extra / "sparsity.json", report)
+            write_json(
+                extra / "reference.json",
+                reference.report(
+                    loaded.encoder,
+                    examples,
+                    {task: keras.ops.convert_to_numpy(value) for task, value in served.items()},
+                ),
+            )
+            warmup_requests.write(
+                extra,
+                loaded.config.name,
+                loaded.encoder.contract,
+                table,
+                signatures,
+                items,
+                options.xla,
+            )
+            (extra / "README.md").write_text(
+                model_card.text(loaded.config, loaded.contract, metrics, report), encoding="utf-8"
+            )
+            if finish is not None:
+                finish(folder, options)
+    except (OSError, tf.errors.OpError) as error:
+        reason = " ".join(str(error).split())[-200:]  # where TensorFlow says why
+        raise ExportError(
+            f"{target}: could not be written: {reason}; nothing was published; make room or "
+            "choose another folder, then export again"
+        ) from error
+    except DataError as error:  # another export published the same number meanwhile
+        raise ExportError(f"{error}; export again") from None
+    log.info("published %s", target)
+    return target
+
+
+def _test_rows(examples: Path, encoder: Encoder, limit: int) -> pa.Table:
+    """At most `limit` test rows, evenly spread over the split, with features and labels."""
+    contract = encoder.contract
+    columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
+    table = read_rows(examples, "test", columns).table
+    if table.num_rows <= limit:
+        return table
+    return table.take(np.linspace(0, table.num_rows - 1, limit).astype(np.int64))
+
+
+def _labels(table: pa.Table, encoder: Encoder) -> np.ndarray:
+    """Labels (N, T) float32, NaN where masked."""
+    columns: list[Any] = [
+        table[LABEL + task].cast(pa.float32()).fill_null(np.nan).to_numpy()
+        for task in encoder.contract.tasks
+    ]
+    return np.stack(columns, axis=1)

@@ -1,0 +1,168 @@
+"""The known items' features, as a table inside the exported file, so that ids alone can be ranked.
+
+Known are the items of the examples' snapshot and of the item's vocabulary.  The snapshot has every
+item's features as they were at the cut-off: counters keep changing after it, and a request that
+sends them (signature `rank`) is answered from what it sends.  Any other id gets a row by its code,
+with all other features missing.  Rows, R in all:
+
+    0 .. I - 1      known items
+    I + code        other ids, by the code that they have (0: empty text; else unseen, by hash)
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from multigate.configs.contract import IdFeature, NumberFeature
+from multigate.configs.errors import ExportError
+from multigate.configs.files import ExamplesFolder
+from multigate.model.data.encoding import Encoded, Encoder
+
+Tensor = Any
+
+
+class ItemTable:
+    """Encoded features of known items.
+
+    Attributes:
+        names: item features, the item's own id among them.
+        ids: (I,) known items.
+        encoded: by item feature and companion, (R, ...), see `model.data.encoding`.
+        complete: (R,) bool; whether every feature whose rule is `missing: error` has a value.
+        counters: features that are computed over time: their values are as of the cut-off.
+        tables: lookup tables, which a SavedModel has to track.
+
+    Args:
+        encoder: of the version's contract.
+        examples: folder with a snapshot of items.
+
+    Raises:
+        ExportError: the folder has no snapshot of items, or one without an item feature.
+    """
+
+    def __init__(self, encoder: Encoder, examples: Path) -> None:
+        contract = encoder.contract
+        self._encoder = encoder
+        self.item = contract.item
+        self.names = [name for name, _ in contract.of_side("item")]
+        self.counters = [
+            name
+            for name, feature in contract.of_side("item")
+            if isinstance(feature, NumberFeature) and feature.counter is not None
+        ]
+        table = _read(examples, self.item, self.names, encoder)
+        self.ids = table[self.item].combine_chunks()
+        others = self._others()
+        table = pa.concat_tables([table, _nulls(table.schema, self.item, self.ids, others)])
+        self.complete = np.ones(table.num_rows, bool)
+        for name in self.names:
+            feature = contract.features[name]
+            if feature.missing == "error" and name != self.item:
+                column = table[name].combine_chunks()
+                self.complete &= np.asarray(column.is_valid())
+                index = table.column_names.index(name)
+                table = table.set_column(index, name, column.fill_null(_any(feature)))
+        self.encoded: Encoded = encoder(table, self.names)
+        self.encoded[self.item][len(self.ids) :] = np.arange(others)
+        keys = self.ids.to_pylist()
+        dtype = tf.string if pa.types.is_string(self.ids.type) else tf.int64
+        initializer = tf.lookup.KeyValueTensorInitializer(
+            tf.constant(keys, dtype), tf.range(len(keys), dtype=tf.int32)
+        )
+        self._rows = tf.lookup.StaticHashTable(initializer, -1)
+        self._values = {
+            name: tf.Variable(values, trainable=False) for name, values in self.encoded.items()
+        }
+        self._complete = tf.Variable(self.complete, trainable=False)
+        self.tables = [self._rows]
+
+    def index(self, raw: Tensor, codes: Tensor) -> Tensor:
+        """Rows (N,) int32 of raw ids (N,) with their codes (N,).
+
+        Raises (when the graph runs):
+            InvalidArgumentError: an id without a value for a feature that must have one.
+        """
+        found = self._rows.lookup(raw)
+        others = tf.minimum(codes, self._others() - 1)
+        rows = tf.where(found >= 0, found, len(self.ids) + others)
+        if self.complete.all():
+            return rows
+        message = f"feature {self.item}: not an item of the table, whose features must be sent"
+        known = tf.gather(self._complete.read_value(), rows)
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message])]):
+            return tf.identity(rows)
+
+    def features(self, rows: Tensor) -> dict[str, Tensor]:
+        """Encoded item features of some rows (N,)."""
+        return {name: tf.gather(values.read_value(), rows) for name, values in self._values.items()}
+
+    def rows_of(self, ids: pa.Array, codes: np.ndarray) -> np.ndarray:
+        """Rows (N,) of ids (N,), outside the graph."""
+        place = {value: row for row, value in enumerate(self.ids.to_pylist())}
+        found = np.array([place.get(value, -1) for value in ids.to_pylist()], np.int64)
+        return np.where(found >= 0, found, len(self.ids) + np.minimum(codes, self._others() - 1))
+
+    def bytes(self) -> int:
+        """Size of the encoded features."""
+        return sum(values.nbytes for values in self.encoded.values())
+
+    def _others(self) -> int:
+        """How many codes ids outside the vocabulary can have."""
+        owner: Any = self._encoder.contract.features[
+            self._encoder.contract.vocabulary_of(self.item)
+        ]
+        return 1 + (owner.oov_buckets if owner.hash_buckets is None else owner.hash_buckets)
+
+
+def _read(examples: Path, item: str, names: list[str], encoder: Encoder) -> pa.Table:
+    """Known items (I) with their features; null where the snapshot has none."""
+    folder = ExamplesFolder(examples).snapshot("items")
+    paths = sorted(folder.glob("*.parquet"))
+    if not paths:
+        raise ExportError(
+            f"{folder}: no snapshot of items, which export.items takes its table from; build the "
+            "examples anew, or set export.items: none"
+        )
+    table = pa.concat_tables(pq.read_table(path) for path in paths)
+    if absent := [name for name in names if name not in table.column_names]:
+        raise ExportError(
+            f"{folder}: no column {', '.join(absent)}; expected every item feature; build the "
+            "examples anew, or set export.items: none"
+        )
+    table = table.select(names)
+    owner = encoder.contract.vocabulary_of(item)
+    kind = pa.string() if _id(encoder, item).dtype == "string" else pa.int64()
+    table = table.set_column(names.index(item), item, table[item].cast(kind))
+    known = set(table[item].to_pylist())
+    if owner in encoder.vocabularies:
+        more = [v for v in encoder.vocabularies[owner].cast(kind).to_pylist() if v not in known]
+        columns = {
+            name: pa.array(more, kind) if name == item else pa.nulls(len(more), table[name].type)
+            for name in names
+        }
+        table = pa.concat_tables([table, pa.table(columns)])
+    return table
+
+
+def _nulls(schema: pa.Schema, item: str, ids: pa.Array, rows: int) -> pa.Table:
+    """Rows without any feature; the item's id is some valid one."""
+    columns = {name: pa.nulls(rows, schema.field(name).type) for name in schema.names}
+    columns[item] = pa.array([ids[0].as_py() if len(ids) else None] * rows, ids.type)
+    return pa.table(columns)
+
+
+def _any(feature: Any) -> Any:
+    """Some value that a feature takes."""
+    if isinstance(feature, NumberFeature):
+        return 0.0
+    return "?" if feature.dtype == "string" else 0
+
+
+def _id(encoder: Encoder, name: str) -> IdFeature:
+    feature = encoder.contract.features[name]
+    assert isinstance(feature, IdFeature)
+    return feature

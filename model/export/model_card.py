@@ -1,0 +1,123 @@
+"""The model card that lies beside an exported version."""
+
+from typing import Any
+
+from multigate.configs.config import Config
+from multigate.configs.contract import FrozenContract
+
+
+def text(
+    config: Config, frozen: FrozenContract, metrics: dict[str, Any], sparsity: dict[str, Any]
+) -> str:
+    """Markdown: what the model predicts, how well, and what to know before relying on it."""
+    contract = frozen.contract
+    flops = sparsity["flops_per_candidate"]
+    lines = [
+        f"# {config.name}",
+        "",
+        f"Ranks `{contract.item}` for `{contract.user}`: {len(contract.tasks)} tasks over shared "
+        f"experts. Schema `{frozen.schema_fingerprint}`, data `{frozen.data_fingerprint}`.",
+        "",
+        f"| task | group | score | metric | test ({metrics['rows']} rows) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, task in contract.tasks.items():
+        found = metrics["tasks"][name]
+        unit = "probability" if task.type == "binary" else "the label's own units"
+        value = "not measured" if found["value"] is None else f"{found['value']:.4f}"
+        lines.append(f"| {name} | {task.group} | {unit} | {found['metric'].upper()} | {value} |")
+    lines += [
+        "",
+        f"The combined score is a {contract.combine.kind} over tasks with the weights "
+        + ", ".join(f"{n} {t.score_weight:g}" for n, t in contract.tasks.items())
+        + ", unless a request brings its own.",
+        "",
+        "## Experts",
+        "",
+        f"{sparsity['experts_in_file']} of {sparsity['experts']} experts are in the file; a "
+        f"candidate needs {sparsity['experts_per_row']:.2f} of them, {flops['rank']:,} "
+        f"floating-point operations in place of {flops['dense']:,}.",
+    ]
+    if sparsity["dense"]:
+        lines.append(
+            "Batches are compiled by XLA, where every expert runs on every row."
+            if config.export.xla
+            else "A softmax gate weights every expert, so that none can be left out."
+        )
+    for name, change in sparsity["hardening"].items():
+        lines.append(
+            f"Hardening the gates changed {name}'s {change['metric'].upper()} from "
+            f"{change['before']:.4f} to {change['after']:.4f}."
+        )
+        if (loss := change.get("log_loss")) is not None:
+            lines.append(
+                f"Its log loss went from {loss['before']:.4f} to {loss['after']:.4f}"
+                + (", before calibration." if "calibration" in metrics else ".")
+            )
+    stored = metrics["weights"]
+    if stored["stored_as"] != "float32":
+        lines.append(f"Experts and embeddings are stored as {stored['stored_as']}.")
+        for name, change in stored["tasks"].items():
+            lines.append(
+                f"That changed {name}'s {change['metric'].upper()} from {change['before']:.4f} to "
+                f"{change['after']:.4f}."
+            )
+    lines += [
+        "",
+        "## Know before use",
+        "",
+        "- Users, items and other ids that training has not seen share out-of-vocabulary rows: "
+        "their scores rest on the remaining features.",
+        "- Labels of a task are known only where its mask rule allows; elsewhere the score is an "
+        "extrapolation.",
+    ]
+    if contract.position is not None:
+        lines.append(
+            f"- `{contract.position}` was used in training only; scores are those of an item "
+            "without the effect of its place."
+        )
+    calibration = metrics.get("calibration")
+    if calibration is not None:
+        for name, found in calibration["tasks"].items():
+            before, after = found["before"], found["after"]
+            lines.append(
+                f"- {name} is calibrated ({calibration['method']} on the validation split): "
+                f"on test rows its calibration error goes from {before['ece']:.4f} to "
+                f"{after['ece']:.4f}, its log loss from {before['log_loss']:.4f} to "
+                f"{after['log_loss']:.4f}. The table above is of the scores before."
+            )
+        for name, reason in calibration["left_as_they_are"].items():
+            lines.append(f"- {name} is not calibrated: {reason}.")
+    for name, found in metrics.get("smearing", {}).items():
+        lines.append(
+            f"- {name} is trained on the label's logarithm; its score times {found['factor']:.3f} "
+            "(Duan's smearing factor, of the label plus 1) estimates the mean rather than about "
+            "the median."
+        )
+    corrected = metrics.get("negatives")
+    if corrected is not None:
+        shares = ", ".join(f"{n} {t['share']:.3f}" for n, t in corrected["tasks"].items())
+        lines.append(
+            f"- Training held {corrected['kept']:g} of the logged impressions without a positive "
+            f"label; probabilities are corrected for the share of each task's negatives ({shares})."
+        )
+    items = sparsity.get("items")
+    if items is not None:
+        line = (
+            f"- `rank_items` takes the features of {items['known']:,} known items from a table in "
+            f"the file ({items['bytes']:,} bytes)"
+        )
+        if items["as_of_the_cut_off"]:
+            line += (
+                f"; {', '.join(items['as_of_the_cut_off'])} keep changing and are there as they "
+                "were when the examples were built: `rank` takes them as they are now"
+            )
+        lines.append(line + ".")
+    negatives = config.pipeline.negatives
+    if negatives is not None:
+        lines.append(
+            f"- {negatives.per_positive} negatives per positive were sampled from items that the "
+            "log does not show: probabilities are relative to this sample, not corrected for it. "
+            "Their order is what counts."
+        )
+    return "\n".join(lines) + "\n"

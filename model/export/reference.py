@@ -1,0 +1,97 @@
+"""What the test split looks like to a served version: `reference.json`.
+
+A server compares what it sees with it.
+
+    {"rows": int,
+     "features": {name: {"missing": share, "unseen": share or null}},
+     "scores": {task: {"edges": [21 floats], "counts": [20 ints]}}}
+
+Missing: the share of the rows without a value; of a list, of those where it is empty.  Unseen: the
+share of the rows whose id is not in the vocabulary; of a list, of its values (those that are kept);
+null where a feature keeps no vocabulary.  Scores are as served, in their own units.  The edges are
+evenly spaced between the scores' 0.5 % and 99.5 % quantiles; the outermost bins take what lies
+beyond.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature
+from multigate.configs.files import ExamplesFolder
+from multigate.model.data.encoding import Encoder, unseen_codes
+
+BINS = 20
+_ENDS = (0.005, 0.995)
+
+
+def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """What `reference.json` holds.
+
+    Args:
+        encoder: of the version's contract.
+        examples: folder whose test split is described.
+        scores: (N,) by task, of the test split, as served.
+    """
+    names = [name for name, _ in encoder.contract.of_side("user", "item", "context")]
+    rows = 0
+    missing = dict.fromkeys(names, 0)
+    unseen = dict.fromkeys(names, 0)
+    values = dict.fromkeys(names, 0)
+    for path in sorted(ExamplesFolder(examples).split("test").glob("*.parquet")):
+        table = pq.read_table(path, columns=list(encoder.contract.features))
+        encoded = encoder(table)
+        rows += table.num_rows
+        for name in names:
+            absent = _absent(encoder.contract.features[name], table[name].combine_chunks())
+            missing[name] += int(absent.sum())
+            codes = encoded[name]
+            if (buckets := unseen_codes(encoder.contract, name)) is not None:
+                codes = codes if codes.ndim == 2 else codes[~absent]
+                unseen[name] += int(((codes >= 1) & (codes <= buckets)).sum())
+                values[name] += int((codes > 0).sum()) if codes.ndim == 2 else table.num_rows
+    return {
+        "rows": rows,
+        "features": {
+            name: {
+                "missing": missing[name] / max(rows, 1),
+                "unseen": None
+                if unseen_codes(encoder.contract, name) is None
+                else unseen[name] / max(values[name], 1),
+            }
+            for name in names
+        },
+        "scores": {task: histogram(found) for task, found in scores.items()},
+    }
+
+
+def histogram(scores: np.ndarray) -> dict[str, Any]:
+    """Edges (21) and counts (20) of scores (N,), N >= 1."""
+    values = scores.astype(np.float64)
+    low, high = np.quantile(values, _ENDS)
+    if high - low <= 1e-6 * max(abs(low), abs(high)):  # all alike: bins of some width around them
+        width = max(abs(low), 1.0)
+        low, high = low - width / 2, high + width / 2
+    edges = np.linspace(low, high, BINS + 1)
+    place = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, BINS - 1)
+    return {"edges": edges.tolist(), "counts": np.bincount(place, minlength=BINS).tolist()}
+
+
+def _absent(feature: Any, column: pa.Array) -> np.ndarray:
+    """Rows (N,) bool without a value."""
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    if isinstance(feature, IdListFeature):
+        return np.asarray(pc.list_value_length(column).fill_null(0)) == 0
+    absent = ~np.asarray(column.is_valid())
+    if isinstance(feature, NumberFeature):
+        finite = np.isfinite(np.asarray(column.cast(pa.float64()).fill_null(np.nan)))
+        return absent | ~finite
+    if isinstance(feature, IdFeature) and feature.dtype == "string":
+        return absent | np.asarray(pc.equal(column.cast(pa.string()), "").fill_null(False))
+    return absent

@@ -1,0 +1,239 @@
+"""What every gate is: a Keras layer from features to expert weights.
+
+Axis legend, used in code, docstrings and tests alike:
+
+    B  examples in a batch      D  input features of a gate
+    E  experts                  k  experts selected per example and task
+    T  tasks (one gate each)    U  units of an expert's output
+
+The rule that ties gates to compute: an expert is evaluated on an example if, and only if, some
+task's weight for it is not exactly zero.  Where a gate's weight is exactly zero its gradient is
+exactly zero too, so skipping changes neither output nor gradient.
+"""
+
+import zlib
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, ClassVar, NamedTuple
+
+import keras
+
+from multigate.model import backend
+
+Tensor = Any  # a tensor of whichever backend Keras runs on
+
+
+class Routing(NamedTuple):
+    """What a gate decides for one batch.
+
+    Attributes:
+        weights: (B, E), or (E,) from a static gate; float; weight of each expert, >= 0.
+        losses: named regularisation terms, each a scalar that is already multiplied by its
+            strength; the training loss adds them up.  Empty outside training.
+        diagnostics: named scalars or vectors to log: `entropy` (nats, mean over the batch),
+            `experts_per_example` (mean number of non-zero weights), `load` (E,) (share of the
+            examples that use each expert); gates add their own, such as `convergence`.
+        log_prob: (B,) log probability of the drawn expert; sampled routers only.
+        importance: (B,) importance weight, without gradient; sampled routers only.
+        kept: (B,) 1.0 where the example found room at its expert; sampled routers only.
+    """
+
+    weights: Tensor
+    losses: dict[str, Tensor]
+    diagnostics: dict[str, Tensor]
+    log_prob: Tensor | None = None
+    importance: Tensor | None = None
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What a gate promises; tests and export hold it to them.
+
+    Attributes:
+        static: one weight vector for all examples.
+        sparse_in_training: at most k non-zero weights per example from the first step.
+        sparse_at_inference: at most k non-zero weights per example at inference.
+        batch_dependent: while training, a row's weights depend on the batch's other rows.
+            (At inference no gate's do.)
+        normalised: weights sum to one, rather than to at most one.
+        straight_through: while training, a zero weight may carry gradient, so every expert has
+            to be evaluated on every example (hard Gumbel-softmax only).
+    """
+
+    static: bool
+    sparse_in_training: bool
+    sparse_at_inference: bool
+    batch_dependent: bool = False
+    normalised: bool = True
+    straight_through: bool = False
+
+
+class Gate(keras.layers.Layer):
+    """Base class of the gates: checks the common arguments and assembles the `Routing`.
+
+    A subclass implements `build` (its variables), `route` and `properties`, and says in
+    `has_static` and `has_per_example` in which of the two forms it exists.
+
+    Gates compute in float32 whatever the global dtype policy is, unless `dtype` says otherwise:
+    in half precision, neighbouring logits tie and small weights vanish.
+
+    Args:
+        num_experts: E >= 1.
+        num_selected: k, 1 <= k <= E.
+        static: one weight vector for all examples instead of one per example.
+        seed: seed of the initialisers and of the noise drawn while training.
+
+    Raises:
+        ValueError: an argument is out of its range, or the gate has no such form.
+    """
+
+    has_static: ClassVar[bool] = True
+    has_per_example: ClassVar[bool] = True
+    reads_products: ClassVar[bool] = False
+    """Whether inference reads its input through `linear.product` alone, by kernels (D, .) that
+    are weights of the gate."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        num_selected: int = 1,
+        static: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"dtype": "float32"} | kwargs)
+        for argument, value in (("num_experts", num_experts), ("num_selected", num_selected)):
+            if not isinstance(value, Integral):
+                raise ValueError(f"{argument}: expected an integer, received {value!r}")
+        if num_experts < 1:
+            raise ValueError(f"num_experts: expected at least 1, received {num_experts}")
+        if not 1 <= num_selected <= num_experts:
+            raise ValueError(
+                f"num_selected: expected 1 <= k <= num_experts={num_experts}, "
+                f"received {num_selected}"
+            )
+        if not (self.has_static if static else self.has_per_example):
+            form = "per example" if static else "as a static gate"
+            raise ValueError(
+                f"static: {type(self).__name__} exists {form} only, expected {not static}, "
+                f"received {static}"
+            )
+        self.num_experts = num_experts
+        self.num_selected = num_selected
+        self.static = static
+        self.seed = seed
+        self.hardened = False
+
+    @property
+    def properties(self) -> Properties:
+        """What this gate promises, see `Properties`."""
+        raise TypeError(f"{type(self).__name__} does not state its properties")
+
+    def route(self, x: Tensor, training: bool, ids: Tensor | None) -> Routing:
+        """Compute the routing; `call` checks the input first and adds the common diagnostics.
+
+        Args:
+            x: (B, D) float.
+            training: whether noise is drawn and regularisers are reported.
+            ids: (B,) integers, for the gates that route by id.
+        """
+        raise TypeError(f"{type(self).__name__} does not route")
+
+    def harden(self) -> None:
+        """Switch inference to the k-sparse form that export freezes (DSelect-k, COMET).
+
+        Gates that are k-sparse at inference anyway, and dense ones, are left as they are.
+        Weights are not changed and training is not affected.  The switch is not part of the
+        configuration: a gate loaded from a file is soft again until it is hardened.
+        """
+        self.hardened = True
+
+    def call(self, x: Tensor, training: bool = False, ids: Tensor | None = None) -> Routing:
+        """Route a batch.
+
+        Args:
+            x: (B, D) float; a static gate ignores its values.
+            training: whether noise is drawn and regularisers are reported.
+            ids: (B,) integers, read by the hash gate only.
+
+        Returns:
+            A `Routing` with weights (B, E), or (E,) from a static gate.
+
+        Raises:
+            ValueError: x is not of rank 2, or logits are not finite.
+        """
+        if len(x.shape) != 2:
+            raise ValueError(f"x: expected shape (B, D), received {tuple(x.shape)}")
+        routing = self.route(x, bool(training), ids)
+        weights = routing.weights
+        if not self.properties.straight_through:
+            weights = exact_zeros(weights)
+        return routing._replace(
+            weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
+        )
+
+    def check_option(self, name: str, value: Any, valid: bool, expected: str) -> None:
+        """Raise ValueError naming the option, what it has to be and what came, unless `valid`."""
+        if not valid:
+            raise ValueError(
+                f"{name}: {type(self).__name__} expected {expected}, received {value!r}"
+            )
+
+    def check_logits(self, logits: Tensor) -> Tensor:
+        """Return `logits`; raise where one is NaN or infinite (see `backend.check_finite`)."""
+        return backend.check_finite(logits, f"logits of gate {self.name!r}")
+
+    def compute_output_spec(self, x: Any, training: bool = False, ids: Any = None) -> Routing:
+        """Symbolic output: weights only (losses and diagnostics are values of a run)."""
+        shape = (self.num_experts,) if self.static else (x.shape[0], self.num_experts)
+        return Routing(keras.KerasTensor(shape, dtype=self.compute_dtype), {}, {})
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same gate."""
+        return super().get_config() | {
+            "num_experts": self.num_experts,
+            "num_selected": self.num_selected,
+            "static": self.static,
+            "seed": self.seed,
+        }
+
+
+def derive_seed(seed: int | None, *labels: str | int) -> int | None:
+    """Seed of one use among several, so that no two draws repeat each other; None stays None."""
+    if seed is None:
+        return None
+    return zlib.crc32("/".join(map(str, (seed, *labels))).encode())
+
+
+def exact_zeros(weights: Tensor) -> Tensor:
+    """Stop the gradient where a weight is exactly zero.
+
+    A product of small factors can underflow to zero while a factor's derivative has not yet
+    (a smooth-step of 1e-20 has slope 4e-10), and a processor that flushes subnormal numbers takes
+    them for zero in one place and not in another.  After this, zero means zero in both senses.
+    """
+    ops = keras.ops
+    return ops.where(weights > 0, weights, ops.zeros_like(weights))
+
+
+def entropy(p: Tensor, axis: int = -1) -> Tensor:
+    """Entropy in nats along `axis`, with 0 log 0 = 0 and a finite gradient there."""
+    ops = keras.ops
+    positive = p > 0
+    safe = ops.where(positive, p, ops.ones_like(p))
+    return -ops.sum(ops.where(positive, p * ops.log(safe), ops.zeros_like(p)), axis=axis)
+
+
+def _diagnose(weights: Tensor) -> dict[str, Tensor]:
+    """Diagnostics that every gate reports; gradients never flow through them."""
+    ops = keras.ops
+    w = ops.stop_gradient(weights)
+    rows = ops.reshape(w, (-1, w.shape[-1]))  # (B, E), or (1, E) from a static gate
+    used = ops.cast(rows > 0, rows.dtype)
+    count = ops.maximum(ops.cast(ops.shape(rows)[0], rows.dtype), 1.0)  # B = 0 divides by 1
+    return {
+        "entropy": ops.sum(entropy(rows)) / count,
+        "experts_per_example": ops.sum(used) / count,
+        "load": ops.sum(used, axis=0) / count,  # (E,)
+    }

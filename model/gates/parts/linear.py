@@ -1,0 +1,54 @@
+"""The part that most gates share: logits that are linear in the gate's input."""
+
+from typing import Any
+
+import keras
+
+from multigate.model.gates.parts.base import Gate, Tensor, derive_seed
+
+
+class LinearGate(Gate):
+    """A gate with logits xA + b, or b alone in its static form.
+
+    A (D, E) starts at Glorot's uniform initialiser, b (E,) at zero.
+    """
+
+    reads_products = True
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Create A (D, E) and b (E,)."""
+        if not self.static:
+            self.kernel = self.add_weight(
+                shape=(input_shape[-1], self.num_experts),
+                initializer=keras.initializers.GlorotUniform(seed=self.seed),
+                name="kernel",
+            )
+        self.bias = self.add_weight(
+            shape=(self.num_experts,), initializer=self.bias_initializer(), name="bias"
+        )
+
+    def bias_initializer(self) -> Any:
+        """Initialiser of b."""
+        return "zeros"
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Finite logits (B, E), or (E,) from a static gate, of x (B, D)."""
+        ops = keras.ops
+        logits = ops.convert_to_tensor(self.bias)
+        if not self.static:
+            logits = product(x, self.kernel) + logits
+        return self.check_logits(logits)
+
+
+def product(x: Tensor, kernel: Any) -> Tensor:
+    """The input x (B, D) times a gate's kernel (D, .).
+
+    An exported graph gives its gates an input that is known by its products only, because it
+    computes the user's part of each once per user (`Gate.reads_products`).
+    """
+    return x.product(kernel) if hasattr(x, "product") else keras.ops.matmul(x, kernel)
+
+
+def noise_generator(seed: int | None) -> keras.random.SeedGenerator:
+    """Generator of a gate's training noise; its draws do not repeat the initialisers'."""
+    return keras.random.SeedGenerator(derive_seed(seed, "noise"))

@@ -1,0 +1,44 @@
+"""Sparse dispatch: run each expert on the rows that weight it, and mix the results per task.
+
+One function, one implementation per backend: TensorFlow has dynamic row counts, JAX static ones.
+"""
+
+from collections.abc import Sequence
+
+import keras
+
+from multigate.model import backend
+from multigate.model.gates.parts.base import Tensor
+
+
+def mix(
+    experts: Sequence[keras.layers.Layer],
+    x: Tensor,
+    weights: Tensor,
+    training: bool = False,
+    dense: bool = False,
+) -> tuple[list[Tensor], Tensor]:
+    """Sum over e of weights[t, b, e] * experts[e](x)[b], for every task t and row b.
+
+    Exact: no row is ever dropped, and gradients with respect to x, the weights that are not zero
+    and the experts' variables equal those of the dense computation.  Weights that are zero
+    receive no gradient, unless `dense`.
+
+    Args:
+        experts: E row-wise Keras layers of equal output shape.
+        x: (B, ...) the experts' input.
+        weights: (T, B, E); an expert runs on row b if some task's weight is not zero.
+        training: passed on to the experts.
+        dense: run every expert on every row, for gates whose zero weights carry gradient.
+
+    Returns:
+        T tensors (B, ...) of the weights' dtype, and the mean number of experts evaluated per row,
+        a scalar.
+    """
+    if backend.name() == "tensorflow":
+        from multigate.model.moe import dispatch_tensorflow
+
+        return dispatch_tensorflow.mix(experts, x, weights, training, dense)
+    from multigate.model.moe import dispatch_jax
+
+    return dispatch_jax.mix(experts, x, weights, training, dense)

@@ -1,0 +1,116 @@
+"""Dispatch on JAX: shapes are static under jit, so an expert gets the smallest bucket that fits.
+
+Each expert is compiled for a few row counts: none, B, and B halved as long as that saves rows
+worth compiling for.  The number of rows that chose it picks one while the program runs.  The last
+bucket holds the whole batch, so no row is ever dropped, whatever the routing; a bucket's spare
+places run on a row of the batch with weight zero.
+
+Where devices share a batch (`model.backend.devices`), each does this with its own rows: B is then
+the number of those, and each chooses its own buckets.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from multigate.model.backend.devices import over_rows
+from multigate.model.gates.parts.base import Tensor
+from multigate.model.moe.experts import run
+
+# More buckets waste fewer rows, and take longer to compile.
+SMALLEST_BUCKET = 32
+HALVINGS = 6
+
+
+def mix(
+    experts: Sequence[keras.layers.Layer],
+    x: Tensor,
+    weights: Tensor,
+    training: bool,
+    dense: bool,
+) -> tuple[list[Tensor], Tensor]:
+    """See `dispatch.mix`."""
+    T, B, _ = weights.shape
+    used = jnp.any((weights != 0) | dense, axis=0)  # (B, E)
+    state = [[variable.value for variable in expert.variables] for expert in experts]
+
+    def compute(
+        x: Tensor, weights: Tensor, used: Tensor, state: list[list[Tensor]]
+    ) -> tuple[Tensor, list[list[Tensor]]]:
+        shape = experts[0].compute_output_shape(x.shape)
+        mixed = jnp.zeros((T, *shape), weights.dtype)
+        after = []
+        for e, expert in enumerate(experts):
+            mixed, own = _add(expert, state[e], x, weights[:, :, e], used[:, e], training, mixed)
+            after.append([own[index][None] for index in _changing(expert)])
+        return mixed, after
+
+    divided = over_rows(compute, B, inputs=(0, 1, 0, None), outputs=(1, 0))
+    mixed, after = divided(x, weights, used, state)
+    for expert, own in zip(experts, after, strict=True):
+        for index, values in zip(_changing(expert), own, strict=True):
+            # By device: a generator's counter stays where an expert had no rows, and moves on.
+            expert.variables[index].assign(jnp.max(values, axis=0))
+    return list(mixed), jnp.sum(used, dtype=weights.dtype) / max(B, 1)
+
+
+def _changing(expert: keras.layers.Layer) -> list[int]:
+    """Places of the variables that a call may change."""
+    return [index for index, variable in enumerate(expert.variables) if not variable.trainable]
+
+
+def _add(
+    expert: keras.layers.Layer,
+    state: list[Tensor],
+    x: Tensor,
+    weights: Tensor,
+    used: Tensor,
+    training: bool,
+    mixed: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    """Add an expert's weighted results to `mixed`.
+
+    Args:
+        expert: the layer.
+        state: values of its variables.
+        x: (B, ...).
+        weights: (T, B).
+        used: (B,) boolean; the rows to run on.
+        training: passed on to the expert.
+        mixed: (T, B, ...) the sum so far.
+
+    Returns:
+        The sum, and the values of the variables afterwards.
+    """
+    B = x.shape[0]
+    halved = {-(-B // 2**halving) for halving in range(1, HALVINGS + 1)}
+    capacities = sorted({0, B} | {rows for rows in halved if rows >= SMALLEST_BUCKET})
+    # A branch is traced on its own: it may change no variable, so state goes in and comes out.
+    bucket = jnp.searchsorted(jnp.asarray(capacities), jnp.sum(used))
+    branches = [_branch(expert, capacity, training) for capacity in capacities]
+    return jax.lax.switch(bucket, branches, mixed, state, x, weights, used)
+
+
+def _branch(
+    expert: keras.layers.Layer, capacity: int, training: bool
+) -> Callable[..., tuple[Tensor, list[Tensor]]]:
+    """The computation of `_add` for up to `capacity` rows, as a pure function."""
+    variables = expert.variables
+
+    def branch(
+        mixed: Tensor, state: list[Tensor], x: Tensor, weights: Tensor, used: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        if capacity == 0:
+            return mixed, state
+        rows = jnp.nonzero(used, size=capacity, fill_value=x.shape[0])[0]  # spare: out of range
+        scope = keras.StatelessScope(list(zip(variables, state, strict=True)))
+        with scope:
+            y = run(expert, jnp.take(x, rows, axis=0, mode="clip"), training)
+        w = jnp.take(weights, rows, axis=1, mode="fill", fill_value=0)  # (T, capacity)
+        w = jnp.reshape(w, w.shape + (1,) * (y.ndim - 1))
+        mixed = mixed.at[:, rows].add((w * y[None]).astype(mixed.dtype), mode="drop")
+        return mixed, [scope.get_current_value(variable) for variable in variables]
+
+    return branch

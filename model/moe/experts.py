@@ -1,0 +1,185 @@
+"""Experts: the layers that a mixture chooses between, and what they must not do.
+
+Any Keras layer whose output row depends on its input row alone can be an expert, because the
+mixture runs an expert on a subset of the batch.  `Expert` is the usual one, a stack of dense
+layers.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from multigate.model.gates.parts.base import Gate, Tensor, derive_seed
+
+# Layers that mix rows by construction.  Layers with an `axis` are judged by that axis instead.
+_MIXING = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Expert(keras.layers.Layer):
+    """Dense layers of the given widths, each followed by dropout.
+
+    Args:
+        units: width of each layer; the last is U.
+        activation: activation of every layer.
+        dropout: rate in [0, 1) of the dropout after every layer.
+        seed: seed of the initial weights and the dropout masks; each layer derives its own from
+            it.  Experts with the same seed are copies of one another: see `make_experts`.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[int],
+        activation: str = "relu",
+        dropout: float = 0.0,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not units or min(units) < 1:
+            raise ValueError(f"units: expected at least one width >= 1, received {list(units)}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected a rate in [0, 1), received {dropout}")
+        self.units = list(units)
+        self.activation = activation
+        self.dropout = dropout
+        self.seed = seed
+        self.stack: list[keras.layers.Layer] = []
+        for index, width in enumerate(self.units):
+            initializer = keras.initializers.GlorotUniform(
+                seed=derive_seed(seed, f"weights {index}")
+            )
+            self.stack.append(
+                keras.layers.Dense(
+                    width,
+                    activation=activation,
+                    kernel_initializer=initializer,
+                    dtype=self.dtype_policy,
+                    name=f"dense_{index}",
+                )
+            )
+            if dropout:
+                self.stack.append(
+                    keras.layers.Dropout(
+                        dropout,
+                        seed=derive_seed(seed, f"dropout {index}"),
+                        dtype=self.dtype_policy,
+                        name=f"dropout_{index}",
+                    )
+                )
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        """Build the layers in order."""
+        shape = input_shape
+        for layer in self.stack:
+            layer.build(shape)
+            shape = layer.compute_output_shape(shape)
+
+    def call(self, x: Tensor, training: bool = False) -> Tensor:
+        """Map x (B, D) to (B, U)."""
+        for layer in self.stack:
+            x = layer(x, training=training) if isinstance(layer, keras.layers.Dropout) else layer(x)
+        return x
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Shape (B, U)."""
+        return (*input_shape[:-1], self.units[-1])
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same layer."""
+        return super().get_config() | {
+            "units": self.units,
+            "activation": self.activation,
+            "dropout": self.dropout,
+            "seed": self.seed,
+        }
+
+
+def make_experts(
+    num_experts: int,
+    units: Sequence[int],
+    activation: str = "relu",
+    dropout: float = 0.0,
+    seed: int | None = None,
+    dtype: str | None = None,
+) -> list[Expert]:
+    """Make E experts that differ: each derives its own seed from `seed` and its number.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if num_experts < 1:
+        raise ValueError(f"num_experts: expected at least 1, received {num_experts}")
+    return [
+        Expert(
+            units,
+            activation,
+            dropout,
+            seed=derive_seed(seed, f"expert {number}"),
+            dtype=dtype,
+            name=f"expert_{number}",
+        )
+        for number in range(num_experts)
+    ]
+
+
+def run(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
+    """Call an expert, with `training` where it takes such an argument."""
+    if "training" in inspect.signature(expert.call).parameters:
+        return expert(x, training=training)
+    return expert(x)
+
+
+def check_row_wise(expert: keras.layers.Layer) -> None:
+    """Refuse an expert in which a row's output depends on the batch's other rows.
+
+    An expert sees only the rows that are routed to it, so such a layer would compute something
+    else than it does on the whole batch.  Layers and the operations of functional models are
+    judged by what they declare.  The code of custom layers and lambdas cannot be looked into; it
+    is taken to be row-wise.
+
+    Raises:
+        ValueError: the expert is, or contains, a layer that mixes rows, keeps state from batch to
+            batch, or adds a loss computed over the batch.
+    """
+    layers = list(expert._flatten_layers())
+    operations = [operation for layer in layers for operation in getattr(layer, "operations", ())]
+    for layer in dict.fromkeys(layers + operations):
+        reason = ""
+        if isinstance(layer, _MIXING) or 0 in _axes(layer):
+            reason = "mixes the rows of its batch"
+        elif isinstance(layer, Gate) and layer.properties.batch_dependent:
+            reason = "routes a row by the other rows of its batch"
+        elif getattr(layer, "stateful", False):
+            reason = "keeps state by position in the batch"
+        elif getattr(layer, "activity_regularizer", None) is not None:
+            reason = "has an activity regulariser, a loss over the rows of its batch"
+        if reason:
+            raise ValueError(
+                f"experts: expert {expert.name!r} contains {type(layer).__name__} "
+                f"{layer.name!r}, which {reason}; expected row-wise layers, because an expert "
+                "runs only on the rows routed to it. Use LayerNormalization instead of batch "
+                "normalisation, or move the layer in front of the mixture"
+            )
+
+
+def _axes(operation: Any) -> list[int]:
+    """Axes along which a layer or operation declares to work, counted from 0, the batch.
+
+    A negative one can be counted from 0 only where the input's rank is known, which is where the
+    layer is part of a functional or built sequential model; elsewhere it is returned as it is.
+    """
+    if not hasattr(operation, "axis"):
+        return []
+    axis = operation.axis
+    if axis is None:
+        # A layer takes it for its own features, an operation for all axes.
+        return [] if isinstance(operation, keras.layers.Layer) else [0]
+    axes = axis if isinstance(axis, (list, tuple)) else [axis]
+    try:
+        rank = len(keras.tree.flatten(operation.input)[0].shape)
+    except AttributeError:  # Keras's answer for a layer that was never called symbolically
+        return list(axes)
+    return [one + rank if one < 0 else one for one in axes]

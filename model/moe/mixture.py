@@ -1,0 +1,183 @@
+"""Multi-gate mixture of experts: T gates over shared experts, compute that follows the zeros.
+
+Task t's representation of row b is the sum over e of w[t, b, e] * f_e(x_b).  An expert runs only
+on the rows where some task's weight for it is not zero; tasks that pick the same expert for a row
+share one evaluation.  Output and gradients equal those of the dense computation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from multigate.model import backend
+from multigate.model.gates.parts.base import Gate, Routing, Tensor
+from multigate.model.moe.dispatch import mix
+from multigate.model.moe.experts import check_row_wise
+
+
+class Mixed(NamedTuple):
+    """What a mixture computes for one batch.
+
+    Attributes:
+        outputs: T tensors (B, U), or (B, ...) as the experts' output; one per gate.
+        routings: T routings, one per gate.
+        experts_per_row: scalar; mean number of distinct experts evaluated per row, the union over
+            the tasks: between k and T * k for k-sparse gates.
+    """
+
+    outputs: list[Tensor]
+    routings: list[Routing]
+    experts_per_row: Tensor
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Mixture(keras.layers.Layer):
+    """T gates over E shared experts.
+
+    To be called inside a layer's or model's `call`: the names of its regularisation terms depend
+    on `training`, which a functional model cannot express.
+
+    Args:
+        experts: E Keras layers of equal output shape, each row-wise (see
+            `experts.check_row_wise`).
+        gates: T gates over E experts.
+
+    Raises:
+        ValueError: no expert or gate, one of them given twice, a gate over another number of
+            experts, or an expert that mixes rows.
+    """
+
+    def __init__(
+        self,
+        experts: Sequence[keras.layers.Layer],
+        gates: Sequence[Gate],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if not experts:
+            raise ValueError("experts: expected at least one layer, received none")
+        if not gates:
+            raise ValueError("gates: expected at least one gate, received none")
+        for gate in gates:
+            if gate.num_experts != len(experts):
+                raise ValueError(
+                    f"gates: expected num_experts={len(experts)}, the number of experts; "
+                    f"gate {gate.name!r} has {gate.num_experts}"
+                )
+        _check_distinct("experts", experts)
+        _check_distinct("gates", gates)
+        for expert in experts:
+            check_row_wise(expert)
+        self.experts = list(experts)
+        self.gates = list(gates)
+        if backend.name() == "tensorflow":
+            self.supports_jit = False  # the number of rows per expert is dynamic
+
+    def build(
+        self,
+        x_shape: tuple[int | None, ...],
+        gate_input_shape: tuple[int | None, ...] | None = None,
+        ids_shape: tuple[int | None, ...] | None = None,
+    ) -> None:
+        """Build the experts and gates.
+
+        Raises:
+            ValueError: an expert's output shape is not known, or differs from the first one's.
+        """
+        expected = None
+        for expert in self.experts:
+            if not expert.built:
+                expert.build(x_shape)
+            check_row_wise(expert)  # again, for experts that create their layers when built
+            received = tuple(expert.compute_output_shape(x_shape))
+            if expected is None:
+                expected = received
+            if None in received[1:]:
+                raise ValueError(
+                    "experts: expected an output shape that is known except for the batch, "
+                    f"expert {expert.name!r} has {received} on input {tuple(x_shape)}"
+                )
+            if received != expected:
+                raise ValueError(
+                    f"experts: expected output shape {expected}, that of expert "
+                    f"{self.experts[0].name!r}; expert {expert.name!r} has {received}"
+                )
+        for gate in self.gates:
+            if not gate.built:
+                gate.build(gate_input_shape or x_shape)
+
+    def call(
+        self,
+        x: Tensor,
+        gate_input: Tensor | None = None,
+        ids: Tensor | None = None,
+        training: bool = False,
+    ) -> Mixed:
+        """Route a batch and evaluate the experts that the routing selects.
+
+        Args:
+            x: (B, D), or (B, ...) for experts that take such; the experts' input.
+            gate_input: (B, D'); the gates' input, `x` by default.
+            ids: (B,) integers, for gates that route by id.
+            training: whether gates draw noise and report regularisers, and dropout is active.
+
+        Returns:
+            `Mixed`.
+
+        Raises:
+            ValueError: x, gate_input and ids differ in their number of rows.
+        """
+        ops = keras.ops
+        gate_input = x if gate_input is None else gate_input
+        _check_rows("gate_input", gate_input, x)
+        _check_rows("ids", ids, x)
+        routings = [gate(gate_input, training=training, ids=ids) for gate in self.gates]
+        rows = ops.shape(x)[0]
+        weights = ops.stack(
+            [ops.broadcast_to(r.weights, (rows, len(self.experts))) for r in routings]
+        )  # (T, B, E)
+        # A straight-through gate's zeros carry gradient while training.
+        dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
+        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense)
+        return Mixed(outputs, routings, experts_per_row)
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same layer."""
+        serialize = keras.saving.serialize_keras_object
+        return super().get_config() | {
+            "experts": [serialize(expert) for expert in self.experts],
+            "gates": [serialize(gate) for gate in self.gates],
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Mixture":
+        """Build the layer from `get_config`'s dictionary."""
+        deserialize = keras.saving.deserialize_keras_object
+        config = dict(config)
+        experts = [deserialize(expert) for expert in config.pop("experts")]
+        gates = [deserialize(gate) for gate in config.pop("gates")]
+        return cls(experts, gates, **config)
+
+
+def _check_distinct(argument: str, layers: Sequence[keras.layers.Layer]) -> None:
+    """Refuse a layer given twice.
+
+    Saved and loaded, it would be two; a gate would draw, and count its steps, once per task.
+    """
+    for index, layer in enumerate(layers):
+        if any(layer is earlier for earlier in layers[:index]):
+            raise ValueError(
+                f"{argument}: expected layers of their own, received {layer.name!r} twice; "
+                "make one for each place"
+            )
+
+
+def _check_rows(argument: str, given: Tensor | None, x: Tensor) -> None:
+    """Refuse an input with another number of rows than x: a single row would broadcast."""
+    if given is None or None in (given.shape[0], x.shape[0]):
+        return
+    if given.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"{argument}: expected {x.shape[0]} rows, as x has, received {given.shape[0]}"
+        )

@@ -1,0 +1,134 @@
+"""The ranker's first layer: encoded features to one vector per row."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import keras
+
+from multigate.configs.contract import (
+    PRESENT,
+    Contract,
+    Feature,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+)
+from multigate.configs.sections.model import ModelConfig
+from multigate.model.gates.parts.base import Tensor, derive_seed
+
+
+class Embedder(keras.layers.Layer):
+    """Looks ids up in embedding tables, pools lists, appends numbers; concatenates in order.
+
+    Per feature, in the contract's order (position features have no part here):
+
+        id       its row of the table; row 0, which stands for a missing id, is learnt like others
+        id_list  mean or sum of the rows over the list, padding (0) left out; empty: zeros
+        number   the number itself, or its bucket's row under `scale: buckets`
+
+    and after a number under `missing: indicator` 1 where there is a value, else 0.
+    Features that share a vocabulary share the table.
+
+    Args:
+        contract: names, kinds and order of the features.
+        config: widths of the embeddings.
+        rows: rows of the table of each feature that owns one.
+        seed: seed of the initial tables; each table derives its own.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        config: ModelConfig,
+        rows: Mapping[str, int],
+        seed: int,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.features = {
+            name: feature
+            for name, feature in contract.features.items()
+            if isinstance(feature, IdFeature | IdListFeature | NumberFeature)
+        }
+        self.owners = {
+            name: contract.vocabulary_of(name)
+            for name, feature in self.features.items()
+            if not isinstance(feature, NumberFeature) or feature.scale == "buckets"
+        }
+        self.tables = {}
+        for owner in dict.fromkeys(self.owners.values()):
+            initializer = keras.initializers.RandomUniform(
+                -0.05, 0.05, seed=derive_seed(seed, "embedding", owner)
+            )
+            self.tables[owner] = keras.layers.Embedding(
+                rows[owner],
+                config.embedding_dims.get(owner, config.embedding_dim),
+                embeddings_initializer=initializer,
+                name=f"embedding_{owner}",
+            )
+        for table in self.tables.values():
+            table.build()
+        self.widths = {name: self._width(name) for name in self.features}
+        """Columns of each feature's part of the output."""
+        self.built = True
+
+    def call(
+        self,
+        encoded: Mapping[str, Tensor],
+        names: Iterable[str] | None = None,
+        tables: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> Tensor:
+        """Concatenate the parts of some features.
+
+        Args:
+            encoded: arrays by feature, see `model.data.encoding`.
+            names: the features to use, all by default; their order is always the contract's.
+            tables: what looks codes up, by owner, in the place of the layer's own tables; an
+                exported graph stores them in its own way.
+
+        Returns:
+            (B, d), d the sum of the features' `widths`.
+        """
+        wanted = set(self.features if names is None else names)
+        parts: list[Tensor] = []
+        for name in self.features:
+            if name in wanted:
+                parts.extend(self._parts(name, encoded, self.tables if tables is None else tables))
+        return keras.ops.concatenate(parts, axis=-1)
+
+    def _parts(
+        self,
+        name: str,
+        encoded: Mapping[str, Tensor],
+        tables: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> list[Tensor]:
+        """What one feature contributes: tensors (B, .)."""
+        ops = keras.ops
+        feature, value = self.features[name], encoded[name]
+        if isinstance(feature, IdListFeature):
+            part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
+        elif name in self.owners:
+            part = tables[self.owners[name]](value)  # (B, d)
+        else:
+            part = ops.cast(value, self.compute_dtype)[:, None]  # (B, 1)
+        if not _has_indicator(feature):
+            return [part]
+        return [part, ops.cast(encoded[name + PRESENT], self.compute_dtype)[:, None]]
+
+    def _pool(self, rows: Tensor, ids: Tensor, pooling: str) -> Tensor:
+        """Pool rows (B, L, d) over the entries of ids (B, L) that are not padding: (B, d)."""
+        ops = keras.ops
+        real = ops.cast(ids != 0, rows.dtype)  # (B, L)
+        total = ops.einsum("bl,bld->bd", real, rows)
+        if pooling == "sum":
+            return total
+        return total / ops.maximum(ops.sum(real, axis=1, keepdims=True), 1.0)
+
+    def _width(self, name: str) -> int:
+        width = self.tables[self.owners[name]].output_dim if name in self.owners else 1
+        return width + _has_indicator(self.features[name])
+
+
+def _has_indicator(feature: Feature) -> bool:
+    """Whether a companion says which rows have a value; a missing id has a row of its own."""
+    return isinstance(feature, NumberFeature) and feature.missing == "indicator"

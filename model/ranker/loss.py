@@ -1,0 +1,110 @@
+"""The training loss: masked per task, weighted over tasks.
+
+    L = sum over tasks t of weight_t * L_t  +  the gates' regularisation terms
+    L_t = mean over the batch's rows whose label of t is not masked of loss_t; 0 if there are none
+
+loss_t is binary cross entropy in nats (from the logit), or, for a regression task, the squared
+error of the *standardised* transformed label: ((transform(y) - mean) / std - output)^2 with the
+training split's mean and std, so that tasks of any unit weigh alike.  A mean squared error in the
+label's own units, as the tables on MovieLens in the papers on DSelect-k and MOESART have it, is
+std^2 times as large: the papers' 0.9 * cross entropy + 0.1 * MSE is minimised by the weights 0.9
+and 0.1 * std^2 here (std^2 = 1.25 for the stars), and `model.evaluation.evaluate` reports the
+papers' sum itself as `loss`.
+
+Rows may have weights w: means over rows are then sum(w loss) / sum(w).  Tasks may learn how much
+they weigh, see `Uncertainty`.
+"""
+
+from typing import Any
+
+import keras
+
+from multigate.model.gates.parts.base import Routing, Tensor
+
+
+def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of each row, before masking out.
+
+    Args:
+        kind: "binary" or "regression".
+        logits: (B,).
+        targets: (B,); NaN where masked, 0 or 1 for binary, standardised for regression.
+
+    Returns:
+        Losses (B,), 0 where masked, and the mask (B,): 1 where there is a label.
+    """
+    ops = keras.ops
+    known = ops.logical_not(ops.isnan(targets))
+    # Replaced before it is used: NaN times zero is NaN, in the gradient too.
+    safe = ops.where(known, targets, ops.zeros_like(targets))
+    binary = kind == "binary"
+    losses = ops.softplus(logits) - safe * logits if binary else ops.square(safe - logits)
+    mask = ops.cast(known, losses.dtype)
+    return losses * mask, mask
+
+
+def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
+    """Mean of losses (B,) with weights `mask` (B,), 1 or 0 without weights; 0 where all are 0."""
+    ops = keras.ops
+    return ops.sum(losses * mask) / _total(mask)
+
+
+def _total(mask: Tensor) -> Tensor:
+    """Sum of a mask or of weights (B,); 1 where it is 0."""
+    total = keras.ops.sum(mask)
+    return keras.ops.where(total > 0, total, keras.ops.ones_like(total))
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Uncertainty(keras.layers.Layer):
+    """Task weights that are learnt (Kendall, Gal and Cipolla 2018, eqs. 7 and 10).
+
+    With s_t = log sigma_t^2, one number per task that starts at 0:
+
+        exp(-s_t) L_t + s_t / 2
+
+    A task whose loss stays high gets a larger sigma_t and weighs less; s_t / 2 keeps sigma_t from
+    growing without end.  The contract's weights multiply the whole, so that they go on saying
+    what matters.  Deviation: the half of the regression's loss is left out, because our squared
+    error is of a standardised label and starts near 1, as a binary loss does.
+    """
+
+    def __init__(self, tasks: int, **kwargs: Any) -> None:
+        super().__init__(**{"dtype": "float32"} | kwargs)
+        self.log_variance = self.add_weight(
+            shape=(tasks,), initializer="zeros", name="log_variance"
+        )
+        self.built = True
+
+    def call(self, loss: Tensor, task: int) -> Tensor:
+        """The weighted loss of task number `task`, a scalar, from its loss, a scalar."""
+        s = self.log_variance[task]
+        return keras.ops.exp(-s) * loss + s / 2
+
+
+def task_loss(losses: Tensor, mask: Tensor, routing: Routing, estimator: Any = None) -> Tensor:
+    """Loss of one task over a batch, a scalar.
+
+    Args:
+        losses: (B,), 0 where masked.
+        mask: (B,), the row's weight (1 without weights) where there is a label, else 0.
+        routing: of the task's gate.
+        estimator: a `gates.estimators.SampledLoss`, for gates that sample their experts: it turns
+            row losses into a scalar whose gradient also trains the router.
+    """
+    ops = keras.ops
+    if estimator is None or routing.importance is None:
+        return masked_mean(losses, mask)
+    value = estimator(losses, routing.importance, routing.kept * mask, routing.log_prob)
+    # The estimator takes the mean over all B rows; ours is over the rows with a label.
+    rows = ops.cast(ops.shape(losses)[0], losses.dtype)
+    return value * rows / _total(mask)
+
+
+def regularisation(routings: list[Routing]) -> Tensor:
+    """Sum of the gates' regularisation terms, a scalar; they carry their strengths already."""
+    total = keras.ops.zeros(())
+    for routing in routings:
+        for term in routing.losses.values():
+            total = total + term
+    return total

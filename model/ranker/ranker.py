@@ -1,0 +1,267 @@
+"""The ranker: embeddings, shared experts, one gate and one tower per task."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+
+from multigate.configs.contract import Contract, PositionFeature
+from multigate.configs.sections.labels import Task
+from multigate.configs.sections.model import ModelConfig
+from multigate.configs.statistics import Statistics, TaskStatistics
+from multigate.model import backend, gates
+from multigate.model.backend.workers import Workers
+from multigate.model.gates.parts.base import Tensor, derive_seed
+from multigate.model.gates.sampled.estimators import SampledLoss
+from multigate.model.gates.sampled.router import Sampled
+from multigate.model.moe.experts import make_experts
+from multigate.model.moe.mixture import Mixed, Mixture
+from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.loss import (
+    Uncertainty,
+    masked_mean,
+    regularisation,
+    row_losses,
+    task_loss,
+)
+from multigate.model.ranker.towers import PositionTower, Tower
+
+if TYPE_CHECKING:  # JAX may not be there
+    from multigate.model.backend.devices import Devices
+
+
+class Forward(NamedTuple):
+    """All that a pass over a batch computes.
+
+    Attributes:
+        logits: by task, (B,) each.
+        mixed: routings and experts evaluated, see `model.moe.mixture.Mixed`.
+    """
+
+    logits: dict[str, Tensor]
+    mixed: Mixed
+
+
+class _Last:
+    """Holds the latest `Mixed` for the loss, out of sight of Keras's tracking of attributes."""
+
+    mixed: Mixed | None = None
+
+
+class Ranker(keras.Model):
+    """Encoded features to one logit per task.
+
+    Its parts, which export uses one by one: `embed`, `mixture`, `towers` (by task) and, if the
+    contract has a position feature, `position_tower`, which takes part in training only.
+
+    A regression task's logit is its label in standardised transformed units; `model.ranker.scores`
+    turns logits into scores.
+
+    Args:
+        contract: features and tasks.
+        config: widths, experts, gates, towers.
+        rows: rows of the embedding table of each feature that owns one (`Encoder.rows`).
+        statistics: of the training split; base rates start the towers.
+        seed: everything random derives its own seed from it.
+        precision: dtype policy of the experts and of the towers' hidden layers.  Embeddings,
+            gates, logits and losses are float32 in any case: in half precision neighbouring
+            logits tie.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        config: ModelConfig,
+        rows: Mapping[str, int],
+        statistics: Statistics,
+        seed: int = 0,
+        precision: str = "float32",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"name": "ranker"} | kwargs)
+        self.contract = contract
+        self.embedder = Embedder(contract, config, rows, seed, name="embedder")
+        experts = make_experts(
+            config.experts.count,
+            config.experts.units,
+            config.experts.activation,
+            config.experts.dropout,
+            seed=derive_seed(seed, "experts"),
+            dtype=precision,
+        )
+        self.mixture = Mixture(
+            experts, [_make_gate(config, task, seed) for task in contract.tasks], name="mixture"
+        )
+        self.mixture.build((None, sum(self.embedder.widths.values())))
+        self.mixture.built = True
+        self.towers = {
+            name: Tower(
+                config.experts.units[-1],
+                config.towers.units,
+                config.towers.activation,
+                config.towers.dropout,
+                bias=_base_logit(task, statistics.tasks[name]),
+                seed=derive_seed(seed, "tower", name),
+                precision=precision,
+                name=f"tower_{name}",
+            )
+            for name, task in contract.tasks.items()
+        }
+        self.position_tower = None
+        for feature in contract.features.values():
+            if isinstance(feature, PositionFeature):
+                self.position_tower = PositionTower(
+                    feature.max_position + 2, len(contract.tasks), name="position_tower"
+                )
+        self.estimators = {
+            task: SampledLoss(name=f"estimator_{task}")
+            for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
+            if isinstance(gate, Sampled)
+        }
+        self.uncertainty = None
+        if config.task_weighting == "uncertainty":
+            self.uncertainty = Uncertainty(len(contract.tasks), name="uncertainty")
+        self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
+        self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
+        self.workers: Workers | None = None
+        """On TensorFlow the processes that train together; set by the training, else nobody."""
+        self.devices: Devices | None = None
+        """On JAX the devices that do."""
+        self.validates_positions = False
+        """Whether calls without training, too, have the position tower; set by the training."""
+        self._last = _Last()
+        self.built = True
+        # Not under XLA: on TensorFlow dispatch has dynamic shapes.
+        self.supports_jit = backend.name() != "tensorflow"
+
+    def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
+        """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
+        return self.embedder(encoded, names=names)
+
+    def forward(
+        self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
+    ) -> Forward:
+        """Logits, and what the gates decided.
+
+        Args:
+            encoded: arrays by feature (see `model.data.encoding`), B rows each.
+            training: whether dropout and the gates' noise take part.
+            positions: whether the position tower does; as `training` where None.
+        """
+        mixed = self.mixture(
+            self.embed(encoded), ids=encoded[self.contract.user], training=training
+        )
+        logits = {
+            task: self.towers[task](output, training=training)
+            for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
+        }
+        position = self.contract.position
+        positions = training if positions is None else positions
+        if positions and self.position_tower is not None and position is not None:
+            effect = self.position_tower(encoded[position])  # (B, T)
+            logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
+        return Forward(logits, mixed)
+
+    @cached_property
+    def infer(self) -> Callable[[Mapping[str, Tensor]], Forward]:
+        """`forward` without training, for many batches: compiled where that pays.
+
+        On JAX every branch of the dispatch would be compiled anew at every call; on TensorFlow
+        compiling takes longer than it saves in an evaluation.
+        """
+        if backend.name() == "tensorflow":
+            return self.forward
+        import jax
+
+        def compute(state: list[Tensor], encoded: Mapping[str, Tensor]) -> Forward:
+            mapping = zip(self.variables, state, strict=True)
+            with keras.StatelessScope(state_mapping=list(mapping)):
+                return self.forward(encoded)
+
+        # Every process gets all of the results.
+        compiled = jax.jit(compute, out_shardings=self.devices and self.devices.whole)
+        return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
+
+    def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
+        """Logits (B,) by task; arguments as in `forward`."""
+        if self.devices is not None:
+            encoded = self.devices.divide(encoded)
+        forward = self.forward(encoded, training, training or self.validates_positions)
+        self._last.mixed = forward.mixed
+        return forward.logits
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Tensor:
+        """The loss of `model.ranker.loss`, for the batch that `call` has just seen.
+
+        Args:
+            x: not read.
+            y: (B, T) targets in the contract's order of tasks, NaN where masked.
+            y_pred: logits (B,) by task.
+            sample_weight: (B,) weights of the rows; None where all weigh the same.
+            training: whether regularisation takes part and sampled routers are trained.
+        """
+        ops = keras.ops
+        mixed = self._last.mixed
+        assert mixed is not None
+        workers = self.workers if training else None
+        total = ops.zeros(())
+        found = []  # losses and masks by task
+        for t, (name, task) in enumerate(self.contract.tasks.items()):
+            losses, mask = row_losses(task.type, y_pred[name], y[:, t])
+            found.append((losses, mask if sample_weight is None else mask * sample_weight))
+        counts = [ops.sum(mask) for _, mask in found]
+        shares = [1.0] * len(found) if workers is None else workers.shares(counts)
+        for t, (name, task) in enumerate(self.contract.tasks.items()):
+            losses, mask = found[t]
+            if training:
+                estimator = self.estimators.get(name)
+                value = task_loss(losses, mask, mixed.routings[t], estimator)
+                if self.uncertainty is not None:
+                    # A batch without a label of the task says nothing about its uncertainty.
+                    known = ops.cast(counts[t] > 0, value.dtype)
+                    value = known * self.uncertainty(value, task=t)
+            else:
+                value = masked_mean(losses, mask)
+            total = total + task.weight * value * shares[t]
+        means = [masked_mean(losses, mask) for losses, mask in found]
+        terms = ops.zeros(())
+        if training:
+            terms = regularisation(mixed.routings) / (1 if workers is None else workers.size)
+            total = total + terms
+        if workers is not None:
+            # The gradient stays this worker's part; the numbers are everybody's.
+            parts = [mean * share for mean, share in zip(means, shares, strict=True)]
+            whole, terms, *sums = workers.sum([total, terms, *parts, *counts], key=2)
+            total = total + ops.stop_gradient(whole - total)
+            means, counts = sums[: len(means)], sums[len(means) :]
+        for name, mean, count in zip(self.contract.tasks, means, counts, strict=True):
+            # Weighted by the rows that have a label, so that an epoch's mean is that over rows.
+            self.trackers[name].update_state(mean, count)
+        if training:
+            self.regularisation_tracker.update_state(terms)
+        return total
+
+
+def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
+    """The gate of a task, with a seed of its own."""
+    options = config.gates.get(task, config.gate).options()
+    return gates.make(
+        num_experts=config.experts.count, seed=derive_seed(seed, "gate", task), **options
+    )
+
+
+def _base_logit(task: Task, statistics: TaskStatistics) -> float:
+    """Where a tower's output starts: the logit of the label's rate, kept within 1e-4 of 0 and 1."""
+    if task.type == "regression":
+        return 0.0
+    rate = min(max(statistics.mean, 1e-4), 1 - 1e-4)
+    return math.log(rate / (1 - rate))

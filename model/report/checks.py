@@ -1,0 +1,216 @@
+"""Sections of the report that judge: the verdict, slices, negative transfer, leaks, the data."""
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from multigate.model.report.parts import (
+    SHOWN,
+    changed,
+    count,
+    measured,
+    number,
+    percent,
+    section,
+    sentences,
+    subject,
+    table,
+)
+
+_SLICES = 40
+_FEATURES = 15
+_CHANCE = 0.5
+_OFF = 0.1  # calibration error over the share of the rarer class, beyond chance
+_SLIGHT = 0.05  # of predicted over observed, which is not worth a reader's first attention
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """The candidate against production."""
+    compared = found["comparison"]
+    if compared is None:
+        return ""
+    blessed = compared["verdict"] == "bless"
+    rows = [
+        [
+            subject(name, SHOWN[task["metric"]]),
+            changed(task["difference"], task["metric"], task["wins"]),
+            measured(task["metric"], task["candidate"]),
+            measured(task["metric"], task["production"]),
+            f"{task['rows']:,}",
+        ]
+        for name, task in [
+            *compared["tasks"].items(),
+            *([("combined score", compared["ranking"])] if compared["ranking"] else []),
+        ]
+        if not task.get("missing")
+    ]
+    heads = ("task", "difference", "candidate", "production", "rows")
+    return section(
+        "verdict",
+        "Against production",
+        "Both models on the same rows and the same resamples of the users: the interval is that of "
+        "the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
+        f'<div class="card verdict {"bless" if blessed else "refuse"}"><strong>'
+        f"{'Blessed' if blessed else 'Refused'}</strong>{sentences(compared['reasons'])}</div>",
+        table("Differences by task", heads, rows, "roomy"),
+    )
+
+
+def slices(found: Mapping[str, Any]) -> str:
+    """Slices, the worst first."""
+    cut = found["slices"]
+    if not cut["looked_at"]:
+        return ""
+    marked = [look for look in cut["rows"] if look["marked"]]
+    shown = cut["rows"][: max(len(marked), _SLICES)][:200]
+    rows = [
+        [
+            subject(
+                f"{look['slice']}: {look['value']}", f"{look['task']}, {SHOWN[look['measure']]}"
+            ),
+            measured(look["measure"], look["found"], worse=look["marked"]),
+            number(look["measure"], look["whole"]),
+            f"{look['rows']:,}",
+        ]
+        for look in shown
+    ]
+    said = (
+        f"{count(len(marked), 'look')} of {cut['looked_at']:,} worse beyond chance."
+        if marked
+        else f"No slice is worse beyond chance, of {count(cut['looked_at'], 'look')}."
+    )
+    heads = ("slice, task and measure", "slice's value", "whole", "rows")
+    return section(
+        "slices",
+        "Slices, the worst first",
+        f"{count(cut['slices'], 'slice')} of every task and measure: "
+        f"{count(cut['looked_at'], 'look')}, of which one in twenty would stand out by chance at "
+        f"the usual level. Those beyond chance at {cut['level']:.2g} (Bonferroni) are marked ▼ and "
+        "come first; the rest is in order of the difference. Within a slice AUC is often "
+        "lower than on the whole, because slices differ in their rates.",
+        sentences([said]),
+        table("Slices by how much worse than the whole they are", heads, rows, "roomy"),
+    )
+
+
+def transfer(found: Mapping[str, Any]) -> str:
+    """The model against its baselines."""
+    compared = found["transfer"]
+    if compared is None:
+        return ""
+    rows = []
+    for model in compared["models"]:
+        for name, task in model["tasks"].items():
+            rows.append(
+                [
+                    subject(name, f"{SHOWN[task['metric']]}, {model['title']}"),
+                    changed(task["difference"], task["metric"], task["wins"]),
+                    measured(task["metric"], task["candidate"]),
+                    measured(task["metric"], task["production"]),
+                ]
+            )
+    rows.sort(key=lambda row: row[0])
+    others = [
+        f"{model['title']} was trained with another {', '.join(model['budget'])}."
+        for model in compared["models"]
+        if model["budget"]
+    ]
+    heads = ("task and baseline", "difference", "this model", "baseline's")
+    return section(
+        "transfer",
+        "Negative transfer",
+        "Each task against models without a mixture, on the same rows and resamples. Worse than "
+        "its own single-task model means that sharing costs this task; worse than the shared "
+        "bottom, that choosing experts does not help it.",
+        sentences([*compared["sentences"], *others]),
+        table("Differences from the baselines", heads, rows, "roomy"),
+    )
+
+
+def leaks(found: Mapping[str, Any]) -> str:
+    """Signs that the test is easier than the world."""
+    checked = found["leaks"]
+    rows = [
+        [
+            escape(row["feature"]),
+            escape(row["task"]),
+            f"{row['auc']:.4f}",
+            '<b class="worse">leak</b>' if row["leak"] else "",
+        ]
+        for row in checked["features"][:_FEATURES]
+    ]
+    heads = ("feature alone", "task", "AUC", "above the limit")
+    return section(
+        "leaks",
+        "Leak checks",
+        "What one feature alone ranks the rows by: its number, or the mean label of its training "
+        "rows. An AUC near 1 usually means that the feature was not known before the label.",
+        sentences(leak_sentences(checked)),
+        table("Features by their AUC alone", heads, rows),
+    )
+
+
+def leak_sentences(checked: Mapping[str, Any]) -> list[str]:
+    """What the checks found."""
+    said = [
+        f"{row['feature']} alone has an AUC of {row['auc']:.4f} on {row['task']}, above "
+        f"{checked['limit']:g}: a leak unless it is truly known beforehand."
+        for row in checked["features"]
+        if row["leak"]
+    ] or [f"No feature alone has an AUC above {checked['limit']:g}."]
+    if checked["shared_rows"] is not None:
+        said.append(
+            f"{count(checked['shared_rows'], 'row')} of this split "
+            f"{'is' if checked['shared_rows'] == 1 else 'are'} in training too."
+            if checked["shared_rows"]
+            else "No row of this split is in training."
+        )
+    if checked["in_order"]:
+        said.append("Every row is newer than all of training.")
+    elif checked["in_order"] is False:
+        late = f"{percent(checked['late_training'])} of training is not older than the oldest row"
+        by_time = checked.get("split_by") == "time"
+        said.append(f"{late}{', although the split is by time' if by_time else ''}.")
+    return said
+
+
+def warnings(found: Mapping[str, Any]) -> list[str]:
+    """What a reader has to know before all else, in sentences."""
+    said = []
+    checked = found["leaks"]
+    said += [line for line in leak_sentences(checked) if "a leak unless" in line]
+    if checked["shared_rows"]:
+        said.append(f"{count(checked['shared_rows'], 'row')} of this split in training too.")
+    if checked["in_order"] is False and checked.get("split_by") == "time":
+        said.append("Training is not all older than this split, although the split is by time.")
+    for name, task in found["tasks"].items():
+        rate = task["measures"].get("predicted_over_observed")
+        beyond = rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]
+        error = task["measures"].get("ece")
+        if rate and beyond and abs(rate["value"] - 1) > _SLIGHT:
+            said.append(f"{name} predicts {rate['value']:.2f} times what is observed.")
+        elif error and error["low"] and error["low"] > _OFF * min(task["rate"], 1 - task["rate"]):
+            said.append(
+                f"{name} is right on the whole, but its scores are {error['value']:.3f} off on "
+                "average: too sure or not sure enough, see Calibration."
+            )
+        if task["value"] is None:
+            said.append(f"{name} cannot be measured: {task['reason']}.")
+        area, explained = task["measures"].get("auc"), task["measures"].get("r2")
+        if area and area["low"] is not None and area["low"] <= _CHANCE:
+            said.append(f"{name} is not shown to rank better than chance.")
+        if explained and explained["high"] is not None and explained["high"] < 0:
+            said.append(f"{name} is farther off than its mean label would be.")
+    marked = [look for look in found["slices"]["rows"] if look["marked"]]
+    if marked:
+        worst = marked[0]
+        said.append(
+            f"{count(len(marked), 'look')} at slices worse beyond chance, the worst of them "
+            f"{worst['slice']}: {worst['value']} on {worst['task']}."
+        )
+    said += [line for line in found["findings"] if "never used" in line or "fewer than 1" in line]
+    if found["transfer"]:
+        said += [line for line in found["transfer"]["sentences"] if "beyond chance:" in line]
+    if found["stability"]:
+        said += found["stability"]["differences"]
+    return said

@@ -1,0 +1,271 @@
+"""Sections of the report about tasks, groups and ranked lists."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from multigate.model.report import charts
+from multigate.model.report.parts import (
+    SHOWN,
+    count,
+    figure,
+    legend,
+    measured,
+    number,
+    percent,
+    section,
+    table,
+)
+
+GROUPS = ("engagement", "satisfaction")
+_BINARY = (
+    "auc",
+    "gauc",
+    "log_loss",
+    "normalised_entropy",
+    "predicted_over_observed",
+    "ece",
+)
+_REGRESSION = ("rmse", "mae", "r2", "spearman", "bias")
+
+
+def figures(found: Mapping[str, Any]) -> str:
+    """The few numbers that come first."""
+    entries = []
+    for name, group in sorted(found["groups"].items()):
+        for key, text in (("auc", "mean AUC"), ("relative_rmse", "RMSE over deviation")):
+            interval = group.get(f"{key}_interval")
+            if group[key] is not None:
+                limits = ""
+                if interval and interval["low"] is not None:
+                    limits = f"{interval['low']:.4f} to {interval['high']:.4f}"
+                entries.append((f"{group[key]:.4f}", f"{text}, {name}", limits))
+                break
+    ndcg = found["ranking"]["measures"]["ndcg@10"]
+    if ndcg["value"] is not None:
+        limits = "" if ndcg["low"] is None else f"{ndcg['low']:.4f} to {ndcg['high']:.4f}"
+        entries.append((f"{ndcg['value']:.4f}", "NDCG@10 of the combined score", limits))
+    if "experts_per_row" in found:
+        used = f"{found['experts_per_row']:.2f}"
+        entries.append((used, f"experts evaluated per row, of {found['experts']}", ""))
+    cells = "".join(
+        f"<div><strong>{value}</strong><span>{escape(text)}</span>"
+        f'<span class="range">{limits}</span></div>'
+        for value, text, limits in entries
+    )
+    return f'<div class="card figures">{cells}</div>'
+
+
+def tasks(found: Mapping[str, Any], best: Mapping[str, float]) -> str:
+    """Every task's main measure as a bar, by group, and all measures in tables."""
+    parts = []
+    marks = [("span", "95 % interval")] + ([("tick", "best possible value")] if best else [])
+    parts.append(legend(marks))
+    for group in GROUPS:
+        members = {n: t for n, t in found["tasks"].items() if t["group"] == group}
+        if members:
+            bars = "".join(_task(name, task, best.get(name)) for name, task in members.items())
+            parts.append(
+                f'<div class="card group {group}"><header><h3>{group.capitalize()}</h3>'
+                f"<span>{escape(_summary(found['groups'][group]))}</span></header>{bars}</div>"
+            )
+    for kind, names in (("binary", _BINARY), ("regression", _REGRESSION)):
+        chosen = {n: t for n, t in found["tasks"].items() if t["type"] == kind}
+        if chosen:
+            rows = [
+                [
+                    escape(name),
+                    *(measured(m, task["measures"].get(m)) for m in names),
+                    f"{task['rows']:,}",
+                ]
+                for name, task in chosen.items()
+            ]
+            caption = f"All measures of the {kind} tasks"
+            parts.append(table(caption, ["task", *(SHOWN[m] for m in names), "rows"], rows))
+    return section(
+        "tasks",
+        "Tasks",
+        "AUC bars run from 0.5, chance, to 1. RMSE is in the label's own units; its bars run from "
+        "0 to the label's standard deviation, the error of always predicting the mean, and shorter "
+        "is better. Rows whose label is masked take no part. The smaller numbers are 95 % "
+        f"intervals from {found['replicates']:,} resamples of the {count(found['users'], 'user')}, "
+        "each with all of their rows; there is none below ten users.",
+        *parts,
+    )
+
+
+def calibration(found: Mapping[str, Any]) -> str:
+    """Reliability of binary tasks, reliability and residuals of regression tasks."""
+    parts = []
+    for name, task in found["tasks"].items():
+        if not task["reliability"]:
+            continue
+        binary = task["type"] == "binary"
+        chart = charts.reliability(
+            f"Mean label by score of {name}", task["reliability"], share=binary
+        )
+        parts.append(figure(name, chart, task["group"]))
+        if not binary:
+            chart = charts.residuals(f"Label less score of {name}", task["residuals"])
+            parts.append(figure(f"{name}: label less score", chart, task["group"]))
+    return section(
+        "calibration",
+        "Calibration",
+        "Bins of equally many rows by score: mean score to the right, mean label upward, with its "
+        "95 % interval. A calibrated model's points lie on the dashed line. Residuals show the "
+        "median and the range of eight in ten rows. Calibration error is positive by noise alone, "
+        "which its interval, but not its value, allows for.",
+        f'<div class="charts">{"".join(parts)}</div>' if parts else "",
+    )
+
+
+def ranking(found: Mapping[str, Any]) -> str:
+    """Measures of the ranked lists."""
+    ranked = found["ranking"]
+    if not ranked["lists"]:
+        return ""
+    rows = [
+        [SHOWN[name], measured(name, measure), f"{measure['rows']:,}"]
+        for name, measure in ranked["measures"].items()
+    ]
+    return section(
+        "ranking",
+        "Ranked lists",
+        f"The combined score within each request and user. A row's gain is the sum of score weight "
+        f"times label, at least 0; {ranked['lists']:,} of {count(ranked['of'], 'list')} have more "
+        "than one row and a relevant one. Recall is 1 by itself where lists are shorter than its "
+        "cut-off.",
+        table("Measures of the combined score", ["measure", "mean over lists", "rows"], rows),
+    )
+
+
+def trade_off(found: Mapping[str, Any]) -> str:
+    """Engagement against satisfaction."""
+    traded = found["tradeoff"]
+    if traded is None:
+        return ""
+    points = traded["points"]
+    title = "NDCG@10 of satisfaction, upward, against that of engagement, to the right"
+    rows = [
+        [
+            ("satisfaction alone" if p["ratio"] is None else f"{p['ratio']:g}")
+            + (" (now)" if p["chosen"] else ""),
+            measured("ndcg@10", p["engagement"]),
+            measured("ndcg@10", p["satisfaction"]),
+            "yes" if p["front"] else "",
+        ]
+        for p in points
+    ]
+    heads = ["weight ratio", "engagement", "satisfaction", "front"]
+    return section(
+        "trade-off",
+        "Engagement against satisfaction",
+        "The score weights of the satisfaction tasks are multiplied by a ratio, those of "
+        "engagement stay; lists are then judged by what each group's labels say is relevant "
+        "(NDCG@10). Only points on the front are worth choosing: elsewhere one group could "
+        "gain at no cost to the other.",
+        legend([("dot-mark chosen", "the weights of the contract"), ("", "Pareto front")]),
+        '<div class="pair">',
+        figure("Satisfaction by engagement", charts.pareto(title, points)),
+        table("Trade-off by weight ratio", heads, rows),
+        "</div>",
+    )
+
+
+def labels(found: Mapping[str, Any]) -> str:
+    """How many labels there are, and what their mean and the scores' are."""
+    rows = []
+    for name, task in found["tasks"].items():
+        total = task["rows"] + task["masked"]
+        binary = task["type"] == "binary"
+        mean = task["rate"] if binary else task["label_mean"]
+        show = percent if binary else "{:.4g}".format
+        rows.append(
+            [
+                escape(name),
+                f"{task['rows']:,}",
+                percent(task["masked"] / total if total else 0.0),
+                "" if mean is None else show(mean),
+                "" if task["mean_score"] is None else show(task["mean_score"]),
+            ]
+        )
+    heads = ("task", "rows with a label", "masked", "mean label", "mean score")
+    return section("labels", "Labels", "", table("Labels of every task", heads, rows))
+
+
+def training(found: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> str:
+    """Loss by epoch."""
+    if not history:
+        return ""
+    best = min(range(len(history)), key=lambda i: history[i]["val_loss"])
+    parts = [figure("All tasks, weighted", _losses("all tasks", history, best))]
+    for name, task in found["tasks"].items():
+        if all(name in epoch["tasks"] for epoch in history):
+            entries = [epoch["tasks"][name] for epoch in history]
+            parts.append(figure(name, _losses(name, entries, best), task["group"]))
+    return section(
+        "training",
+        "Training",
+        "Loss by epoch. Training includes dropout and the gates' noise, and in the weighted sum "
+        "their regularisation; validation is the model as it is served. The dot is the epoch that "
+        "was kept.",
+        legend([("train", "training"), ("", "validation")]),
+        f'<div class="charts">{"".join(parts)}</div>',
+    )
+
+
+def _losses(name: str, entries: Sequence[Mapping[str, Any]], best: int) -> str:
+    series = {
+        "train": [entry["loss"] for entry in entries],
+        "validation": [entry["val_loss"] for entry in entries],
+    }
+    return charts.curves(f"Loss of {name}", series, best)
+
+
+def _summary(group: Mapping[str, Any]) -> str:
+    parts = []
+    if group["auc"] is not None:
+        parts.append(f"mean AUC {group['auc']:.4f}")
+    if group["relative_rmse"] is not None:
+        parts.append(f"RMSE {group['relative_rmse']:.3f} of the deviation")
+    if group["measured"] < group["tasks"]:
+        parts.append(f"{group['tasks'] - group['measured']} of {group['tasks']} not measurable")
+    return ", ".join(parts)
+
+
+def _task(name: str, task: Mapping[str, Any], best: float | None) -> str:
+    facts = [count(task["rows"], "row")]
+    if task["type"] == "binary" and task["rate"] is not None:
+        facts.append(f"{percent(task['rate'])} positive")
+    if scale := task.get("trained_on"):
+        facts.append(f"{scale['scale']}: RMSE {scale['rmse']:.4g}")
+    if best is not None:
+        facts.append(f"best {number(task['metric'], best)}")
+    head = (
+        f'<span class="name">{escape(name)}</span>'
+        f'<span class="metric">{SHOWN[task["metric"]]}</span>'
+    )
+    tail = '<span class="facts">' + " ".join(f"<span>{escape(f)}</span>" for f in facts) + "</span>"
+    if task["value"] is None:
+        reason = f'<span class="none">{escape(task["reason"])}</span>'
+        return f'<div class="task">{head}{reason}{tail}</div>'
+    tick = "" if best is None else f'<b style="left: {_share(task, best):.1f}%"></b>'
+    main = task["measures"][task["metric"]]
+    if main["low"] is not None:
+        left, right = _share(task, main["low"]), _share(task, main["high"])
+        tick += f'<u style="left: {left:.1f}%; width: {max(right - left, 0.3):.1f}%"></u>'
+    value = number(task["metric"], task["value"])
+    return (
+        f'<div class="task">{head}<span class="value">{value}</span>'
+        f'<div class="bar"><i style="width: {_share(task, task["value"]):.1f}%"></i>{tick}</div>'
+        f"{tail}</div>"
+    )
+
+
+def _share(task: Mapping[str, Any], value: float) -> float:
+    """Length of a value's bar, in percent."""
+    if task["type"] == "binary":
+        share = (value - 0.5) / 0.5
+    else:
+        share = value / task["label_std"] if task["label_std"] else 1.0
+    return 100 * min(max(share, 0.0), 1.0)

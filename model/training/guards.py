@@ -1,0 +1,71 @@
+"""What stops a training: a loss that is not finite, or that explodes."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+
+from multigate.configs.errors import ModelError
+from multigate.configs.sections.model import TrainConfig
+
+WINDOW = 64  # measurements that the median is taken over
+_FEWEST = 8  # before the first of them nothing is called an explosion
+
+
+class Guard:
+    """Compares the loss of the latest steps with its running median.
+
+    A measurement is the mean of the loss over some steps (at least `STEPS`): the weighted sum of
+    the tasks' losses plus the regularisation, which is never negative, whatever weights the tasks
+    have learnt.
+
+    Args:
+        options: whose `explosion` is the limit.
+        measured: the latest measurements of an interrupted training.
+    """
+
+    STEPS = 16
+
+    def __init__(self, options: TrainConfig, measured: Iterable[float] = ()) -> None:
+        self.options = options
+        self.measured = deque(measured, maxlen=WINDOW)
+
+    def check_finite(self, loss: float, where: str) -> None:
+        """Refuse a loss that is NaN or infinite.
+
+        Raises:
+            ModelError: it is.
+        """
+        if not math.isfinite(loss):
+            raise not_finite(where, self.options)
+
+    def check(self, loss: float, where: str) -> None:
+        """Refuse a measurement far above those before it; remember it otherwise.
+
+        Raises:
+            ModelError: it is not finite, or an explosion.
+        """
+        self.check_finite(loss, where)
+        if len(self.measured) >= _FEWEST:
+            median = statistics.median(self.measured)
+            limit = self.options.explosion
+            if median > 0 and loss > limit * median:
+                raise ModelError(
+                    f"{where} explodes: {loss:.4g}, {loss / median:.1f} times its running median "
+                    f"{median:.4g}; expected at most train.explosion = {limit:g} times. "
+                    f"{_advice(self.options)}"
+                )
+        self.measured.append(loss)
+
+
+def not_finite(what: str, options: TrainConfig) -> ModelError:
+    """The error of a value that is NaN or infinite."""
+    return ModelError(f"{what} is not finite. {_advice(options)}")
+
+
+def _advice(options: TrainConfig) -> str:
+    return (
+        f"Lower train.learning_rate (now {options.learning_rate:g}) "
+        "or the gates' regularisation, and look for extreme values among number features without "
+        "scale: standardise and among regression labels without clip or transform: log1p"
+    )

@@ -1,0 +1,154 @@
+"""Adam with one fused kernel per variable.
+
+The optimiser's step is memory-bound and grows with the number of experts, whichever of them ran:
+every expert's variables, both moments and the gradient are read and written once.  Keras's Adam
+makes some ten passes over them; TensorFlow's fused kernel makes one.
+"""
+
+from typing import Any
+
+import keras
+
+from multigate.configs.sections.model import TrainConfig
+from multigate.model import backend
+from multigate.model.backend.workers import Workers
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable("multigate")
+class Adam(keras.optimizers.Adam):
+    """`keras.optimizers.Adam`, the same to rounding, faster on TensorFlow.
+
+    With m, v the moments, g the gradient and t the step, counted from 1 (Kingma and Ba 2015):
+
+        m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2)
+        variable -= learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) * m / (sqrt(v) + epsilon)
+
+    Every variable is updated at every step, also the rows of an embedding table that the batch
+    does not touch and experts that no row chose: their gradient is zero, their moments decay and
+    still move them.  That is Adam's definition, and the default here.
+
+    With `lazy=True` an embedding table's moments and rows change only where the batch touches
+    them (rows seen twice have their gradients summed first), which costs the batch's rows instead
+    of the table's, and is another algorithm: a rare row keeps its momentum for its next turn
+    instead of coasting.  It applies to variables whose gradient is `tf.IndexedSlices`, that is to
+    `keras.layers.Embedding` on TensorFlow; all others are updated as above.
+
+    Args:
+        learning_rate: a number or a `keras.optimizers.schedules.LearningRateSchedule`.
+        lazy: update only the rows of embedding tables that a batch touches.
+        options: the other arguments of `keras.optimizers.Adam`.
+
+    Raises:
+        ValueError: `lazy` with a backend other than TensorFlow (whose gradients are dense) or
+            with `amsgrad`.
+    """
+
+    def __init__(self, learning_rate: Any = 0.001, lazy: bool = False, **options: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        if lazy and (backend.name() != "tensorflow" or self.amsgrad):
+            raise ValueError(
+                "lazy: expected the TensorFlow backend and amsgrad=False, "
+                f"received backend {backend.name()!r} and amsgrad={self.amsgrad}"
+            )
+        self.lazy = lazy
+        self.workers: Workers | None = None
+        """With whom the gradients are added up; nobody by default."""
+
+    def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
+        """Update the variables by the gradients, those of all workers together."""
+        if self.workers is not None:
+            known = [index for index, gradient in enumerate(grads) if gradient is not None]
+            grads = list(grads)
+            totals = self.workers.sum([grads[index] for index in known], key=3)
+            for index, total in zip(known, totals, strict=True):
+                grads[index] = total
+        super().apply(grads, trainable_variables)
+
+    def _backend_update_step(
+        self, grads: list[Tensor], trainable_variables: list[Any], learning_rate: Tensor
+    ) -> None:
+        """Compute the step's scalars once for all variables, then update each of them."""
+        if backend.name() == "tensorflow" and not self.amsgrad:
+            step = keras.ops.cast(self.iterations + 1, "float32")
+            powers = [keras.ops.power(beta, step) for beta in (self.beta_1, self.beta_2)]
+            learning_rate = (learning_rate, *powers)  # handed through to `update_step`
+        super()._backend_update_step(grads, trainable_variables, learning_rate)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
+        """Update one variable; `learning_rate` is what `_backend_update_step` made of it."""
+        if not isinstance(learning_rate, tuple):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        import tensorflow as tf
+
+        rate, power_1, power_2 = (tf.cast(scalar, variable.dtype) for scalar in learning_rate)
+        index = self._get_variable_index(variable)
+        m, v = self._momentums[index].value, self._velocities[index].value
+        gradient = tf.cast(gradient, variable.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            if self.lazy:
+                alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
+                self._update_rows(gradient, variable, m, v, alpha)
+                return
+            gradient = tf.convert_to_tensor(gradient)  # sums rows seen twice
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=m.handle,
+            v=v.handle,
+            beta1_power=power_1,
+            beta2_power=power_2,
+            lr=rate,
+            beta1=tf.cast(self.beta_1, variable.dtype),
+            beta2=tf.cast(self.beta_2, variable.dtype),
+            epsilon=tf.cast(self.epsilon, variable.dtype),
+            grad=gradient,
+        )
+
+    def _update_rows(self, gradient: Any, variable: Any, m: Any, v: Any, alpha: Tensor) -> None:
+        """Update the touched rows of a table; `alpha` is the bias-corrected rate."""
+        import tensorflow as tf
+
+        rows, positions = tf.unique(gradient.indices)
+        g = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+        old_m, old_v = tf.gather(m, rows), tf.gather(v, rows)
+        new_m = old_m + (g - old_m) * (1 - self.beta_1)
+        new_v = old_v + (tf.square(g) - old_v) * (1 - self.beta_2)
+        m.scatter_update(tf.IndexedSlices(new_m, rows))
+        v.scatter_update(tf.IndexedSlices(new_v, rows))
+        variable.scatter_sub(
+            tf.IndexedSlices(alpha * new_m / (tf.sqrt(new_v) + self.epsilon), rows)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Arguments from which `from_config` builds the same optimiser."""
+        return super().get_config() | {"lazy": self.lazy}
+
+
+def make_optimizer(
+    options: TrainConfig, steps: int, warm: bool = False, workers: Workers | None = None
+) -> keras.optimizers.Optimizer:
+    """The optimiser of a training, with its learning rate.
+
+    Args:
+        options: of the training.
+        steps: of one epoch; a decay ends with the last of `epochs` epochs.
+        warm: whether training starts from a checkpoint.
+        workers: with whom the gradients are added up.
+    """
+    rate: Any = options.learning_rate
+    if warm and options.warm_learning_rate is not None:
+        rate = options.warm_learning_rate
+    schedules = keras.optimizers.schedules
+    total = steps * options.epochs
+    if options.decay == "cosine":
+        rate = schedules.CosineDecay(rate, total, alpha=options.decay_to)
+    elif options.decay == "linear":
+        rate = schedules.PolynomialDecay(rate, total, rate * options.decay_to)
+    optimizer = Adam(rate, lazy=options.lazy_embeddings)
+    optimizer.workers = workers
+    if options.precision == "mixed_float16":
+        # Its smallest gradients would underflow.
+        return keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer

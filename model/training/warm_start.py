@@ -1,0 +1,206 @@
+"""Warm start: a fresh ranker continues from a checkpoint of the same contract.
+
+What is carried over, and how:
+
+    embeddings of ids   a row per value, wherever the value now stands; a new value keeps its fresh
+                        row, a vanished one is dropped; rows of missing and unseen values stay
+    ... that are hashed all rows as they are: the hash knows no vocabulary, and the number of its
+                        buckets is part of the schema
+    all other weights   as they are, the gates' step counters included: a gate that has converged
+                        is not made soft again (unless its schedule is to start over)
+    numbers             (x - mean) / std has new moments, so the first layers that read it are
+                        changed in step: with the old number = scale * new + shift, their kernel's
+                        row is multiplied by scale, and kernel row * shift is added to their bias,
+                        or to the row of the feature's indicator, where missing values have one
+    regression labels   likewise, in the towers' last layer
+    buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
+
+so that the scores of known ids are those of the checkpoint, until the first step.  The optimiser's
+moments start at zero: a checkpoint does not hold them.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.errors import ModelError
+from multigate.configs.statistics import Statistics
+from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.data.encoding import Encoder, keeps_vocabulary
+from multigate.model.gates.parts.schedule import ScheduledGate
+from multigate.model.ranker.ranker import Ranker
+
+_FREE = {"weight", "score_weight"}  # of a task: no part of the schema
+
+
+def start(
+    ranker: Ranker, encoder: Encoder, source: Path, restart_schedules: bool = False
+) -> dict[str, Any]:
+    """Give a fresh ranker the weights of a checkpoint.
+
+    Args:
+        ranker: with the new vocabularies' tables.
+        encoder: of the examples that will be trained on.
+        source: the checkpoint's folder.
+        restart_schedules: set the gates' step counters to zero.
+
+    Returns:
+        checkpoint; `tables`: by feature, how many values were kept, new and dropped.
+
+    Raises:
+        ModelError: not a checkpoint, or of another contract or architecture.
+        DataError: its vocabularies or statistics are damaged.
+    """
+    _, frozen = checkpoint.read_config(source)
+    ours, theirs = encoder.contract.schema_fingerprint(), frozen.schema_fingerprint
+    if ours != theirs:
+        raise ModelError(
+            f"{source}: has schema {theirs}, the configuration's contract has schema {ours}: "
+            "features, labels or tasks differ, namely "
+            f"{_differences(frozen.contract, encoder.contract)}; train without --from"
+        )
+    before = Encoder.read(source)
+    path = source / checkpoint.WEIGHTS
+    found = weights.read(path)
+    named = weights.variables(ranker)
+    tables = {}
+    for name, feature in encoder.contract.features.items():
+        key = f"embeddings/{name}"
+        if keeps_vocabulary(encoder.contract, name) and key in found and key in named:
+            assert isinstance(feature, IdFeature | IdListFeature)
+            fresh = weights.to_numpy(named[key])
+            if found[key].shape[1:] != fresh.shape[1:]:
+                continue  # `assign` names it
+            old, new = before.vocabularies[name], encoder.vocabularies[name]
+            found[key], tables[name] = _grow(
+                found[key], fresh, old.to_pylist(), new.to_pylist(), 1 + feature.oov_buckets
+            )
+    found = _with_task_weighting(found, named)
+    weights.assign(ranker, found, path)
+    _restandardise(ranker, before.statistics, encoder.statistics)
+    if restart_schedules:
+        for gate in ranker.mixture.gates:
+            for layer in gate._flatten_layers():
+                if isinstance(layer, ScheduledGate):
+                    layer.step.assign(0)
+    return {"checkpoint": str(source), "tables": tables}
+
+
+def _differences(before: Contract, now: Contract) -> str:
+    """What parts two contracts, in words: `feature country (hash_buckets 7, now 8)`."""
+    found = []
+    old, new = (contract.model_dump(mode="json") for contract in (before, now))
+    for kind in ("features", "tasks"):
+        for name in {**old[kind], **new[kind]}:
+            values = old[kind].get(name), new[kind].get(name)
+            if None in values:
+                found.append(f"{kind[:-1]} {name} ({'new' if values[0] is None else 'gone'})")
+                continue
+            keys = [key for key in {**values[0], **values[1]} if key not in _FREE]
+            pairs = [(key, *(value.get(key) for value in values)) for key in keys]
+            changes = [f"{key} {one}, now {other}" for key, one, other in pairs if one != other]
+            if changes:
+                found.append(f"{kind[:-1]} {name} ({'; '.join(changes)})")
+    return ", ".join(found) or "user or item"
+
+
+def _with_task_weighting(
+    found: dict[str, np.ndarray], named: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """The weights of a file, with learnt task weights if, and only if, the ranker has them.
+
+    They are no part of the scores, so that their option may change from night to night.
+    """
+    prefix = "uncertainty/"
+    fresh = {name: weights.to_numpy(v) for name, v in named.items() if name.startswith(prefix)}
+    kept = {k: v for k, v in found.items() if not k.startswith(prefix) or k in fresh}
+    return fresh | kept
+
+
+def _grow(
+    old: np.ndarray, fresh: np.ndarray, before: list[Any], after: list[Any], offset: int
+) -> tuple[np.ndarray, dict[str, int]]:
+    """An embedding table for another vocabulary.
+
+    Args:
+        old: (offset + len(before), d).
+        fresh: (offset + len(after), d) initial rows.
+        before: the old vocabulary.
+        after: the new one.
+        offset: rows before the first value's.
+
+    Returns:
+        The new table, and how many values were kept, new and dropped.
+    """
+    place = {value: offset + index for index, value in enumerate(before)}
+    kept = [(offset + index, place[value]) for index, value in enumerate(after) if value in place]
+    table = fresh.copy()
+    table[:offset] = old[:offset]
+    if kept:
+        targets, sources = np.asarray(kept).T
+        table[targets] = old[sources]
+    counts = {
+        "kept": len(kept),
+        "new": len(after) - len(kept),
+        "dropped": len(before) - len(kept),
+    }
+    return table, counts
+
+
+def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> None:
+    """Change the layers that read or make standardised numbers for their new moments."""
+    widths = ranker.embedder.widths
+    column = 0
+    for name, feature in ranker.embedder.features.items():
+        if isinstance(feature, NumberFeature) and feature.scale == "standardise":
+            old, new = before.features[name], after.features[name]
+            scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
+            indicator = column + 1 if feature.missing == "indicator" else None
+            if (scale, shift) != (1.0, 0.0):
+                for layer in _readers(ranker):
+                    _rescale(layer, sum(widths.values()), column, indicator, scale, shift)
+        column += widths[name]
+    for t, (name, task) in enumerate(ranker.contract.tasks.items()):
+        if task.type != "regression":
+            continue
+        old_label, new_label = before.tasks[name], after.tasks[name]
+        scale = old_label.std / new_label.std
+        shift = (old_label.mean - new_label.mean) / new_label.std
+        head = ranker.towers[name].head
+        head.kernel.assign(weights.to_numpy(head.kernel) * scale)
+        head.bias.assign(weights.to_numpy(head.bias) * scale + shift)
+        if ranker.position_tower is not None:
+            table = weights.to_numpy(ranker.position_tower.table.embeddings)
+            table[:, t] *= scale
+            ranker.position_tower.table.embeddings.assign(table)
+
+
+def _readers(ranker: Ranker) -> list[Any]:
+    """The layers that read the embedder's output."""
+    gates = [layer for gate in ranker.mixture.gates for layer in gate._flatten_layers()]
+    return [*(expert.stack[0] for expert in ranker.mixture.experts), *gates]
+
+
+def _rescale(
+    layer: Any, width: int, column: int, indicator: int | None, scale: float, shift: float
+) -> None:
+    """Keep a layer's products when column `column` of its input becomes (column - shift) / scale.
+
+    Kernels (D, .) go by that word in their name, and their biases by the same name with `bias`.
+    Without a bias or an indicator to hold it the shift is left out.
+    """
+    own = {variable.name: variable for variable in layer._trainable_variables}
+    for name, variable in own.items():
+        if len(variable.shape) != 2 or variable.shape[0] != width:
+            continue
+        kernel = weights.to_numpy(variable)
+        moved = kernel[column] * shift  # (.,)
+        kernel[column] *= scale
+        bias = own.get(name.replace("kernel", "bias")) if "kernel" in name else None
+        if indicator is not None:
+            kernel[indicator] += moved
+        elif bias is not None and tuple(bias.shape) == moved.shape:
+            bias.assign(weights.to_numpy(bias) + moved)
+        variable.assign(kernel)

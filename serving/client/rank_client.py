@@ -1,0 +1,312 @@
+"""A client for Rank and Recommend that needs grpcio and protobuf only.
+
+with RankClient("localhost:8500") as client:
+    for item in client.rank("demo", user={"user_id": "u1"}, item_ids=["a", "b"]):
+        print(item["item_id"], item["score"], item["tasks"])
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import grpc
+
+from multigate.configs.errors import ServingError
+from multigate.serving.client.packing import (
+    Feature,
+    add_counts,
+    add_floors,
+    add_weights,
+    model_spec,
+    rank_request,
+    recommend_request,
+)
+from multigate.serving.core.security import client_credentials, token_metadata
+from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+
+# Retries only while nine calls in ten succeed: retries of every failure would feed an overload.
+# The budget covers the calls of one connection to a worker that dies: 50 at once.
+SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],  # over all addresses that the target has
+    "methodConfig": [
+        {
+            "name": [{"service": "multigate.RankingService"}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+}
+
+_MAX_MESSAGE = 64 << 20  # bytes
+
+CHANNEL_OPTIONS = [
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    # Channels of one process to one target would share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A connection may meet a worker that is just dying: the next try is for another one.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # A server that has vanished is noticed, and the next call connects anew.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+class CallError(ServingError):
+    """A call that failed."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+        """Name of the gRPC status, such as INVALID_ARGUMENT."""
+
+
+class RankedItem(TypedDict):
+    """One ranked item."""
+
+    index: int
+    """Its place among the candidates as they were sent."""
+    item_id: str | int
+    score: float
+    """Combined."""
+    tasks: dict[str, float]
+    """Score of each task: a probability, or a value in the label's own units."""
+
+
+class Ranking(list[RankedItem]):
+    """Ranked items, best first, and what is known about the answer."""
+
+    def __init__(self, response: Any) -> None:
+        ids = getattr(response.item_id, response.item_id.WhichOneof("values") or "texts").values
+        columns = {task: scores.values for task, scores in response.task_scores.items()}
+        super().__init__(
+            {
+                "index": index,
+                "item_id": ids[place],
+                "score": response.score[place],
+                "tasks": {task: values[place] for task, values in sorted(columns.items())},
+            }
+            for place, index in enumerate(response.item_index)
+        )
+        self.model_version: int = response.model_version
+        self.schema: str = response.schema
+        self.request_id: str = response.request_id
+        self.warnings: list[str] = list(response.warnings)
+
+
+class Recommendation(Ranking):
+    """Ranked items that the server found, and where it found them.
+
+    An item's `index` is its place among the candidates that were found.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(response.ranking)
+        self.source: str = ranking_pb2.Source.Name(response.source)
+        """RETRIEVED, or POPULAR where popular items stood in; `warnings` says why."""
+        self.candidates_name: str = response.candidates_name
+        self.candidates_version: int | None = (
+            response.candidates_version if response.HasField("candidates_version") else None
+        )
+        """None where no version of the candidate model serves."""
+
+
+class RankClient:
+    """Calls a ranking server; safe to share between threads."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout: float = 5.0,
+        tls: bool = False,
+        ca: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        token: str = "",
+        connections: int = 1,
+    ) -> None:
+        """Connect on the first call.
+
+        Args:
+            target: host:port of the server.
+            timeout: seconds that a call may take, retries included.
+            tls: whether to encrypt; so it is where `ca` or `certificate` is given.
+            ca: PEM file of the certificates to trust; the system's where absent.
+            certificate: PEM file that shows the server who calls.
+            key: PEM file of the certificate's private key.
+            token: bearer token shown with every call.
+            connections: calls go to these in turn; a server with workers deals out connections.
+
+        Raises:
+            ServingError: a file cannot be read.
+        """
+        if connections < 1:
+            raise ServingError(f"connections: expected 1 or more, received {connections}")
+        self._target = target
+        self._timeout = timeout
+        self._metadata = token_metadata(token)
+        options = CHANNEL_OPTIONS
+        if tls or ca or certificate or key:
+            credentials = client_credentials(ca, certificate, key)
+            self._channels = [
+                grpc.secure_channel(target, credentials, options) for _ in range(connections)
+            ]
+        else:
+            self._channels = [grpc.insecure_channel(target, options) for _ in range(connections)]
+        stubs = [ranking_pb2_grpc.RankingServiceStub(channel) for channel in self._channels]
+        self._stubs = itertools.cycle(stubs)  # whose next() is one step of the interpreter
+
+    def rank(
+        self,
+        model: str,
+        *,
+        user: Mapping[str, Feature | None],
+        item_ids: Sequence[str] | Sequence[int],
+        columns: Mapping[str, Sequence[Feature | None]] | None = None,
+        context: Mapping[str, Feature | None] | None = None,
+        weights: Mapping[str, float] | None = None,
+        floors: Mapping[str, Sequence[float | None]] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        label: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Ranking:
+        """Rank candidates for one user.
+
+        Args:
+            model: name of the model.
+            user: user features by name; None and an absent name are missing values.
+            item_ids: the candidates.
+            columns: further item features by name, one entry per candidate.
+            context: context features by name.
+            weights: task weights that replace the contract's in the combined score.
+            floors: lowest and highest score that an item may have, by task.
+            limit: items of the answer at most; all where absent.
+            version: of the model; the newest where absent.
+            label: of the version, in place of its number.
+            request_id: names the call in logs; the server chooses one where empty.
+            timeout: seconds; the client's where absent.
+
+        Returns:
+            Ranked items, best first.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+            ServingError: a value is of a type that no feature has.
+        """
+        request = rank_request(
+            model_spec(model, version, label), user, context or {}, item_ids, columns or {}
+        )
+        add_weights(request, weights or {})
+        add_floors(request, floors or {})
+        request.request_id = request_id
+        add_counts(request, limit=limit)
+        return Ranking(self._call(next(self._stubs).Rank, request, timeout))
+
+    def recommend(
+        self,
+        model: str,
+        *,
+        user: Mapping[str, Feature | None],
+        context: Mapping[str, Feature | None] | None = None,
+        exclude: Sequence[str] | Sequence[int] = (),
+        candidates: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        floors: Mapping[str, Sequence[float | None]] | None = None,
+        limit: int | None = None,
+        version: int | None = None,
+        label: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Recommendation:
+        """Have the server find candidates for one user, and rank them.
+
+        Args:
+            model: name of the ranker, which has a candidate model.
+            user: user features by name; those that are absent come from the feature store.
+            context: context features by name.
+            exclude: items that the answer must not have, beside those of the user's history.
+            candidates: how many to rank; the server's number where absent.
+            weights: task weights that replace the contract's in the combined score.
+            floors: lowest and highest score that an item may have, by task.
+            limit: items of the answer at most; all candidates where absent.
+            version: of the ranker; the newest where absent.
+            label: of the version, in place of its number.
+            request_id: names the call in logs; the server chooses one where empty.
+            timeout: seconds; the client's where absent.
+
+        Returns:
+            Ranked items, best first.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+            ServingError: a value is of a type that no feature has.
+        """
+        spec = model_spec(model, version, label)
+        request = recommend_request(spec, user, context or {}, exclude)
+        add_weights(request, weights or {})
+        add_floors(request, floors or {})
+        request.request_id = request_id
+        add_counts(request, limit=limit, candidates=candidates)
+        return Recommendation(self._call(next(self._stubs).Recommend, request, timeout))
+
+    def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
+        """What a request may say: the GetContractResponse of the model that serves.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+        """
+        request = ranking_pb2.GetContractRequest(model=model_spec(model, version, label))
+        return self._call(next(self._stubs).GetContract, request, None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        for channel in self._channels:
+            channel.close()
+
+    def __enter__(self) -> "RankClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, method: Any, request: Any, timeout: float | None) -> Any:
+        seconds = self._timeout if timeout is None else timeout
+        if not seconds > 0:  # false for NaN as well
+            raise ServingError(f"timeout: expected more than 0 seconds, received {seconds}")
+        try:
+            return method(request, timeout=seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            code = error.code().name
+            raise CallError(f"{self._target}: {code}: {error.details()}", code) from None
+
+
+def parse_ids(contract: Any, texts: Sequence[str]) -> list[str] | list[int]:
+    """Item ids from text, of the type that the model's items have.
+
+    Args:
+        contract: what `RankClient.contract` returned.
+        texts: one id each.
+
+    Raises:
+        ServingError: an id is no whole number although the model's items are.
+    """
+    item = next(feature for feature in contract.features if feature.name == contract.item)
+    if item.dtype == "string":
+        return list(texts)
+    try:
+        return [int(text) for text in texts]
+    except ValueError as error:
+        raise ServingError(f"{item.name}: expected whole numbers; {error}") from None

@@ -1,0 +1,4 @@
+"""What all rooms of the server use: options, the event loop, metrics, logs, failures.
+
+Public face: every module.
+"""

@@ -1,0 +1,152 @@
+"""Who may call: TLS, mutual TLS and bearer tokens."""
+
+import hmac
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import text_format
+
+from multigate.configs.errors import ServingError
+from multigate.serving.protos import ssl_config_pb2
+
+LOG = logging.getLogger("multigate.serving")
+
+_HEADER, _SCHEME = "authorization", "Bearer "
+
+
+def server_credentials(path: Path) -> Any:
+    """TLS credentials from an SSLConfig in protobuf's text form.
+
+    Certificates are exchanged while the server runs: the file is read again once it has changed,
+    for the connections that are made then.  Whether clients must show one is decided at the start.
+
+    Raises:
+        ServingError: the file cannot be read or parsed, or lacks what it needs.
+    """
+    file = _SSLFile(path)
+    config = file.read()
+    return grpc.dynamic_ssl_server_credentials(
+        _certificates(config), file.changed, config.client_verify
+    )
+
+
+class _SSLFile:
+    """The SSLConfig of a server, and whether it has changed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._where = f"--ssl_config_file {path}"
+        self._seen = self._stamp()
+
+    def read(self) -> Any:
+        """The SSLConfig.
+
+        Raises:
+            ServingError: the file cannot be read or parsed, or lacks what it needs.
+        """
+        where = self._where
+        try:
+            config = text_format.Parse(_read(where, self._path), ssl_config_pb2.SSLConfig())
+        except text_format.ParseError as error:
+            raise ServingError(f"{where}: {error}") from None
+        for name in ("server_key", "server_cert"):
+            if "-----BEGIN " not in getattr(config, name):
+                raise ServingError(
+                    f"{where}: {name}: expected the PEM text itself, received "
+                    f"{'another text' if getattr(config, name) else 'none'}"
+                )
+        if config.client_verify and not config.custom_ca:
+            raise ServingError(
+                f"{where}: client_verify: needs custom_ca, the certificates to check clients "
+                "against"
+            )
+        return config
+
+    def changed(self) -> Any:
+        """The certificates where the file has changed since the last look; for gRPC."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return None
+        self._seen = stamp
+        try:
+            certificates = _certificates(self.read())
+        except ServingError as error:
+            LOG.error("%s; the certificates in use stay", error)
+            return None
+        LOG.info("%s: read again", self._where)
+        return certificates
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        try:
+            status = self._path.stat()
+        except OSError:  # between the old file and the new one
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _certificates(config: Any) -> Any:
+    pair = (config.server_key.encode(), config.server_cert.encode())
+    ca = config.custom_ca.encode() if config.client_verify else None
+    return grpc.ssl_server_certificate_configuration([pair], ca)
+
+
+def client_credentials(ca: Path | None, certificate: Path | None, key: Path | None) -> Any:
+    """TLS credentials of a client.
+
+    Args:
+        ca: PEM file of the certificates to trust; the system's where absent.
+        certificate: PEM file that shows who calls (mutual TLS).
+        key: PEM file of its private key.
+
+    Raises:
+        ServingError: a file cannot be read, or only one of certificate and key is given.
+    """
+    if (certificate is None) != (key is None):
+        raise ServingError("certificate and key: expected both or neither")
+    files = {"ca": ca, "key": key, "certificate": certificate}
+    return grpc.ssl_channel_credentials(
+        *(
+            None if path is None else _read(f"{n} {path}", path).encode()
+            for n, path in files.items()
+        )
+    )
+
+
+def read_tokens(path: Path) -> list[str]:
+    """The tokens of a file, one a line, so that an old and a new one can overlap.
+
+    Raises:
+        ServingError: the file cannot be read or holds no token.
+    """
+    tokens = [line.strip() for line in _read(f"token file {path}", path).splitlines()]
+    tokens = [token for token in tokens if token]
+    if not tokens or not all(token.isascii() and token.isprintable() for token in tokens):
+        raise ServingError(f"token file {path}: expected printable ASCII tokens, one a line")
+    return tokens
+
+
+def token_metadata(token: str) -> list[tuple[str, str]]:
+    """Metadata of a call that shows the token; none without a token."""
+    return [(_HEADER, _SCHEME + token)] if token else []
+
+
+def shows_token(metadata: Iterable[tuple[str, str | bytes]], tokens: Iterable[str]) -> bool:
+    """Whether a call's metadata show one of the tokens.
+
+    Every token is compared in full, so that the time taken tells nothing about them.
+    """
+    shown = [value for key, value in metadata if key == _HEADER and isinstance(value, str)]
+    expected = [(_SCHEME + token).encode() for token in tokens]
+    same = [hmac.compare_digest(one.encode(), token) for one in shown for token in expected]
+    return any(same)
+
+
+def _read(what: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ServingError(f"{what}: cannot be read: {reason}") from None

@@ -1,0 +1,126 @@
+"""Failures of calls, the one place that turns them into gRPC status, and deadlines.
+
+    RequestError                (a ServingError)
+    ├── InvalidRequestError     INVALID_ARGUMENT     contradicts the contract or the signature
+    ├── NotServedError          NOT_FOUND            no such model or version, or not ready yet
+    ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
+    ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
+    ├── StoreError              UNAVAILABLE          features are due that the store cannot give
+    ├── DrainingError           UNAVAILABLE          the server is stopping
+    ├── UnauthenticatedError    UNAUTHENTICATED      no valid bearer token
+    └── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
+
+GRPC cancels a call wherever it waits when its caller goes away or its deadline passes, and answers
+RESOURCE_EXHAUSTED itself for messages over the limit and for calls over the admission cap.
+Anything else is a bug of ours: INTERNAL, with an id that the log carries.
+"""
+
+import logging
+import time
+import uuid
+from typing import Any
+
+import grpc
+import tensorflow as tf
+
+from multigate.configs.errors import ServingError
+
+LOG = logging.getLogger("multigate.serving")
+
+_LONGEST_MESSAGE = 1000  # characters; status travels in headers, which clients limit to 8 KiB
+
+
+class RequestError(ServingError):
+    """A call that cannot be answered; the message is meant for the caller."""
+
+    code = grpc.StatusCode.UNKNOWN
+
+
+class InvalidRequestError(RequestError):
+    """The request contradicts the contract or the signature."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotServedError(RequestError):
+    """No such model or version, or it is not ready."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class WrongStateError(RequestError):
+    """The model does not offer what was asked for."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class OverloadedError(RequestError):
+    """A queue is full."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class StoreError(RequestError):
+    """The feature store does not answer, and no missing rule can stand in."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DrainingError(RequestError):
+    """The server is stopping."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class UnauthenticatedError(RequestError):
+    """The call shows no valid bearer token."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class TooLateError(RequestError):
+    """The deadline has passed."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Call:
+    """How long the caller of one call waits."""
+
+    def __init__(self, context: Any) -> None:
+        """Read the deadline once: asking gRPC for it costs more than asking the clock."""
+        remaining = context.time_remaining()
+        # A client without a deadline reports some 290 years, which no wait can take.
+        bounded = remaining is not None and remaining < 1e6
+        self.deadline = time.monotonic() + remaining if bounded else None
+
+    def remaining(self) -> float | None:
+        """Seconds left, or None without a deadline."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def check(self, stage: str) -> None:
+        """Stop work that nobody waits for.
+
+        Raises:
+            TooLateError: the deadline has passed.
+        """
+        remaining = self.remaining()
+        if remaining is not None and remaining <= 0:
+            raise TooLateError(f"the deadline passed {stage}")
+
+
+def status_of(method: str, error: Exception) -> tuple[grpc.StatusCode, str]:
+    """The status and message of a failure."""
+    if isinstance(error, RequestError):
+        code, message = error.code, str(error)
+    elif isinstance(error, tf.errors.InvalidArgumentError):
+        # The graph refuses its inputs itself where no contract describes them (tf.Example).
+        code, message = grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error.message}"
+    else:
+        incident = uuid.uuid4().hex
+        LOG.error("incident %s in %s", incident, method, exc_info=error)
+        code = grpc.StatusCode.INTERNAL
+        message = f"{method}: internal error; the server's log names its cause under {incident}"
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + " ..."
+    return code, message

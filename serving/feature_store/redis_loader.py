@@ -1,0 +1,151 @@
+"""Puts a snapshot into the feature store in Redis: `multigate features load`."""
+
+import importlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from multigate.configs.contract import Contract, FrozenContract, IdListFeature, Side
+from multigate.configs.errors import DataError, ServingError
+from multigate.configs.files import ExamplesFolder
+from multigate.serving.feature_store import redis_keys
+from multigate.serving.feature_store.interface import read_manifest, stored_features
+from multigate.serving.feature_store.redis_client import connect
+
+_LOCK_SECONDS = 60  # a loader that dies keeps others out for so long
+_AT_ONCE = 1000  # keys of one write
+
+
+def load(
+    snapshot: Path, address: str, name: str | None = None, keep_seconds: int = 3600
+) -> dict[str, Any]:
+    """Put a snapshot into Redis and let servers use it.
+
+    Args:
+        snapshot: a folder of examples, or the `snapshot/` in it.
+        address: such as `redis://localhost:6379/0`.
+        name: of the model; that of the configuration where absent.
+        keep_seconds: how long what was there before stays.
+
+    Returns:
+        `name`, `schema`, `generation`, `cut_off`, and `rows` by source.
+
+    Raises:
+        DataError: there is no snapshot.
+        ServingError: Redis cannot be used, or somebody else is loading.
+    """
+    folder = ExamplesFolder(snapshot.parent if snapshot.name == "snapshot" else snapshot)
+    frozen = FrozenContract.read(folder.contract)
+    manifest = read_manifest(folder.manifest)
+    name = name or manifest["name"]
+    begin = redis_keys.prefix(name, frozen.schema_fingerprint)
+    generation = f"{time.time_ns():x}{secrets.token_hex(4)}"
+    redis = connect(address)
+    try:
+        with _alone(redis, redis_keys.loading(begin)):
+            rows = {
+                source: _write(
+                    redis,
+                    folder,
+                    source,
+                    redis_keys.rows(begin, generation, letter),
+                    frozen.contract,
+                    side,
+                    redis_keys.loading(begin),
+                )
+                for side, source, letter in redis_keys.SIDES
+            }
+            said = {
+                "generation": generation,
+                "cut_off": manifest["cut_off"],
+                "rows": rows,
+            }
+            redis.set(redis_keys.current(begin), json.dumps(said))
+            _expire(redis, begin, generation, keep_seconds)
+    except importlib.import_module("redis").RedisError as error:
+        raise ServingError(f"{address}: {error}; what servers use is as it was") from None
+    finally:
+        redis.close()
+    return {"name": name, "schema": frozen.schema_fingerprint, **said}
+
+
+def _write(
+    redis: Any,
+    folder: ExamplesFolder,
+    source: str,
+    begin: str,
+    contract: Contract,
+    side: Side,
+    lock: str,
+) -> int:
+    """One side's rows, whose keys begin so; returns how many there are."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    parts = sorted(folder.snapshot(source).glob("*.parquet"))
+    if not parts:
+        raise DataError(f"{folder.snapshot(source)}: no snapshot here; make the examples anew")
+    key = contract.user if side == "user" else contract.item
+    features = stored_features(contract, side)
+    count = 0
+    for part in parts:
+        for batch in parquet.ParquetFile(part).iter_batches(_AT_ONCE):
+            columns = {name: batch.column(name).to_pylist() for name in (key, *features)}
+            values = [
+                [_value(feature, value) for value in columns[name]]
+                for name, feature in features.items()
+            ]
+            ids = columns[key]
+            rows = zip(*values, strict=True) if values else [()] * len(ids)
+            redis.mset(
+                {
+                    f"{begin}{one}": json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+                    for one, row in zip(ids, rows, strict=True)
+                }
+            )
+            redis.expire(lock, _LOCK_SECONDS)
+            count += len(ids)
+    return count
+
+
+def _value(feature: Any, value: Any) -> Any:
+    """As JSON holds it: empty texts are missing, lists keep what the model reads."""
+    if isinstance(feature, IdListFeature):
+        return [one for one in value or () if one not in (None, "")][-feature.max_length :]
+    nan = isinstance(value, float) and math.isnan(value)
+    return None if nan or value == "" else value
+
+
+@contextmanager
+def _alone(redis: Any, key: str) -> Iterator[None]:
+    """Keep other loaders out."""
+    mine = secrets.token_hex(8)
+    if not redis.set(key, mine, nx=True, ex=_LOCK_SECONDS):
+        raise ServingError(
+            f"{key}: another load is under way, or died less than {_LOCK_SECONDS} s ago; try again"
+        )
+    try:
+        yield
+    finally:
+        if redis.get(key) == mine.encode():
+            redis.delete(key)
+
+
+def _expire(redis: Any, begin: str, generation: str, seconds: int) -> None:
+    """Let all generations but one go, those of loads that never ended too."""
+    kept = (f"{begin}:{generation}:".encode(), redis_keys.current(begin).encode())
+    pipeline = redis.pipeline(transaction=False)
+    for key in redis.scan_iter(match=f"{_literal(begin)}:*", count=_AT_ONCE):
+        if not key.startswith(kept) and key != redis_keys.loading(begin).encode():
+            pipeline.expire(key, seconds, nx=True)
+            if len(pipeline) >= _AT_ONCE:
+                pipeline.execute()
+    pipeline.execute()
+
+
+def _literal(text: str) -> str:
+    """A text in a pattern of Redis that stands for itself."""
+    return "".join(f"\\{one}" if one in "*?[]\\^-" else one for one in text)

@@ -1,0 +1,147 @@
+"""Writes the embedded feature store (`snapshot`) from the pipeline's snapshot.
+
+Runs where models are exported: needs pyarrow.  A side's table must fit in memory.
+"""
+
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from multigate.configs.contract import FrozenContract, IdListFeature, NumberFeature
+from multigate.configs.errors import DataError
+from multigate.configs.files import ExamplesFolder, new_folder, write_json
+from multigate.serving.core.layout import value_dtype
+from multigate.serving.feature_store.interface import read_manifest, stored_features
+from multigate.serving.feature_store.snapshot import FORMAT, KEYS, MANIFEST, SOURCES, checksum
+
+
+def write_snapshot(
+    examples: Path, out: Path, sources: Collection[str] = ("users", "items")
+) -> dict[str, int]:
+    """Write the snapshot of a folder of examples as a feature store.
+
+    Args:
+        examples: what the pipeline wrote.
+        out: the folder to make.
+        sources: which of `users` and `items` it is to hold.
+
+    Returns:
+        Rows by source.
+
+    Raises:
+        DataError: the examples have no snapshot.
+    """
+    folder = ExamplesFolder(examples)
+    frozen = FrozenContract.read(folder.contract)
+    contract = frozen.contract
+    rows: dict[str, int] = {}
+    with new_folder(out) as made:
+        for side, source in SOURCES:
+            if source not in sources:
+                continue
+            table = read_source(folder, source)
+            key = contract.user if side == "user" else contract.item
+            (made / source).mkdir()
+            rows[source] = _write(made / source, table, key, stored_features(contract, side))
+        files = sorted(path for path in made.rglob("*.npy"))
+        write_json(
+            made / MANIFEST,
+            {
+                "format": FORMAT,
+                "schema": frozen.schema_fingerprint,
+                "cut_off": read_manifest(folder.manifest)["cut_off"],
+                "rows": rows,
+                "files": {path.relative_to(made).as_posix(): checksum(path) for path in files},
+            },
+        )
+    return rows
+
+
+def read_source(folder: ExamplesFolder, source: str) -> pa.Table:
+    """The snapshot's table of `users` or `items`.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = folder.snapshot(source)
+    if not any(path.glob("*.parquet")):
+        raise DataError(f"{path}: no snapshot here; make the examples anew")
+    return pq.read_table(path)
+
+
+def last_values(feature: IdListFeature, lists: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """The values of lists that a model reads: no nulls, no empty texts, the last ones only.
+
+    Returns:
+        The values end to end, and (R + 1,) int64 where each row's begin and end.
+    """
+    lists = lists.cast(pa.large_list(lists.type.value_type))
+    counts = np.asarray(pc.list_value_length(lists).fill_null(0), np.int64)
+    flat = pc.list_flatten(lists)
+    row_of = np.repeat(np.arange(len(lists)), counts)
+    kept = np.asarray(flat.is_valid())
+    if feature.dtype == "string":
+        kept &= np.asarray(pc.not_equal(flat, "").fill_null(False))
+    counts = np.bincount(row_of[kept], minlength=len(lists))
+    place = np.zeros(len(flat), np.int64)
+    place[kept] = np.arange(kept.sum()) - (np.cumsum(counts) - counts)[row_of[kept]]
+    kept &= place >= (counts - feature.max_length)[row_of]
+    ends = np.zeros(len(lists) + 1, np.int64)
+    np.cumsum(np.minimum(counts, feature.max_length), out=ends[1:])
+    return flat.filter(pa.array(kept)), ends
+
+
+def _write(folder: Path, table: pa.Table, key: str, features: dict[str, Any]) -> int:
+    """One side; the number of its rows."""
+    ids = table[key].combine_chunks()
+    if pa.types.is_integer(ids.type):
+        keys = np.asarray(ids, np.int64)
+        order = np.argsort(keys, kind="stable")
+    else:
+        texts = [text.encode() for text in ids.to_pylist()]
+        keys = np.fromiter(map(zlib.crc32, texts), np.uint32, len(texts))
+        order = np.argsort(keys, kind="stable")
+        _write_texts(folder, KEYS, [texts[at] for at in order])
+    _save(folder, KEYS, keys[order])
+    table = table.take(pa.array(order))
+    for name, feature in features.items():
+        _write_feature(folder, name, feature, table[name].combine_chunks())
+    return table.num_rows
+
+
+def _write_feature(folder: Path, name: str, feature: Any, column: pa.Array) -> None:
+    if isinstance(feature, IdListFeature):
+        column, ends = last_values(feature, column)
+        _save(folder, f"{name}.ends", ends)
+    if value_dtype(feature) == "string":
+        encoded = pc.dictionary_encode(column.cast(pa.large_string()))
+        different = [text.encode() for text in encoded.dictionary.to_pylist()]
+        codes = np.array(encoded.indices.fill_null(-1), np.int32)
+        # An empty text is a missing one.
+        codes[np.isin(codes, [at for at, text in enumerate(different) if not text])] = -1
+        _save(folder, f"{name}.codes", codes)
+        _write_texts(folder, name, different)
+    elif isinstance(feature, NumberFeature):
+        numbers = column.cast(pa.float32()).fill_null(np.nan)
+        _save(folder, name, np.asarray(numbers, np.float32))
+    else:
+        _save(folder, name, np.asarray(column.fill_null(0), np.int64))
+        if not isinstance(feature, IdListFeature):
+            _save(folder, f"{name}.present", np.asarray(column.is_valid()))
+
+
+def _write_texts(folder: Path, name: str, texts: list[bytes]) -> None:
+    places = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(text) for text in texts], out=places[1:])
+    _save(folder, f"{name}.places", places)
+    _save(folder, f"{name}.texts", np.frombuffer(b"".join(texts), np.uint8))
+
+
+def _save(folder: Path, name: str, array: np.ndarray) -> None:
+    np.save(folder / f"{name}.npy", array, allow_pickle=False)

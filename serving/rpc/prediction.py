@@ -1,0 +1,240 @@
+"""TensorFlow Serving's Predict and GetModelMetadata."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf import any_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
+
+from multigate.configs.contract import LENGTH, PRESENT, Contract
+from multigate.serving.core.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
+from multigate.serving.core.loop import Threads
+from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
+from multigate.serving.core.tensors import decode, encode
+from multigate.serving.versions.loaded import Served
+from multigate.serving.versions.models import Models
+from multigate.serving.versions.saved_model import Signature
+
+_METADATA = "signature_def"
+
+
+class Prediction:
+    """Raw tensors of any signature; failures leave as the exceptions of `serving.core.status`."""
+
+    def __init__(self, models: Models, threads: Threads) -> None:
+        self._models = models
+        self._threads = threads
+
+    async def predict(self, request: Any, context: Any) -> Any:
+        """Run one signature on a PredictRequest."""
+        call = Call(context)
+        call.check("before the request was read")
+        with self._models.use(*requested(request.model_spec)) as served:
+            name = request.model_spec.signature_name or DEFAULT
+            signature = served.signature(name)
+            if signature is None:
+                raise WrongStateError(
+                    f"signature {name!r}: not in version {served.servable.version}; expected one "
+                    f"of {', '.join(served.servable.signatures)}"
+                )
+            wanted = _filter(request.output_filter, signature)
+            if signature.layout is None:
+                outputs = await self._threads.run(_run, request.inputs, signature)
+            else:
+                inputs, rows = await self._threads.run_if(
+                    served.apart(request), _read, request.inputs, signature, served
+                )
+                outputs = await served.batchers[name].run(inputs, rows, call)
+            response = predict_pb2.PredictResponse()
+            response.model_spec.name = served.model
+            response.model_spec.version.value = served.servable.version
+            response.model_spec.signature_name = name
+            for output in wanted:
+                response.outputs[output].CopyFrom(encode(outputs[output]))
+            return response
+
+    def get_model_metadata(self, request: Any) -> Any:
+        """The signatures of a version."""
+        if not request.metadata_field:
+            raise InvalidRequestError(f"metadata_field: expected {_METADATA!r}, received none")
+        for field in request.metadata_field:
+            if field != _METADATA:
+                raise InvalidRequestError(
+                    f"metadata_field: expected {_METADATA!r}, received {field!r}"
+                )
+        with self._models.use(*requested(request.model_spec)) as served:
+            response = get_model_metadata_pb2.GetModelMetadataResponse()
+            response.model_spec.name = served.model
+            response.model_spec.version.value = served.servable.version
+            signatures = get_model_metadata_pb2.SignatureDefMap()
+            for name, definition in served.servable.definitions.items():
+                signatures.signature_def[name].CopyFrom(definition)
+            packed = any_pb2.Any()
+            packed.Pack(signatures)
+            response.metadata[_METADATA].CopyFrom(packed)
+            return response
+
+
+def _run(tensors: Any, signature: Signature) -> Arrays:
+    """Outputs of a signature that no contract describes."""
+    return signature(read_inputs(tensors, signature))
+
+
+def _read(tensors: Any, signature: Signature, served: Served) -> tuple[Arrays, int]:
+    """Checked inputs of a signature that the contract describes, and N."""
+    assert signature.layout is not None
+    inputs = read_inputs(tensors, signature)
+    return check_inputs(inputs, signature.layout, served.servable.contract, served.max_rows)
+
+
+def requested(spec: Any) -> tuple[str, int | None, str]:
+    """Name, version and label of TensorFlow Serving's ModelSpec."""
+    which = spec.WhichOneof("version_choice")
+    return (
+        spec.name,
+        spec.version.value if which == "version" else None,
+        spec.version_label if which == "version_label" else "",
+    )
+
+
+def read_inputs(tensors: Any, signature: Signature) -> Arrays:
+    """Decode the inputs of a request.
+
+    Raises:
+        InvalidRequestError: inputs are missing or not the signature's, or one does not decode.
+    """
+    absent = signature.inputs.keys() - tensors.keys()
+    extra = tensors.keys() - signature.inputs.keys()
+    if absent or extra:
+        raise InvalidRequestError(
+            f"signature {signature.name!r}: expected exactly its inputs; "
+            f"missing: {', '.join(sorted(absent)) or 'none'}; "
+            f"extra: {', '.join(sorted(extra)) or 'none'}"
+        )
+    return {name: decode(name, tensors[name], spec) for name, spec in signature.inputs.items()}
+
+
+def check_inputs(
+    inputs: Arrays, layout: Layout, contract: Contract, most: int
+) -> tuple[Arrays, int]:
+    """Hold decoded inputs to the contract.
+
+    An empty text is a missing value, and lists longer than the contract's keep their last values,
+    as everywhere.
+
+    Args:
+        inputs: arrays of the signature's dtypes and shapes.
+        layout: the signature's inputs.
+        contract: whose missing rules count.
+        most: rows, of items and of users.
+
+    Returns:
+        The inputs, and N.
+
+    Raises:
+        InvalidRequestError: axes that differ, no rows or too many, NaN or infinity, a missing value
+            whose rule is error, lengths or indices out of range.
+    """
+    checked = dict(inputs)
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, what in layout.inputs.items():
+        rows = len(inputs[name])
+        first, expected = sizes.setdefault(what.axis, (name, rows))
+        if rows != expected:
+            raise InvalidRequestError(
+                f"input {name!r}: expected {expected} rows as in {first!r}, received {rows}"
+            )
+        if rows == 0:
+            raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
+        if rows > most:
+            raise InvalidRequestError(
+                f"input {name!r}: expected at most {most} rows, received {rows}; send them in parts"
+            )
+    for name, what in layout.inputs.items():
+        values = inputs[name]
+        if what.role == "value":
+            _check_values(name, contract.features[name], checked)
+        elif what.role == "list":
+            _check_list(name, contract.features[name], checked)
+        elif what.role == "weights":
+            _refuse_non_finite(name, values)
+        elif what.role == "index":
+            users = sizes["users"][1]
+            outside = (values < 0) | (values >= users)
+            if outside.any():
+                row = int(np.argmax(outside))
+                raise InvalidRequestError(
+                    f"input {USER_INDEX!r}: expected 0 to {users - 1}, received {values[row]} "
+                    f"in row {row}"
+                )
+    return checked, sizes["rows"][1]
+
+
+def _check_values(name: str, feature: Any, inputs: Arrays) -> None:
+    values = inputs[name]
+    present = inputs.get(name + PRESENT)
+    if values.dtype.kind == "f":
+        if present is not None:
+            inputs[name] = values = np.where(present, values, np.float32(0))
+        _refuse_non_finite(name, values)
+    elif values.dtype.kind == "O":
+        empty = values == b""
+        if not empty.any():
+            return
+        if may_be_missing(feature):
+            inputs[name + PRESENT] = inputs[name + PRESENT] & ~empty
+        else:
+            raise InvalidRequestError(
+                f"input {name!r}: expected a text (missing: error), received an empty one in row "
+                f"{int(np.argmax(empty))}"
+            )
+
+
+def _check_list(name: str, feature: Any, inputs: Arrays) -> None:
+    max_length = feature.max_length
+    values, lengths = inputs[name], inputs[name + LENGTH]
+    width = values.shape[1]
+    outside = (lengths < 0) | (lengths > width)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise InvalidRequestError(
+            f"input {name + LENGTH!r}: expected 0 to {width}, the width of {name!r}, received "
+            f"{lengths[row]} in row {row}"
+        )
+    if width == 0:
+        filler = b"" if values.dtype.kind == "O" else 0
+        inputs[name] = np.full((len(values), 1), filler, values.dtype)
+    elif width > max_length:
+        start = np.maximum(lengths - max_length, 0)
+        places = np.minimum(start[:, None] + np.arange(max_length), width - 1)  # (N, max_length)
+        inputs[name] = np.take_along_axis(values, places, axis=1)
+        inputs[name + LENGTH] = np.minimum(lengths, max_length)
+
+
+def _refuse_non_finite(name: str, values: np.ndarray) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0, 0])
+        raise InvalidRequestError(
+            f"input {name!r}: expected finite numbers, received "
+            f"{values[tuple(np.argwhere(~finite)[0])]} in row {row}"
+        )
+
+
+def _filter(wanted: Sequence[str], signature: Signature) -> list[str]:
+    """The outputs to answer with: all, or those that the request's filter names."""
+    if len(wanted) > len(signature.outputs):  # millions of names would take the loop seconds
+        raise InvalidRequestError(
+            f"output_filter: expected at most {len(signature.outputs)} outputs, each once, "
+            f"received {len(wanted)}"
+        )
+    unknown = [name for name in wanted if name not in signature.outputs]
+    if unknown:
+        raise InvalidRequestError(
+            f"output_filter: expected some of {', '.join(signature.outputs)}, "
+            f"received {', '.join(unknown)}"
+        )
+    if len(set(wanted)) != len(wanted):
+        raise InvalidRequestError(f"output_filter: an output is repeated: {', '.join(wanted)}")
+    return list(wanted) or list(signature.outputs)

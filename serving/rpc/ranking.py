@@ -1,0 +1,254 @@
+"""`multigate.RankingService`: a user in, ranked items with a score per task out.
+
+Rank is given the candidates; Recommend has `serving.rpc.recommendation` find them, and then ranks
+them as Rank does.
+"""
+
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+
+from multigate.configs.contract import IdListFeature
+from multigate.serving.core.layout import RANK, SCORE, Arrays, value_dtype
+from multigate.serving.core.logs import say
+from multigate.serving.core.loop import Threads
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.status import Call, InvalidRequestError
+from multigate.serving.core.wire import packed
+from multigate.serving.observe.drift import Watch
+from multigate.serving.observe.impressions import ImpressionLog, Ranked
+from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+from multigate.serving.request.rank_request import ParsedRequest, Part
+from multigate.serving.rpc.recommendation import CandidateFinder, to_rank
+from multigate.serving.versions.loaded import Served
+from multigate.serving.versions.models import Models
+
+_DTYPES = {"string": "string", "int64": "int", "float32": "float"}
+_RETURNS = frozenset(ranking_pb2.Return.values())
+_LONGEST_ID = 256
+"""Characters of a request id: the log has it in every line, the impression log in every row."""
+_SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
+
+
+class RankingService(ranking_pb2_grpc.RankingServiceServicer):
+    """Rank, Recommend and GetContract; failures are exceptions of `serving.core.status`."""
+
+    def __init__(
+        self,
+        models: Models,
+        metrics: ServerMetrics,
+        max_candidates: int,
+        finder: CandidateFinder,
+        threads: Threads,
+        impressions: ImpressionLog | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._models = models
+        self._metrics = metrics
+        self._max_candidates = max_candidates
+        self._finder = finder
+        self._threads = threads
+        self._impressions = impressions
+        self._watch = watch
+
+    async def Rank(self, request: Any, context: Any) -> Any:
+        """Score the candidates for one user and order them."""
+        request_id = _request_id(request)
+        call = Call(context)
+        call.check("before the request was read")
+        with self._models.use(*requested(request.model)) as served:
+            say(model=served.model, version=served.servable.version)
+            return await self._rank(request, request_id, served, call)
+
+    async def Recommend(self, request: Any, context: Any) -> Any:
+        """Find candidates for one user, and rank them."""
+        request_id = _request_id(request)
+        call = Call(context)
+        call.check("before the request was read")
+        with self._models.use(*requested(request.model)) as served:
+            say(model=served.model, version=served.servable.version)
+            apart = served.apart(request)
+            user = await self._threads.run_if(apart, served.reader.read_user, request)
+            found = await self._finder.find(request, served, user, call)
+            say(source=ranking_pb2.Source.Name(found.source))
+            response = ranking_pb2.RecommendResponse(
+                candidates_name=found.model,
+                candidates_version=found.version,
+                source=found.source,
+            )
+            if found.items:
+                ranking = to_rank(request, found.items)
+                ranked = await self._rank(ranking, request_id, served, call, user)
+                response.ranking.CopyFrom(ranked)
+            else:
+                response.ranking.CopyFrom(_described(served, request_id))
+            # What was found comes before what it was ranked by.
+            warnings = [*found.warnings, *response.ranking.warnings]
+            response.ranking.ClearField("warnings")
+            response.ranking.warnings.extend(warnings)
+            return response
+
+    async def GetContract(self, request: Any, context: Any) -> Any:
+        """What a request may say."""
+        with self._models.use(*requested(request.model)) as served:
+            contract = served.servable.contract
+            response = ranking_pb2.GetContractResponse(
+                model_name=served.model,
+                model_version=served.servable.version,
+                schema=served.servable.schema,
+                user=contract.user,
+                item=contract.item,
+                combine=contract.combine.kind,
+                max_candidates=self._max_candidates,
+            )
+            for name, feature in contract.of_side("user", "context", "item"):
+                response.features.append(_feature(name, feature))
+            for name, task in contract.tasks.items():
+                response.tasks.add(
+                    name=name, group=task.group, type=task.type, score_weight=task.score_weight
+                )
+            return response
+
+    async def _rank(
+        self, request: Any, request_id: str, served: Served, call: Call, user: Part | None = None
+    ) -> Any:
+        """Answer a RankRequest, whose user may have been read already."""
+        apart = served.apart(request)
+        parsed = await self._threads.run_if(apart, served.reader.read, request, user)
+        say(candidates=parsed.rows)
+        self._metrics.candidates.observe(parsed.rows, served.model)
+        if parsed.missing:
+            self._metrics.missing.add_all(served.model, parsed.missing)
+        if parsed.stored:
+            self._metrics.stored.add_all(served.model, parsed.stored)
+        if request.returns not in _RETURNS:
+            raise InvalidRequestError(
+                f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
+                f"received number {request.returns}"
+            )
+        outputs = await served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
+        _refuse_overflow(outputs)
+        answer = self._answer(request, request_id, served, parsed, outputs)
+        if self._watch is not None:
+            self._watch.add(served, parsed.inputs, outputs)
+        return answer
+
+    def _answer(
+        self,
+        request: Any,
+        request_id: str,
+        served: Served,
+        parsed: ParsedRequest,
+        outputs: Arrays,
+    ) -> Any:
+        order = rank_order(outputs, parsed)
+        servable = served.servable
+        if self._impressions is not None:
+            self._impressions.add(
+                Ranked(
+                    served.model,
+                    servable.version,
+                    servable.schema,
+                    servable.contract,
+                    request_id,
+                    parsed.inputs,
+                    outputs,
+                    order,
+                    time.time(),
+                )
+            )
+        response = _described(served, request_id)
+        response.item_index.extend(order.tolist())
+        if parsed.missing or parsed.problem:
+            response.warnings.extend(parsed.warnings())
+        which = request.candidates.item_id.WhichOneof("values")
+        # Texts are their bytes already, which protobuf takes as well.
+        ids = parsed.inputs[servable.contract.item][order].tolist()
+        getattr(response.item_id, which).values.extend(ids)
+        if request.returns == ranking_pb2.TASK_SCORES:
+            response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
+            for task in servable.contract.tasks:
+                response.task_scores[task].MergeFromString(packed(outputs[task][order]))
+        return response
+
+
+def _request_id(request: Any) -> str:
+    """The caller's id, or a new one; from here on the lines of the log carry it."""
+    request_id: str = request.request_id or uuid.uuid4().hex
+    if len(request_id) > _LONGEST_ID:
+        raise InvalidRequestError(
+            f"request_id: expected at most {_LONGEST_ID} characters, received {len(request_id)}"
+        )
+    say(request_id=request_id)
+    return request_id
+
+
+def _described(served: Served, request_id: str) -> Any:
+    """An answer without items."""
+    return ranking_pb2.RankResponse(
+        model_name=served.model,
+        model_version=served.servable.version,
+        schema=served.servable.schema,
+        request_id=request_id,
+    )
+
+
+def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
+    """Indices of the candidates that stay, best first; equals keep the caller's order.
+
+    Args:
+        outputs: of the `rank` signature, (N,) each.
+        parsed: says floors and limit.
+
+    Returns:
+        (K,) with K <= limit.
+    """
+    if not parsed.floors:
+        return np.argsort(-outputs[SCORE], kind="stable")[: parsed.limit]
+    stays = np.ones(parsed.rows, bool)
+    for task, (low, high) in parsed.floors.items():
+        stays &= (outputs[task] >= low) & (outputs[task] <= high)
+    candidates = np.flatnonzero(stays)
+    order = np.argsort(-outputs[SCORE][candidates], kind="stable")
+    return candidates[order][: parsed.limit]
+
+
+def requested(model: Any) -> tuple[str, int | None, str]:
+    """Name, version and label of our ModelSpec."""
+    which = model.WhichOneof("version_choice")
+    return (
+        model.name,
+        model.version if which == "version" else None,
+        model.version_label if which == "version_label" else "",
+    )
+
+
+def _refuse_overflow(outputs: Arrays) -> None:
+    """Numbers may be finite and yet too large to compute with; such a score has no rank."""
+    for name, scores in outputs.items():
+        finite = np.isfinite(scores)
+        if not np.logical_and.reduce(finite):
+            row = int(np.argmin(finite))
+            raise InvalidRequestError(
+                f"candidate {row}: output {name!r}: expected a finite score, the model computes "
+                f"{scores[row]}: the request's numbers or weights are too large"
+            )
+
+
+def _feature(name: str, feature: Any) -> Any:
+    """A feature as GetContract tells it."""
+    described = ranking_pb2.Feature(
+        name=name,
+        side=feature.side,
+        kind=feature.kind,
+        dtype=_DTYPES[value_dtype(feature)],
+        missing=feature.missing,
+        max_length=feature.max_length if isinstance(feature, IdListFeature) else 0,
+    )
+    default = getattr(feature, "default", None)
+    if feature.missing == "default" and default is not None:
+        field = {"string": "text", "int": "integer", "float": "number"}[described.dtype]
+        setattr(described.default, field, default)
+    return described

@@ -1,0 +1,316 @@
+"""The server, its life from top to bottom: load, warm, serve, drain, close."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from tensorflow_serving.apis import (
+    model_service_pb2,
+    model_service_pb2_grpc,
+    prediction_service_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from multigate.configs.errors import ServingError
+from multigate.serving.core import logs
+from multigate.serving.core.addresses import address, refuse_taken
+from multigate.serving.core.background import keep_what_is_imported
+from multigate.serving.core.loop import CALLS, Threads
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.core.security import read_tokens, server_credentials
+from multigate.serving.core.signals import MARGIN, ends_within, stop_signals, wait_for
+from multigate.serving.core.status import LOG
+from multigate.serving.observe.drift import Watch
+from multigate.serving.observe.exporter import start_exporter
+from multigate.serving.observe.impressions import ImpressionLog
+from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+from multigate.serving.rpc.health import Health
+from multigate.serving.rpc.inference import PredictionService
+from multigate.serving.rpc.interceptor import StatusInterceptor
+from multigate.serving.rpc.model_status import ModelService, Workers
+from multigate.serving.rpc.ranking import RankingService
+from multigate.serving.rpc.recommendation import CandidateFinder
+from multigate.serving.versions.model_config import ModelConfig, read_model_configs
+from multigate.serving.versions.models import Models
+
+SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in (
+        (ranking_pb2, "RankingService"),
+        (prediction_service_pb2, "PredictionService"),
+        (model_service_pb2, "ModelService"),
+    )
+)
+LIVENESS = "liveness"
+"""Health of this name is SERVING as long as the process answers."""
+READINESS = ("", *SERVICES)
+"""Health of these names is SERVING from when all models are loaded until the server drains."""
+
+_UNREAD = 2.0
+"""Seconds after the last call that is worked on for which a drain waits for streams whose readers
+do not read: they cannot be told of the end."""
+
+
+class Server:
+    """One server: `start` returns when it is ready, `stop` when it has drained."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        configs: Sequence[ModelConfig] | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        """Make a server that has not started.
+
+        Args:
+            options: of the server.
+            configs: its models; those that the options name where absent.
+            workers: the processes with which it shares its port.
+        """
+        self.options = options
+        self._configs = configs
+        self._workers = workers
+        self.metrics = ServerMetrics()
+        self.port = 0
+        """Bound port, once started."""
+        self.metrics_port: int | None = None
+        self.models = Models(options, self.metrics)
+        file = options.auth_token_file
+        self._status = StatusInterceptor(
+            self.metrics,
+            read_tokens(file) if file else (),
+            options.log_calls,
+            max(options.max_concurrent_calls // 4, 1),
+        )
+        ssl = options.ssl_config_file
+        self._credentials = server_credentials(ssl) if ssl else None
+        self._health = Health()
+        self._threads = Threads(options.grpc_max_threads)
+        self._grpc: grpc.aio.Server | None = None
+        self._entered = False
+        self._close_exporter: Callable[[], None] = lambda: None
+        self._impressions: ImpressionLog | None = None
+        self._watch: Watch | None = None
+        self._finder = CandidateFinder(self.models, self.metrics, options)
+
+    def start(self) -> None:
+        """Load and warm a version, then listen.
+
+        Raises:
+            ServingError: no version can serve, or the port is taken.
+        """
+        CALLS.enter()
+        self._entered = True
+        try:
+            if self._workers is None:
+                refuse_taken(self.options.host, self.options.port)
+            self._impressions = self._open_impressions()
+            self._watch = Watch(self.options, self.metrics)
+            self.models.apply(self._configs or _configs(self.options))
+            self.port = CALLS.submit(self._open()).result()
+            if self.options.metrics_port >= 0:
+                self.metrics_port, self._close_exporter = start_exporter(
+                    self.options.host, self.options.metrics_port, self.metrics.text
+                )
+            CALLS.submit(self._answer()).result()
+        except BaseException:
+            self.stop(grace=0)
+            raise
+
+    def stop(self, grace: float | None = None, force: threading.Event | None = None) -> None:
+        """Drain: report NOT_SERVING, refuse new calls, let calls in flight finish, close.
+
+        Args:
+            grace: seconds for the calls in flight; the option's where absent.
+            force: ends the calls in flight at once when set.
+        """
+        if not self._entered:
+            return
+        self._entered = False
+        force = force or threading.Event()
+        stopping = self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        CALLS.submit(stopping).result()
+        self._status.draining = True
+        self.models.stop_loading()
+        if self.port and grace != 0:
+            force.wait(self.options.drain_delay_seconds)
+        self._end_calls(self.options.drain_grace_seconds if grace is None else grace, force)
+        self._threads.close()
+        self._finder.close()
+        self._close_exporter()
+        if self._impressions is not None:
+            self._impressions.close()
+        if self._watch is not None:
+            self._watch.close()
+        self.models.close()
+        CALLS.leave()
+
+    def describe(self) -> str:
+        """Models and versions that serve, in words."""
+        return ", ".join(
+            f"{name} version {' and '.join(map(str, versions)) or '(none yet)'}"
+            for name, versions in self.models.serving().items()
+        )
+
+    def __enter__(self) -> "Server":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _open(self) -> int:
+        """Make the gRPC server, in the loop that it belongs to; its port."""
+        options = self.options
+        self._grpc = grpc.aio.server(
+            interceptors=[self._status],
+            maximum_concurrent_rpcs=options.max_concurrent_calls,
+            options=[
+                *_keepalive(options),
+                ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
+                ("grpc.max_send_message_length", -1),
+                # Two servers on one port share its connections at random, as workers do.
+                ("grpc.so_reuseport", int(self._workers is not None)),
+            ],
+        )
+        self._register(self._grpc)
+        return self._bind(self._grpc)
+
+    async def _answer(self) -> None:
+        """Take calls, and say so."""
+        assert self._grpc is not None
+        await self._grpc.start()
+        await self._health.set((*READINESS, LIVENESS), health_pb2.HealthCheckResponse.SERVING)
+
+    def _end_calls(self, grace: float, force: threading.Event) -> None:
+        """Take no more calls, and wait for those in flight; end them after `grace` or `force`."""
+        if self._grpc is None:
+            return
+        CALLS.submit(self._status.streams.end()).result()
+        stopped = CALLS.submit(self._grpc.stop(grace))
+        since = time.monotonic()
+        while futures.wait([stopped], 0.05).not_done:
+            if self._status.under_way or not self._status.streams:
+                since = time.monotonic()
+            if force.is_set() or time.monotonic() - since > _UNREAD:
+                stopped.cancel()
+                stopped = CALLS.submit(self._grpc.stop(None))
+                break
+        stopped.result()
+        CALLS.submit(self._forget()).result()
+
+    async def _forget(self) -> None:
+        """Let go of the gRPC server, in its loop: with it goes a socket that the loop reads."""
+        self._grpc = None
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        models, threads = self.models, self._threads
+        ranking = RankingService(
+            models,
+            self.metrics,
+            self.options.max_candidates,
+            self._finder,
+            threads,
+            self._impressions,
+            self._watch,
+        )
+        ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
+        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+            PredictionService(models, threads), server
+        )
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
+            ModelService(models, threads, self._workers), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+
+    def _open_impressions(self) -> ImpressionLog | None:
+        options = self.options
+        if options.impression_log is None:
+            return None
+        return ImpressionLog(
+            options.impression_log,
+            options.impression_log_rate,
+            options.impression_log_rows,
+            options.impression_log_seconds,
+            self.metrics,
+        )
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        where = address(self.options.host, self.options.port)
+        try:
+            port: int = (
+                server.add_insecure_port(where)
+                if self._credentials is None
+                else server.add_secure_port(where, self._credentials)
+            )
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            certificates = " with the certificates of --ssl_config_file; do they fit its key"
+            raise ServingError(
+                f"{where}: cannot listen there{certificates if self._credentials else ''}; see "
+                "--host and --port"
+            )
+        return port
+
+
+def _keepalive(options: ServerOptions) -> list[tuple[str, int]]:
+    """Connections whose peer has vanished are found and closed; old ones end where asked."""
+    settings = [
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Clients may look after connections of their own as often.
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+    if options.max_connection_age_seconds:
+        settings += [
+            ("grpc.max_connection_age_ms", int(1e3 * options.max_connection_age_seconds)),
+            ("grpc.max_connection_age_grace_ms", int(1e3 * options.drain_grace_seconds)),
+        ]
+    return settings
+
+
+def _configs(options: ServerOptions) -> list[ModelConfig]:
+    """The models that the options name."""
+    if options.model_config_file is not None:
+        return read_model_configs(options.model_config_file)
+    assert options.model_base_path is not None
+    name, candidates = options.model_name, options.candidates_base_path
+    configs = [ModelConfig(name, options.model_base_path)]
+    if candidates is not None:
+        configs.append(ModelConfig(f"{name}-candidates", candidates, ranker=name))
+    return configs
+
+
+def serve(options: ServerOptions) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends calls in flight.
+
+    Prints one line with the port when ready.
+
+    Raises:
+        ServingError: the server cannot start.
+    """
+    logs.configure(options.log_format)
+    keep_what_is_imported()
+    server = Server(options)
+    with stop_signals(server.models.stop_loading) as (first, second):
+        try:
+            server.start()
+        except ServingError:
+            if not first.is_set():
+                raise
+            return  # as asked
+        where = address(options.host, server.port)
+        print(f"serving {server.describe()} on {where}", flush=True)
+        wait_for(first)
+        LOG.info("draining")
+        with ends_within(options.drain_delay_seconds + options.drain_grace_seconds + MARGIN):
+            server.stop(force=second)

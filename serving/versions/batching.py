@@ -1,0 +1,279 @@
+"""Dynamic batching: concurrent calls of one signature share runs of the model.
+
+Nothing waits for a batch to fill.  A call that finds a free run slot is run at once; calls that
+find none queue, and a slot that comes free takes along what is queued, up to a number of rows.  So
+an idle server adds nothing, and a busy one joins the more the busier it is.
+
+Queue and slots belong to the loop that answers calls (`serving.core.loop`) and need no lock; only
+the runs are in threads.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from multigate.configs.contract import LENGTH
+from multigate.serving.core.layout import Arrays, Layout, empty_like
+from multigate.serving.core.loop import ended
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.status import LOG, Call, OverloadedError, RequestError
+
+Run = Callable[[Arrays], Arrays]
+Outcome = Arrays | Exception
+
+
+class _Entry:
+    """One call, or one part of a large one, on its way through the queue."""
+
+    def __init__(self, inputs: Arrays, rows: int, call: Call) -> None:
+        self.inputs = inputs
+        self.rows = rows
+        self.call = call
+        self.arrived = time.perf_counter()
+        self.answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self.run: asyncio.Future[list[Outcome]] | None = None
+        """The run that it is part of, once it is not in the queue any more."""
+
+    def tell(self, outcome: Outcome) -> None:
+        """End the wait of the call, if it still waits."""
+        if self.answer.done():
+            return
+        if isinstance(outcome, Exception):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+
+class Batcher:
+    """Runs one signature of one version for many callers."""
+
+    def __init__(
+        self,
+        run: Run,
+        layout: Layout,
+        name: tuple[str, str],
+        metrics: ServerMetrics,
+        *,
+        max_rows: int = 800,
+        slots: int = 2,
+        max_queued: int = 64,
+    ) -> None:
+        """Batch calls of `run`.
+
+        Args:
+            run: the signature.
+            layout: its inputs.
+            name: of the model and of the signature, for metrics.
+            metrics: where queue time and batch size are recorded.
+            max_rows: most rows of one run; larger calls are split.
+            slots: runs at once.
+            max_queued: calls that may wait.
+        """
+        self._run = run
+        self._layout = layout
+        self._lists = [key for key, what in layout.inputs.items() if what.role == "list"]
+        self._name = name
+        self._metrics = metrics
+        self._max_rows = max_rows
+        self._max_queued = max_queued
+        self._free = slots
+        self._queue: deque[_Entry] = deque()
+        self._threads = ThreadPoolExecutor(slots, "model")
+
+    async def run(self, inputs: Arrays, rows: int, call: Call) -> Arrays:
+        """Outputs for one call's validated inputs.
+
+        A call that is cancelled leaves the queue; a run that it is part of goes on, and ends before
+        the cancellation does.
+
+        Args:
+            inputs: arrays of the signature.
+            rows: N.
+            call: whose deadline counts.
+
+        Raises:
+            OverloadedError: the queue is full.
+            TooLateError: the deadline passed before the model ran.
+        """
+        if rows <= self._max_rows:
+            return await self._one(_Entry(inputs, rows, call))
+        # One part after the other: other callers' runs come in between.
+        parts = [
+            await self._one(_Entry(part, part_rows, call))
+            for part, part_rows in split(inputs, rows, self._max_rows, self._layout)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def close(self) -> None:
+        """Start no more threads; the run under way ends by itself."""
+        self._threads.shutdown(wait=False)
+
+    async def _one(self, entry: _Entry) -> Arrays:
+        entry.call.check("before the call was queued")
+        if self._free == 0 and len(self._queue) >= self._max_queued:
+            model, signature = self._name
+            raise OverloadedError(
+                f"model {model!r}, signature {signature!r}: {self._max_queued} calls wait "
+                "already; try again later or elsewhere"
+            )
+        self._queue.append(entry)
+        self._start()
+        try:
+            return await entry.answer
+        except asyncio.CancelledError:
+            if entry.run is not None:
+                await ended(entry.run)
+            elif entry in self._queue:
+                self._queue.remove(entry)
+            raise
+
+    def _start(self) -> None:
+        """Run what is queued, as far as slots are free."""
+        while self._free and (batch := self._next()):
+            try:
+                run = asyncio.wrap_future(self._threads.submit(self._execute, batch))
+            except RuntimeError as error:  # no thread is to be had
+                for entry in batch:
+                    entry.tell(error)
+                continue
+            self._free -= 1
+            for entry in batch:
+                entry.run = run
+            run.add_done_callback(partial(self._finish, batch))
+
+    def _next(self) -> list[_Entry]:
+        """What the next run takes from the queue, without those whose deadline has passed."""
+        batch: list[_Entry] = []
+        rows = 0
+        while self._queue and (not batch or rows + self._queue[0].rows <= self._max_rows):
+            entry = self._queue.popleft()
+            try:
+                entry.call.check("in the queue")
+            except RequestError as error:
+                entry.tell(error)
+                continue
+            self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
+            batch.append(entry)
+            rows += entry.rows
+        return batch
+
+    def _finish(self, batch: Sequence[_Entry], run: "asyncio.Future[list[Outcome]]") -> None:
+        """Give the slot back, and each call its outcome."""
+        self._free += 1
+        self._start()  # first of all: the model is what calls wait for
+        for entry, outcome in zip(batch, run.result(), strict=True):
+            entry.tell(outcome)
+
+    def _execute(self, batch: Sequence[_Entry]) -> list[Outcome]:
+        """Run entries together; where that fails or spoils a row, each alone."""
+        if len(batch) > 1:
+            try:
+                outputs = self._observed(
+                    join([entry.inputs for entry in batch], self._layout), batch
+                )
+                if all(_finite(values) for values in outputs.values()):
+                    return _by_entry(outputs, batch)
+            except Exception as error:
+                LOG.warning("a joined run failed, its calls run alone: %s", error)
+        return [self._alone(entry) for entry in batch]
+
+    def _alone(self, entry: _Entry) -> Outcome:
+        try:
+            entry.call.check("in the queue")
+            return self._observed(entry.inputs, [entry])
+        except Exception as error:
+            return error
+
+    def _observed(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
+        self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), *self._name)
+        self._metrics.batch_calls.observe(len(batch), *self._name)
+        if self._lists:
+            places = sum(inputs[name].size for name in self._lists)
+            held = sum(int(inputs[name + LENGTH].sum()) for name in self._lists)
+            self._metrics.list_places.add(*self._name, "value", by=held)
+            self._metrics.list_places.add(*self._name, "padding", by=places - held)
+        return self._run(inputs)
+
+
+def join(calls: Sequence[Arrays], layout: Layout) -> Arrays:
+    """Concatenate the inputs of several calls.
+
+    Lists of different L are padded at the end, which their lengths tell; each call's user indices
+    move up by the users of the calls before it.
+
+    Args:
+        calls: arrays of each call, (N_i, ...) or (M_i, ...).
+        layout: the signature's inputs.
+
+    Returns:
+        Arrays of (sum of N_i, ...) or (sum of M_i, ...).
+    """
+    joined: Arrays = {}
+    for name, what in layout.inputs.items():
+        arrays = [call[name] for call in calls]
+        if what.role == "list":
+            width = max(array.shape[1] for array in arrays)
+            arrays = [_widen(array, width, what.dtype) for array in arrays]
+        elif what.role == "index":
+            arrays = [
+                array + np.int32(offset)
+                for array, offset in zip(arrays, _users_before(calls, layout), strict=True)
+            ]
+        joined[name] = np.concatenate(arrays)
+    return joined
+
+
+def split(inputs: Arrays, rows: int, most: int, layout: Layout) -> list[tuple[Arrays, int]]:
+    """Cut a call into parts of at most `most` rows; every part keeps all users.
+
+    Args:
+        inputs: arrays of the call.
+        rows: N.
+        most: largest N of a part.
+        layout: the signature's inputs.
+
+    Returns:
+        Arrays and number of rows of each part.
+    """
+    parts = []
+    for start in range(0, rows, most):
+        rows_of_part = slice(start, start + most)
+        part = {
+            name: inputs[name] if name in layout.on_users else inputs[name][rows_of_part]
+            for name in layout.inputs
+        }
+        parts.append((part, min(most, rows - start)))
+    return parts
+
+
+def _users_before(calls: Sequence[Arrays], layout: Layout) -> list[int]:
+    """Users of the calls before each call."""
+    on_users = next(iter(layout.on_users))
+    before = np.cumsum([0, *(len(call[on_users]) for call in calls)])
+    return [int(count) for count in before[:-1]]
+
+
+def _widen(array: np.ndarray, width: int, dtype: str) -> np.ndarray:
+    """Pad (N, L) to (N, width)."""
+    if array.shape[1] == width:
+        return array
+    padding = empty_like(dtype, (array.shape[0], width - array.shape[1]))
+    return np.concatenate([array, padding], axis=1)
+
+
+def _finite(values: np.ndarray) -> bool:
+    return values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def _by_entry(outputs: Arrays, batch: Sequence[_Entry]) -> list[Outcome]:
+    """Each entry's rows of a joined run."""
+    ends = np.cumsum([entry.rows for entry in batch]).tolist()
+    return [
+        {name: values[end - entry.rows : end] for name, values in outputs.items()}
+        for entry, end in zip(batch, ends, strict=True)
+    ]

@@ -1,0 +1,163 @@
+"""Which models a server has: TensorFlow Serving's ModelServerConfig, held to what can be served.
+
+model_config_list {
+  config {
+    name: "deskdrop"
+    base_path: "models/deskdrop"
+    model_platform: "tensorflow"
+    model_version_policy { specific { versions: 3 versions: 4 } }
+    version_labels { key: "stable" value: 3 }
+    version_labels { key: "canary" value: 4 }
+  }
+  config {
+    name: "deskdrop-candidates"
+    base_path: "models/deskdrop-candidates"
+    model_platform: "candidates/deskdrop"
+  }
+}
+
+The last one finds the candidates that the ranker of that name ranks when Recommend is called.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tensorflow_serving.config import model_server_config_pb2
+
+from multigate.configs.errors import ServingError
+
+CANDIDATES = "candidates/"
+"""How the platform of a candidate model begins; the ranker's name follows."""
+
+
+@dataclass(frozen=True)
+class VersionPolicy:
+    """Which of the versions of a base path serve."""
+
+    latest: int | None = 1
+    """The so many highest; None: all."""
+    specific: frozenset[int] = frozenset()
+    """These only, where there are any."""
+
+    def offers(self, version: int) -> bool:
+        """Whether a version may serve at all."""
+        return not self.specific or version in self.specific
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One model."""
+
+    name: str
+    base_path: Path
+    policy: VersionPolicy = VersionPolicy()
+    labels: dict[str, int] = field(default_factory=dict)
+    """Version of each label."""
+    ranker: str = ""
+    """Of a candidate model, the name of the model that ranks what it finds."""
+
+
+def read_model_configs(path: Path) -> list[ModelConfig]:
+    """Read a ModelServerConfig in protobuf's text form.
+
+    Raises:
+        ServingError: the file cannot be read or parsed, or holds what cannot be served.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ServingError(f"--model_config_file {path}: cannot be read: {reason}") from None
+    try:
+        message = text_format.Parse(text, model_server_config_pb2.ModelServerConfig())
+        return model_configs(message)
+    except (text_format.ParseError, ServingError) as error:
+        raise ServingError(f"--model_config_file {path}: {error}") from None
+
+
+def model_configs(message: Any) -> list[ModelConfig]:
+    """Hold a ModelServerConfig to what can be served.
+
+    Raises:
+        ServingError: no model, a name that is absent or repeated, no base path, another platform,
+            a policy without versions, or a setting that this server does not have.
+    """
+    if message.WhichOneof("config") == "custom_model_config":
+        raise ServingError("custom_model_config: not supported; use model_config_list")
+    found: dict[str, ModelConfig] = {}
+    for config in message.model_config_list.config:
+        one = _model_config(config)
+        if one.name in found:
+            raise ServingError(f"model {one.name!r}: configured twice")
+        found[one.name] = one
+    if not found:
+        raise ServingError("model_config_list: expected at least one config, received none")
+    _check_rankers(found)
+    return list(found.values())
+
+
+def _check_rankers(configs: dict[str, ModelConfig]) -> None:
+    """Every candidate model has a ranker of its own."""
+    taken: dict[str, str] = {}
+    for name, config in configs.items():
+        if not config.ranker:
+            continue
+        ranker = configs.get(config.ranker)
+        if ranker is None or ranker.ranker:
+            rankers = [repr(one.name) for one in configs.values() if not one.ranker]
+            raise ServingError(
+                f"model {name!r}: model_platform: expected '{CANDIDATES}RANKER' with "
+                f"one of the rankers {', '.join(rankers) or '(none)'}, received {config.ranker!r}"
+            )
+        if config.ranker in taken:
+            raise ServingError(
+                f"model {name!r}: model {config.ranker!r} has the candidate model "
+                f"{taken[config.ranker]!r} already; configure one of them"
+            )
+        taken[config.ranker] = name
+
+
+def _model_config(config: Any) -> ModelConfig:
+    if not config.name:
+        raise ServingError("model_config_list: a config has no name")
+    where = f"model {config.name!r}"
+    if not config.base_path:
+        raise ServingError(f"{where}: base_path: required, the folder of its numbered versions")
+    platform, ranker = config.model_platform, ""
+    if platform.startswith(CANDIDATES):
+        platform, ranker = "", platform.removeprefix(CANDIDATES)
+    if platform not in {"", "tensorflow"} or config.model_type:
+        received = platform or f"model_type {config.model_type}"
+        raise ServingError(
+            f"{where}: model_platform: expected 'tensorflow' or '{CANDIDATES}RANKER', "
+            f"received {received!r}"
+        )
+    if config.HasField("logging_config"):
+        raise ServingError(f"{where}: logging_config: not supported; see --impression_log")
+    policy = _policy(where, config.model_version_policy)
+    for label, version in config.version_labels.items():
+        if not label or not policy.offers(version):
+            raise ServingError(
+                f"{where}: version_labels: label {label!r}: expected a name, and one of the "
+                f"versions of its policy, received version {version}"
+            )
+    labels = dict(config.version_labels)
+    return ModelConfig(config.name, Path(config.base_path), policy, labels, ranker)
+
+
+def _policy(where: str, policy: Any) -> VersionPolicy:
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return VersionPolicy(latest=None)
+    if choice == "specific":
+        versions = frozenset(policy.specific.versions)
+        if not versions or min(versions) < 0:
+            raise ServingError(
+                f"{where}: model_version_policy: specific: expected version numbers of 0 or more, "
+                f"received {sorted(versions) or 'none'}"
+            )
+        return VersionPolicy(latest=None, specific=versions)
+    # As in TensorFlow Serving, a number left out is 1.
+    return VersionPolicy(latest=policy.latest.num_versions or 1)

@@ -1,0 +1,5 @@
+"""multigate: from user logs to a multi-task ranking service.
+
+This is the package that `pip install` adds to an environment, and the only name it adds.  The
+folders beside this file are links to the repository's folders: `multigate.model` is `model/`.
+"""

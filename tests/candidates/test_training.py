@@ -1,0 +1,147 @@
+"""Training the two towers: the loss by hand, repeatability, and what is refused."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from multigate.candidates.pairs import catalogue, catalogue_of_splits, positive_task, read_pairs
+from multigate.candidates.retrieval import recall_of_pairs
+from multigate.candidates.training import load, train
+from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.configs.files import SPLITS
+
+
+def test_the_loss_corrects_for_frequency_and_forgives_accidental_hits(trained):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    rows = np.arange(6)
+    inputs = {name: values[rows] for name, values in pairs.features.items()}
+    items = np.asarray([4, 7, 4, 1, 0, 7], np.int32)  # two pairs of equal items
+    share = np.asarray([0.1, 0.2, 0.1, 0.05, 0.3, 0.2], np.float32)
+    hidden = np.zeros(6, bool)
+    loss = model.compute_loss(inputs | {"item": items, "share": share, "hidden": hidden})
+    users = np.asarray(model.user_tower(inputs), np.float64)
+    vectors = np.asarray(model.item_tower(inputs), np.float64)
+    logits = users @ vectors.T / model.config.temperature - np.log(share)
+    same = (items[:, None] == items) & ~np.eye(6, dtype=bool)
+    logits[same] = -np.inf
+    log_softmax = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert float(loss) == pytest.approx(-np.diag(log_softmax).mean(), rel=1e-4)
+
+
+def test_hidden_users_come_in_as_unseen_ones(trained):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    rows = np.arange(4)
+    inputs = {name: values[rows] for name, values in pairs.features.items()}
+    batch = inputs | {"item": rows.astype(np.int32), "share": np.full(4, 0.1, np.float32)}
+    hidden = model.compute_loss(batch | {"hidden": np.ones(4, bool)})
+    unseen = batch | {model.encoder.contract.user: np.ones(4, np.int32)}
+    assert float(hidden) == float(model.compute_loss(unseen | {"hidden": np.zeros(4, bool)}))
+    assert float(hidden) != float(model.compute_loss(batch | {"hidden": np.zeros(4, bool)}))
+
+
+def test_the_same_seed_gives_the_same_weights(trained, tmp_path):
+    """As the command trains, in processes of their own."""
+    for name in ("first", "second"):
+        command = ["--config", "demo", "--examples", trained.examples]
+        command = [sys.executable, "-m", "multigate", "candidates", "train", *command]
+        subprocess.run([*command, "--out", tmp_path / name], check=True, capture_output=True)
+    with (
+        np.load(tmp_path / "first" / "weights.npz") as first,
+        np.load(tmp_path / "second" / "weights.npz") as second,
+    ):
+        assert set(first) == set(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+GROUPS = """
+name: groups
+contract:
+  user: user_id
+  item: item_id
+  features:
+    user_id: {kind: id, side: user}
+    item_id: {kind: id, side: item}
+  tasks:
+    read: {group: engagement, type: binary, label: {rule: impression}, score_weight: 1}
+pipeline:
+  log:
+    shape: impressions
+    files: [log.csv]
+    format: {type: csv}
+    time_unit: s
+    columns: {time: time, user: user_id, item: item_id}
+  split: {by: time, validation: 0.1, test: 0.1}
+candidates: {embedding_dim: 8, epochs: 12, batch_size: 128, learning_rate: 0.01, patience: 12,
+  hidden_users: 0, recall_at: 5}
+"""
+
+
+def test_training_learns_who_wants_what(tmp_path):
+    """Two groups of users, ten items each: of 20 items, a user's ten come first."""
+    from multigate.configs import load as load_config
+    from multigate.pipeline import job
+
+    random = np.random.default_rng(0)
+    (tmp_path / "groups.yaml").write_text(GROUPS)
+    (tmp_path / "logs").mkdir()
+    lines = ["user_id,item_id,time"]
+    for second in range(1600):
+        user = int(random.integers(40))
+        lines.append(f"u{user},i{10 * (user % 2) + int(random.integers(10))},{second}")
+    (tmp_path / "logs" / "log.csv").write_text("\n".join(lines) + "\n")
+    config = load_config(tmp_path / "groups.yaml")
+    job.run(config, tmp_path / "logs", tmp_path / "examples")
+    train(config, tmp_path / "examples", tmp_path / "out", show=lambda line: None)
+    model, config, _ = load(tmp_path / "out")
+    items = catalogue_of_splits(tmp_path / "examples", model.encoder, SPLITS[:2])
+    pairs = read_pairs(tmp_path / "examples", "test", model.encoder, "read")
+    assert recall_of_pairs(model, items, pairs, (10,))[10] > 0.95  # by chance 0.5
+
+
+def test_items_that_nobody_can_find_count_as_misses(trained):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    import polars as pl
+
+    names = [name for name, _ in model.encoder.contract.of_side("item")]
+    first = pairs.table.select(names).unique(model.encoder.contract.item, maintain_order=True)[:1]
+    one = catalogue(first.to_arrow(), model.encoder)
+    share = pairs.table.select((pl.col(model.encoder.contract.item) == one.ids[0]).mean()).item()
+    assert recall_of_pairs(model, one, pairs, (20,))[20] == pytest.approx(share)
+
+
+def test_an_empty_catalogue_is_refused(trained):
+    model, config, _ = load(trained.checkpoint)
+    pairs = read_pairs(trained.examples, "test", model.encoder, positive_task(config))
+    with pytest.raises(DataError, match="expected at least one item to retrieve"):
+        catalogue(pairs.table[:0].to_arrow(), model.encoder)
+
+
+def test_examples_of_another_contract_are_refused(trained, tmp_path):
+    contract = trained.config.contract
+    features = dict(contract.features)
+    del features[next(name for name in features if "age" in name)]
+    other = trained.config.model_copy(
+        update={"contract": contract.model_copy(update={"features": features})}
+    )
+    with pytest.raises(ModelError, match="build the examples anew"):
+        train(other, trained.examples, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path):
+    with pytest.raises(ModelError, match="expected a folder that `multigate candidates train`"):
+        load(tmp_path)
+
+
+def test_the_task_of_the_pairs(trained):
+    tasks = trained.config.contract.tasks
+    assert tasks[positive_task(trained.config)].group == "engagement"
+    wrong = trained.config.candidates.model_copy(update={"positives": "dwell"})
+    with pytest.raises(ConfigError, match=r"candidates.positives: expected one of .*'dwell'"):
+        positive_task(trained.config.model_copy(update={"candidates": wrong}))

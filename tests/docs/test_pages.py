@@ -1,0 +1,55 @@
+"""Documentation is tested: documented commands parse, links lead somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from multigate.verbs.command import _parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def documented_commands() -> list[str]:
+    """Lines in code blocks and YAML comments that call `multigate`."""
+    found = []
+    for path in [*PAGES, *(ROOT / "configs/presets").glob("*.yaml")]:
+        text = path.read_text().replace("\\\n", " ")
+        for line in text.splitlines():
+            match = re.match(r"^[#\s]*(?:\.venv/bin/)?(multigate +[a-z]+ +--.*)$", line)
+            if match:
+                found.append(match[1])
+    return found
+
+
+def test_commands_are_found():
+    assert len(documented_commands()) >= 8
+
+
+@pytest.mark.parametrize("command", sorted(set(documented_commands())))
+def test_documented_commands_parse(command):
+    arguments = shlex.split(re.split(r" {3,}(?=[A-Z])", command)[0])[1:]
+    assert _parser().parse_args(arguments).verb == arguments[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_make_target_in_the_documents_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for block in re.findall(r"```.*?```", page.read_text(), re.DOTALL):
+            assert set(re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)) <= targets, page
+
+
+def test_the_architecture_names_the_packages_that_there_are():
+    page = (ROOT / "docs/architecture.md").read_text()
+    documented = set(re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE))
+    here = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert documented == here

@@ -1,0 +1,196 @@
+"""The mixture on JAX: values and gradients equal TensorFlow's, from the same weights.
+
+A process has one Keras backend, so this file is also the program that the test runs with JAX.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from multigate.model import gates
+from multigate.model.moe.experts import make_experts
+from multigate.model.moe.mixture import Mixture
+from multigate.model.training.optimizers import Adam
+
+D, E, U = 5, 3, 4
+# Name: gate, static, rows of the batch.  70 rows have buckets of 0, 35 and 70.
+CASES = {
+    "topk": ("topk", False, 70),
+    # Every row chooses experts 1 and 2: the largest bucket, and none.
+    "skewed": ("topk", False, 70),
+    "one_row": ("topk", False, 1),
+    "no_rows": ("topk", False, 0),
+    "static": ("topk", True, 7),
+    "dselect_k": ("dselect_k", False, 9),
+    "divided": ("topk", False, 70),  # two devices, whose rows choose different experts
+}
+
+
+def make(case, dropout=0.0):
+    gate, static, rows = CASES[case]
+    gate_list = [
+        gates.make(gate, E, 1 if case == "topk" else 2, static, seed=task) for task in range(2)
+    ]
+    mixture = Mixture(make_experts(E, [7, U], "tanh", dropout, seed=1), gate_list)
+    mixture.build((rows, D))
+    if case == "skewed":
+        for gate in gate_list:
+            gate.bias.assign([0.0, 50.0, 51.0])
+    x = np.random.default_rng(0).normal(size=(rows, D)).astype(np.float32)
+    if case == "divided":  # opposite rows have opposite logits
+        x = np.repeat([x[0], -x[0]], rows // 2, axis=0) + 0.01 * x
+    return mixture, x
+
+
+def loss_of(outputs):
+    return sum((t + 1) * keras.ops.sum(keras.ops.sin(y)) for t, y in enumerate(outputs))
+
+
+def run_on_jax(source, target):
+    """Read weights by case; write outputs, gradients, and what jit and dropout do."""
+    import jax
+    import jax.numpy as jnp
+
+    given = np.load(source)
+    found = {}
+    two = keras.distribution.DataParallel(devices=keras.distribution.list_devices())
+    assert two.device_mesh.shape == (2,)
+    for case in CASES:
+        keras.distribution.set_distribution(two if case == "divided" else None)
+        mixture, x = make(case)
+        mixture.set_weights([given[f"{case}/{i}"] for i in range(len(mixture.weights))])
+        trainable = [v.value for v in mixture.trainable_variables]
+        state = [v.value for v in mixture.non_trainable_variables]
+
+        def forward(trainable, x, mixture=mixture, state=state):
+            mixed, _ = mixture.stateless_call(trainable, state, x)
+            return loss_of(mixed.outputs), (mixed.outputs, mixed.experts_per_row)
+
+        step = jax.jit(jax.grad(forward, argnums=(0, 1), has_aux=True))
+        if case == "divided":
+            x = jax.device_put(x, two.get_data_layout(x.shape).backend_layout)
+            step = step.lower(trainable, x).compile()
+            program = step.as_text()
+            assert "all-reduce" in program  # of gradients
+            for width in (D, U):  # rows stay where they are
+                assert f"[35,{width}]" in program
+                assert f"[70,{width}]" not in program
+        gradients, (outputs, experts_per_row) = step(trainable, jnp.asarray(x))
+        found[f"{case}/outputs"] = np.stack(outputs)
+        found[f"{case}/experts_per_row"] = experts_per_row
+        for i, gradient in enumerate([gradients[1], *gradients[0]]):
+            found[f"{case}/gradient/{i}"] = gradient
+        if case == "one_row":  # each branch compiles by itself outside jit
+            found["eager/outputs"] = np.stack(mixture(x).outputs)
+
+    # On both devices, of which only one runs some experts: they agree on the generators' states.
+    mixture, x = make("divided", dropout=0.5)
+
+    @jax.jit
+    def train(trainable, state, x):
+        mixed, state = mixture.stateless_call(trainable, state, x, training=True)
+        return mixed.outputs[0], state
+
+    trainable = [v.value for v in mixture.trainable_variables]
+    state = [v.value for v in mixture.non_trainable_variables]
+    first, state = train(trainable, state, x)
+    second, _ = train(trainable, state, x)
+    keras.distribution.set_distribution(None)
+    found["dropout/first"], found["dropout/second"] = first, second
+
+    model = keras.Sequential([Total(make("topk")[0])])
+    model.compile(Adam(0.01), "mse", jit_compile=True)  # Keras's own update, on JAX
+    x = x[:64]  # no smaller batch at the end, which would be compiled too
+    history = model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, batch_size=8, verbose=0)
+    found["fit/losses"] = np.array(history.history["loss"])
+    with pytest.raises(ValueError, match="received backend 'jax'"):
+        Adam(lazy=True)
+    np.savez(target, **found)
+
+
+class Total(keras.layers.Layer):
+    """Sum of the tasks' representations."""
+
+    def __init__(self, mixture, **kwargs):
+        super().__init__(**kwargs)
+        self.mixture = mixture
+
+    def build(self, input_shape):
+        self.mixture.build(input_shape)
+
+    def call(self, x, training=False):
+        return sum(self.mixture(x, training=training).outputs)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """What TensorFlow computes here, and what JAX computes from the same weights."""
+    import tensorflow as tf
+
+    folder = tmp_path_factory.mktemp("jax")
+    weights, expected = {}, {}
+    for case in CASES:
+        mixture, x = make(case)
+        weights |= {f"{case}/{i}": w for i, w in enumerate(mixture.get_weights())}
+        x = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            mixed = mixture(x)
+            loss = loss_of(mixed.outputs)
+        variables = [v.value for v in mixture.trainable_variables]
+        gradients = tape.gradient(
+            loss, [x, *variables], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        expected[f"{case}/outputs"] = np.stack(mixed.outputs)
+        expected[f"{case}/experts_per_row"] = mixed.experts_per_row.numpy()
+        for i, gradient in enumerate(gradients):
+            expected[f"{case}/gradient/{i}"] = gradient.numpy()
+    np.savez(folder / "given.npz", **weights)
+    program = [sys.executable, __file__, folder / "given.npz", folder / "found.npz"]
+    root = str(Path(__file__).parents[3])
+    environment = os.environ | {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": root,
+    }
+    result = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return expected, dict(np.load(folder / "found.npz"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_under_jit_equal_tensorflow(both, case):
+    expected, found = both
+    names = [name for name in expected if name.startswith(f"{case}/")]
+    assert len(names) > 2
+    for name in names:
+        # Sums in another order: a gradient near 100 is good to some 1e-5, one near 0 to less.
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=2e-5, err_msg=name)
+
+
+def test_outside_jit(both):
+    expected, found = both
+    np.testing.assert_allclose(found["eager/outputs"], expected["one_row/outputs"], atol=1e-5)
+
+
+def test_dropout_masks_move_on_from_step_to_step(both):
+    _, found = both
+    assert found["dropout/first"].any()
+    assert not np.array_equal(found["dropout/first"], found["dropout/second"])
+
+
+def test_keras_fits_it_under_jit(both):
+    losses = both[1]["fit/losses"]
+    assert losses[-1] < losses[0]
+
+
+if __name__ == "__main__":
+    run_on_jax(sys.argv[1], sys.argv[2])

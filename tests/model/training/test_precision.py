@@ -1,0 +1,66 @@
+"""Mixed precision: what computes in half, what never does, and that the metrics stay."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import read_split
+from multigate.model.evaluation import evaluate
+from multigate.model.training import train
+
+MODEL = {
+    "embedding_dim": 4,
+    "experts": {"count": 4, "units": [16]},
+    "gate": {"name": "topk", "num_selected": 2},
+    "towers": {"units": [8]},
+}
+
+
+def make(tiny: Any, precision: str) -> Any:
+    options = {"epochs": 6, "batch_size": 32, "learning_rate": 0.01, "precision": precision}
+    return tiny.make_config(model=MODEL, train=options)
+
+
+def test_gates_and_logits_stay_float32(tiny: Any) -> None:
+    config, encoder = make(tiny, "mixed_bfloat16"), Encoder.read(tiny.examples)
+    ranker = checkpoint.make_ranker(
+        config.contract, config.model, encoder, seed=1, precision="mixed_bfloat16"
+    )
+    assert {expert.compute_dtype for expert in ranker.mixture.experts} == {"bfloat16"}
+    assert {tower.hidden.compute_dtype for tower in ranker.towers.values()} == {"bfloat16"}
+    assert {gate.compute_dtype for gate in ranker.mixture.gates} == {"float32"}
+    assert {variable.dtype for variable in ranker.trainable_variables} == {"float32"}
+    rows = read_split(tiny.examples, "test", encoder).features
+    forward = ranker.forward(rows, training=True)
+    assert {z.dtype.name for z in forward.logits.values()} == {"float32"}
+    assert {routing.weights.dtype.name for routing in forward.mixed.routings} == {"float32"}
+    # The half precision is really there: the same weights give slightly other logits.
+    exact = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
+    expected = exact.forward(rows, training=True)
+    for task, z in forward.logits.items():
+        assert not np.array_equal(z, expected.logits[task])
+        np.testing.assert_allclose(z, expected.logits[task], atol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_the_metrics_stay_and_the_checkpoint_exports(
+    tiny: Any, tmp_path: Path, precision: str
+) -> None:
+    from multigate.model.export.export import export
+
+    found = {}
+    for name in ("float32", precision):
+        train.train(make(tiny, name), tiny.examples, tmp_path / name, progress=False)
+        found[name] = evaluate.evaluate(tmp_path / name, tiny.examples)
+    for task, exact in found["float32"]["tasks"].items():
+        half = found[precision]["tasks"][task]["value"]
+        assert half == pytest.approx(exact["value"], rel=0.05), task
+    dwell = [found[name]["tasks"]["dwell"]["value"] for name in found]
+    assert dwell[0] != dwell[1]
+    version = export(tmp_path / precision, tiny.examples, tmp_path / "models")  # checks parity
+    assert (version / "saved_model.pb").exists()

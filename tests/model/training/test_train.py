@@ -1,0 +1,285 @@
+"""Training end to end on a small examples folder."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from multigate.configs.errors import DataError, ModelError
+from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.data import examples, feeds
+from multigate.model.data.encoding import Encoder
+from multigate.model.training import tensorboard, train
+
+MOESART = {
+    "embedding_dim": 4,
+    "experts": {"count": 3, "units": [6], "dropout": 0.2},
+    "gate": {"name": "moesart", "num_selected": 2, "trimmed_lasso_weight": 0.1},
+    "towers": {"units": []},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a sampling gate with dropout: everything random takes part."""
+    out = tmp_path_factory.mktemp("trained") / "checkpoint"
+    train.train(tiny.make_config(model=MOESART), tiny.examples, out, progress=False)
+    return out
+
+
+def test_the_folder_is_whole(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert names == {
+        "config.json",
+        "contract.json",
+        "statistics.json",
+        "vocabularies",
+        "weights.h5",
+        "history.json",
+        "logs",
+    }
+    assert not list(trained.parent.glob(".*partial"))
+    history = checkpoint.read_history(trained)
+    assert [epoch["epoch"] for epoch in history] == [1, 2]
+    for epoch in history:
+        total = sum(
+            weight * epoch["tasks"][task]["val_loss"]
+            for task, weight in (("click", 1), ("dwell", 0.5), ("like", 1))
+        )
+        assert epoch["val_loss"] == pytest.approx(total)
+        assert epoch["regularisation"] > 0
+        assert set(epoch["gates"]["click"]) >= {"load", "entropy", "experts_per_row"}
+
+
+def test_same_seed_same_weights(tiny: Any, trained: Path, tmp_path: Path) -> None:
+    config = tiny.make_config(model=MOESART)
+    train.train(config, tiny.examples, tmp_path / "again", progress=False)
+    other = tiny.make_config(model=MOESART, train=config.train.model_dump() | {"seed": 4})
+    train.train(other, tiny.examples, tmp_path / "other", progress=False)
+    first, again, different = (
+        weights.copy(checkpoint.load(folder).ranker)
+        for folder in (trained, tmp_path / "again", tmp_path / "other")
+    )
+    assert first.keys() == again.keys()
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, again[name], err_msg=name)
+    assert (first["embeddings/user_id"] != different["embeddings/user_id"]).any()
+
+
+def test_tensorboard_holds_losses_and_gates(trained: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags = {}
+    for split in ("train", "validation"):
+        events = EventAccumulator(str(trained / "logs" / split), size_guidance={"tensors": 0})
+        events.Reload()
+        tags[split] = set(events.Tags()["tensors"])
+        assert [event.step for event in events.Tensors("loss")] == [1, 2]
+    assert {"tasks/click", "tasks/dwell", "regularisation"} <= tags["train"]
+    assert {"tasks/like", "experts_per_row", "gates/like/entropy", "gates/like/load/2"} <= tags[
+        "validation"
+    ]
+
+
+@pytest.fixture(scope="module")
+def overtrained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A training that stops early: configuration, checkpoint, result, and the weights it saved."""
+    saved: list[dict[str, np.ndarray]] = []
+    save = weights.save
+
+    def spy(ranker: Any, path: Path) -> None:
+        saved.append(weights.copy(ranker))
+        save(ranker, path)
+
+    # A learning rate at which 300 rows are soon learnt by heart.
+    hasty = {"epochs": 30, "batch_size": 64, "learning_rate": 0.05, "patience": 2, "seed": 1}
+    config = tiny.make_config(train=hasty)
+    out = tmp_path_factory.mktemp("overtrained") / "c"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "save", spy)
+        result = train.train(config, tiny.examples, out, progress=False)
+    return config, out, result, saved
+
+
+def test_the_best_epoch_is_kept_and_training_stops(tiny: Any, overtrained: Any) -> None:
+    config, out, result, saved = overtrained
+    losses = [epoch["val_loss"] for epoch in checkpoint.read_history(out)]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 1 + 2 < 30
+    assert (result["best_epoch"], result["epochs"]) == (best + 1, len(losses))
+    assert result["val_loss"] == losses[best]
+    assert result["rows"] == 300
+    # The file holds the weights of the best epoch, and scores what it scored then.
+    loaded, encoder, _, _ = checkpoint.load(out)
+    for name, values in weights.copy(loaded).items():
+        np.testing.assert_array_equal(values, saved[-1][name], err_msg=name)
+    rows = examples.read_split(tiny.examples, "validation", encoder)
+    feed = feeds.MemoryFeed(rows, config.contract, encoder.statistics, 4096)
+    loaded.compile()
+    loaded.validates_positions = True
+    again = loaded.evaluate(feed.epoch(), steps=1, verbose=0, return_dict=True)
+    total = again["click_loss"] + 0.5 * again["dwell_loss"] + again["like_loss"]
+    assert total == pytest.approx(losses[best], rel=1e-5)
+
+
+def test_training_learns(overtrained: Any) -> None:
+    history = checkpoint.read_history(overtrained[1])
+    for task in ("click", "dwell", "like"):
+        assert history[-1]["tasks"][task]["loss"] < 0.95 * history[0]["tasks"][task]["loss"]
+
+
+def test_a_loss_that_is_not_finite_stops_training(tiny: Any, tmp_path: Path) -> None:
+    wild = {"epochs": 3, "batch_size": 16, "learning_rate": 1e30}
+    with pytest.raises(ModelError, match=r"not finite\. Lower train\.learning_rate \(now 1e\+30\)"):
+        train.train(tiny.make_config(train=wild), tiny.examples, tmp_path / "c", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exploding_loss_stops_training(tiny: Any, tmp_path: Path) -> None:
+    wild = {"epochs": 30, "batch_size": 4, "learning_rate": 0.5, "explosion": 1.01}
+    message = r"step \d+: the training loss explodes: .* times its running median .* at most "
+    with pytest.raises(ModelError, match=message + r"train\.explosion = 1\.01 times\. Lower"):
+        train.train(tiny.make_config(train=wild), tiny.examples, tmp_path / "c", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_lines_without_a_terminal(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train.train(tiny.config, tiny.examples, tmp_path / "c")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = shown.err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert "\x1b" not in shown.err
+
+
+def test_lazy_embeddings_leave_unseen_rows_alone(tiny: Any, tmp_path: Path) -> None:
+    config = tiny.make_config(train=tiny.config.train.model_dump() | {"lazy_embeddings": True})
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    trained = checkpoint.load(tmp_path / "c").ranker
+    fresh = checkpoint.make_ranker(
+        config.contract, config.model, Encoder.read(tiny.examples), config.train.seed
+    )
+    before, after = weights.copy(fresh), weights.copy(trained)
+    # Row 1 is for unseen values: training has none.
+    np.testing.assert_array_equal(before["embeddings/user_id"][1], after["embeddings/user_id"][1])
+    assert (before["embeddings/user_id"][2:] != after["embeddings/user_id"][2:]).any(axis=1).all()
+
+
+def test_what_cannot_be_trained(tiny: Any, tmp_path: Path) -> None:
+    contract = json.loads(tiny.config.contract.model_dump_json(exclude_defaults=True))
+    contract["features"]["user_id"]["oov_buckets"] = 5
+    for feature in contract["features"].values():
+        if feature["kind"] == "position":
+            feature.pop("side", None)
+    other = tiny.make_config(contract=contract)
+    ours, theirs = (c.contract.schema_fingerprint() for c in (tiny.config, other))
+    with pytest.raises(ModelError, match=f"built with schema {ours}, .* has schema {theirs}"):
+        train.train(other, tiny.examples, tmp_path / "c", progress=False)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(DataError, match="already exists"):
+        train.train(tiny.config, tiny.examples, tmp_path / "taken", progress=False)
+    with pytest.raises(DataError, match=r"nowhere/contract\.json: no contract here"):
+        train.train(tiny.config, tmp_path / "nowhere", tmp_path / "c", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_loss_weights_may_change_after_the_examples_are_built(tiny: Any, tmp_path: Path) -> None:
+    contract = tiny.config.contract.model_dump(mode="json", exclude_defaults=True)
+    contract["tasks"]["like"]["weight"] = 0.25
+    config = tiny.make_config(contract=contract)
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    assert checkpoint.load(tmp_path / "c").contract.contract.tasks["like"].weight == 0.25
+
+
+def test_a_full_disk(tiny: Any, trained: Path, tmp_path: Path, full_disk: Any) -> None:
+    ranker = checkpoint.load(trained).ranker
+    path = tmp_path / "weights.h5"
+    weights.save(ranker, path)
+    before = path.read_bytes()
+    with full_disk(1000), pytest.raises(OSError, match="File too large"):
+        weights.save(ranker, path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_under_the_logs(tmp_path: Path, full_disk: Any) -> None:
+    logs = tensorboard.Logs(tmp_path)
+    with full_disk(10), pytest.raises(OSError, match="File too large"):
+        logs.write("train", 1, {"loss": 0.5})
+
+
+def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained, tmp_path / "copy")
+    path = tmp_path / "copy" / checkpoint.HISTORY
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(ModelError, match=r"history\.json: not valid JSON: .*; train anew"):
+        checkpoint.read_history(tmp_path / "copy")
+
+
+def reweighted(tiny: Any, folder: Path, weights: Any) -> Path:
+    """The tiny examples with a column of weights."""
+    shutil.copytree(tiny.examples, folder)
+    for path in folder.glob("*/part-*.parquet"):
+        if path.parent.name in ("train", "validation", "test"):
+            rows = pl.read_parquet(path)
+            column = pl.Series("meta/weight", weights(len(rows)), pl.Float64)
+            rows.with_columns(column).write_parquet(path)
+    return folder
+
+
+def test_rows_weigh_in_the_loss_as_often_as_their_weight_says(tiny: Any, tmp_path: Path) -> None:
+    def weights(rows: int) -> list[float]:
+        return [float(n % 3) for n in range(rows)]
+
+    folder = reweighted(tiny, tmp_path / "e", weights)
+    encoder = Encoder.read(folder)
+    config = tiny.config
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
+    ranker.compile()
+
+    def losses(rows: examples.Examples) -> dict[str, float]:
+        feed = feeds.MemoryFeed(rows, config.contract, encoder.statistics, 4096)
+        found: dict[str, float] = ranker.evaluate(feed.epoch(), verbose=0, return_dict=True)
+        return found
+
+    weighted = examples.read_split(folder, "validation", encoder, "meta/weight")
+    plain = examples.read_split(folder, "validation", encoder)
+    assert plain.weights is None
+    repeated = plain.take(np.repeat(np.arange(100), [n % 3 for n in range(100)]))
+    expected, found, unweighted = losses(repeated), losses(weighted), losses(plain)
+    for task in config.contract.tasks:
+        assert found[f"{task}_loss"] == pytest.approx(expected[f"{task}_loss"], rel=1e-5)
+        assert found[f"{task}_loss"] != pytest.approx(unweighted[f"{task}_loss"], rel=1e-3)
+
+
+def test_training_with_weights_and_learnt_task_weights(tiny: Any, tmp_path: Path) -> None:
+    folder = reweighted(tiny, tmp_path / "e", lambda rows: [0.5] * (rows - 1) + [None])
+    config = tiny.make_config(
+        model=MOESART | {"task_weighting": "uncertainty"},
+        train=tiny.config.train.model_dump() | {"weight": "meta/weight"},
+    )
+    train.train(config, folder, tmp_path / "c", progress=False)
+    learnt = weights.copy(checkpoint.load(tmp_path / "c").ranker)["uncertainty/0_log_variance"]
+    assert learnt.shape == (3,)
+    assert (learnt != 0).all()
+    # The option may change when training starts from the checkpoint.
+    fixed = tiny.make_config(model=MOESART, train={"epochs": 1, "batch_size": 300})
+    train.train(fixed, folder, tmp_path / "d", progress=False, start_from=tmp_path / "c")
+    assert "uncertainty/0_log_variance" not in weights.copy(checkpoint.load(tmp_path / "d").ranker)
+
+
+def test_weights_that_cannot_be_used(tiny: Any, tmp_path: Path) -> None:
+    folder = reweighted(tiny, tmp_path / "e", lambda rows: [-1.0] * rows)
+    encoder = Encoder.read(folder)
+    with pytest.raises(DataError, match=r"meta/weight: expected weights .* at least 0, received -"):
+        examples.read_split(folder, "train", encoder, "meta/weight")
+    with pytest.raises(DataError, match=r"'meta/importance' is missing.* mend train\.weight"):
+        examples.read_split(folder, "train", encoder, "meta/importance")
+    with pytest.raises(DataError, match=r"user_id: expected numbers as weights, received .*string"):
+        examples.read_split(folder, "train", encoder, "user_id")

@@ -1,0 +1,222 @@
+"""A training that starts from a checkpoint: grown vocabularies, other statistics."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from multigate.configs.errors import ModelError
+from multigate.configs.sections.model import TrainConfig
+from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import Examples
+from multigate.model.evaluation import evaluate
+from multigate.model.training import train, warm_start
+from multigate.model.training.optimizers import make_optimizer
+
+MODEL = {
+    "embedding_dim": 4,
+    "experts": {"count": 4, "units": [6]},
+    "gate": {"name": "topk", "num_selected": 2},
+    "gates": {
+        "dwell": {"name": "dselect_k", "num_selected": 2, "gamma_end": 0.1, "gamma_steps": 9},
+        "like": {
+            "name": "hierarchical",
+            "num_groups": 2,
+            "primary": {"name": "topk", "num_selected": 1},
+            "secondary": {"name": "topk", "num_selected": 2},
+        },
+    },
+    "towers": {"units": [4]},
+}
+
+
+def make(tiny: Any, **changes: Any) -> Any:
+    return tiny.make_config(model=MODEL, train=tiny.config.train.model_dump() | changes)
+
+
+@pytest.fixture(scope="module")
+def parent(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("parent") / "c"
+    train.train(make(tiny), tiny.examples, out, progress=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def grown(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The next night's examples: two users gone, one new and in front, other statistics."""
+    folder = tmp_path_factory.mktemp("grown") / "examples"
+    tiny.write_examples(folder, tiny.config, seed=9)
+    path = folder / "vocabularies" / "user_id.parquet"
+    values = [f"u{n}" for n in range(19, 1, -1)]
+    pl.DataFrame({"value": ["new", *values], "count": [50, *([20] * 18)]}).write_parquet(path)
+    before = json.loads((tiny.examples / "statistics.json").read_text())
+    after = json.loads((folder / "statistics.json").read_text())
+    # The n-th bucket is the n-th: with other boundaries other rows would be looked up.
+    after["features"]["age"] = before["features"]["age"]
+    after["features"]["length"] |= {"mean": 3.5, "std": 2.0}
+    (folder / "statistics.json").write_text(json.dumps(after))
+    return folder
+
+
+def scores(folder: Path, table: Any, ranker: Any, config: Any) -> dict[str, np.ndarray]:
+    encoder = Encoder.read(folder)
+    rows = Examples(encoder(table), np.zeros((len(table), 3), np.float32))
+    return evaluate.Predictions(ranker, config.contract, encoder.statistics, rows).scores
+
+
+def test_known_ids_keep_their_scores(tiny: Any, parent: Path, grown: Path) -> None:
+    config = make(tiny)
+    old = checkpoint.load(parent).ranker
+    encoder = Encoder.read(grown)
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    fresh = weights.copy(new)
+    result = warm_start.start(new, encoder, parent)
+    assert result["tables"]["user_id"] == {"kept": 18, "new": 1, "dropped": 2}
+    assert result["tables"]["item_id"] == {"kept": 30, "new": 0, "dropped": 0}
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet")
+    known = raw.filter(~pl.col("user_id").is_in(["u0", "u1"])).to_arrow()
+    expected = scores(parent, known, old, config)
+    found = scores(grown, known, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
+    # Without the change of kernels and heads they would differ: the test can fail.
+    assert encoder.statistics.features["length"].std == 2.0
+    tables = weights.copy(new)["embeddings/user_id"], weights.copy(old)["embeddings/user_id"]
+    before = Encoder.read(parent).vocabularies["user_id"].to_pylist()
+    np.testing.assert_array_equal(tables[0][:2], tables[1][:2])  # missing and unseen
+    np.testing.assert_array_equal(tables[0][2], fresh["embeddings/user_id"][2])  # "new"
+    np.testing.assert_array_equal(tables[0][3], tables[1][2 + before.index("u19")])
+
+
+def test_a_missing_number_keeps_its_product() -> None:
+    layer = keras.layers.Dense(3)
+    layer.build((None, 4))
+    layer.bias.assign([0.1, 0.2, 0.3])
+    # Columns: another feature, the number, its indicator, another feature.
+    x = np.array([[1, 0.5, 1, 2], [1, 0, 0, 2]], np.float32)
+    expected = layer(x)
+    # old number = 2 * new number + 3
+    warm_start._rescale(layer, 4, column=1, indicator=2, scale=2.0, shift=3.0)
+    again = np.array([[1, (0.5 - 3) / 2, 1, 2], [1, 0, 0, 2]], np.float32)
+    np.testing.assert_allclose(layer(again), expected, rtol=1e-5)
+    np.testing.assert_allclose(layer.bias, [0.1, 0.2, 0.3])
+
+
+def test_schedules_go_on_unless_they_are_to_start_over(tiny: Any, parent: Path) -> None:
+    config, encoder = make(tiny), Encoder.read(parent)
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=0)
+    gate = ranker.mixture.gates[1]
+    warm_start.start(ranker, encoder, parent)
+    assert int(gate.step) == 2 * 5  # two epochs of five steps
+    warm_start.start(ranker, encoder, parent, restart_schedules=True)
+    assert int(gate.step) == 0
+
+
+def test_training_starts_where_the_parent_ended(
+    tiny: Any, parent: Path, grown: Path, tmp_path: Path
+) -> None:
+    config = make(tiny, epochs=1, learning_rate=1e-6)
+    cold = train.train(config, grown, tmp_path / "cold", progress=False)
+    warm = train.train(config, grown, tmp_path / "warm", progress=False, start_from=parent)
+    assert cold["started_from"] is None
+    assert warm["started_from"]["checkpoint"] == str(parent)
+    assert warm["val_loss"] < 0.98 * cold["val_loss"]
+    # Its statistics and vocabularies are the new ones.
+    vocabulary = "vocabularies/user_id.parquet"
+    assert pq.read_table(tmp_path / "warm" / vocabulary) == pq.read_table(grown / vocabulary)
+
+
+def test_what_training_cannot_start_from(
+    tiny: Any, parent: Path, grown: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"nowhere: holds no weights\.h5; expected a folder"):
+        train.train(
+            make(tiny), grown, tmp_path / "c", progress=False, start_from=tmp_path / "nowhere"
+        )
+    wider = tiny.make_config(model=MODEL | {"embedding_dim": 8})
+    with pytest.raises(ModelError, match=r"embeddings/\w+: expected shape \(\d+, 8\), received"):
+        train.train(wider, grown, tmp_path / "c", progress=False, start_from=parent)
+    shutil.copytree(parent, tmp_path / "damaged")
+    content = (parent / "weights.h5").read_bytes()
+    (tmp_path / "damaged" / "weights.h5").write_bytes(content[:2000])
+    with pytest.raises(ModelError, match=r"weights\.h5: damaged"):
+        train.train(
+            make(tiny), grown, tmp_path / "c", progress=False, start_from=tmp_path / "damaged"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
+
+
+def with_country(tiny: Any, **options: Any) -> Any:
+    """The configuration with other options of the feature `country`."""
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["features"]["country"] |= options
+    return tiny.make_config(
+        contract=contract, model=MODEL, train={"epochs": 1, "batch_size": 300, "seed": 3}
+    )
+
+
+def test_hashed_ids_keep_their_rows_beside_a_grown_vocabulary(
+    tiny: Any, grown: Path, tmp_path: Path
+) -> None:
+    config = with_country(tiny, hash_buckets=7)
+    files = {}
+    for name, source in (("before", tiny.examples), ("after", grown)):
+        files[name] = shutil.copytree(source, tmp_path / name)
+        frozen = json.loads((files[name] / "contract.json").read_text())
+        frozen |= {
+            "contract": config.contract.model_dump(mode="json"),
+            "schema_fingerprint": config.contract.schema_fingerprint(),
+        }
+        (files[name] / "contract.json").write_text(json.dumps(frozen))
+        (files[name] / "vocabularies" / "country.parquet").unlink()
+    parent = tmp_path / "parent"
+    train.train(config, files["before"], parent, progress=False)
+    old = checkpoint.load(parent).ranker
+    encoder = Encoder.read(files["after"])
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    result = warm_start.start(new, encoder, parent)
+    assert set(result["tables"]) == {"user_id", "item_id"}  # a hash has nothing to grow
+    tables = weights.copy(new)["embeddings/country"], weights.copy(old)["embeddings/country"]
+    assert tables[0].shape == (1 + 7, 4)
+    np.testing.assert_array_equal(*tables)
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet")
+    known = raw.filter(~pl.col("user_id").is_in(["u0", "u1"])).to_arrow()
+    expected, found = scores(parent, known, old, config), scores(files["after"], known, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
+
+    # With another number of buckets, or a vocabulary, no row would mean what it did.
+    for buckets in (8, None):
+        other = with_country(tiny, hash_buckets=buckets).contract
+        changed = Encoder(other, encoder.statistics, Encoder.read(grown).vocabularies)
+        message = (
+            rf"differ, namely feature country \(hash_buckets 7, now {buckets}\); train without"
+        )
+        with pytest.raises(ModelError, match=message):
+            warm_start.start(new, changed, parent)
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({}, [0.01, 0.01, 0.01]),
+        ({"decay": "linear", "decay_to": 0.2}, [0.01, 0.006, 0.002]),
+        ({"decay": "cosine"}, [0.01, 0.005, 0.0]),
+    ],
+)
+def test_the_learning_rate_decays_over_all_epochs(options: Any, rates: list[float]) -> None:
+    config = TrainConfig(epochs=2, learning_rate=0.01, warm_learning_rate=0.002, **options)
+    for warm, factor in ((False, 1.0), (True, 0.2)):
+        optimizer = make_optimizer(config, steps=50, warm=warm)
+        found = []
+        for step in (0, 50, 100):
+            optimizer.iterations.assign(step)
+            found.append(float(optimizer.learning_rate))
+        np.testing.assert_allclose(found, [factor * rate for rate in rates], atol=1e-9)

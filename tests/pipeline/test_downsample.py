@@ -1,0 +1,98 @@
+"""Downsampled negatives: which impressions stay, and what is recorded of it."""
+
+import random
+
+import polars as pl
+import pytest
+
+from multigate.configs import ConfigError, Statistics
+from multigate.pipeline.job import run
+
+HEADER = "time,user_id,item_id,request,price,tags,place,click,stars"
+SOME = {"keep": 0.25, "tasks": ["click"]}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    rng = random.Random(2)
+    folder = tmp_path_factory.mktemp("downsample")
+    lines = [
+        f"{1_700_000_000 + at},{rng.randrange(50)},{rng.randrange(30)},r{at},,,1,"
+        f"{int(rng.random() < 0.2)},3"
+        for at in range(2000)
+    ]
+    (folder / "log.csv").write_text("\n".join([HEADER, *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def both(log, impression_config, read_examples):
+    """Examples, manifests and statistics: as they are, and with a quarter of the negatives."""
+    found = []
+    for name, downsample in (("all", None), ("some", SOME)):
+        config = impression_config(**{"pipeline.downsample": downsample})
+        manifest = run(config, log, log / name)
+        statistics = Statistics.read(log / name / "statistics.json")
+        found.append((read_examples(log / name), manifest, statistics))
+    return found
+
+
+def test_a_share_of_the_training_splits_negatives_stays(both):
+    (every, _, whole), (some, manifest, statistics) = both
+    negative = (pl.col("label/click") == 0) & (pl.col("split") == "train")
+    left_out = every.join(some, on="meta/impression", how="anti")
+    assert left_out.equals(left_out.filter(negative))
+    assert some.equals(
+        every.join(left_out, on="meta/impression", how="anti", maintain_order="left")
+    )
+    kept = len(some.filter(negative)) / len(every.filter(negative))
+    # About 960 coins: four standard deviations are 4 * (0.25 * 0.75 / 960)**0.5 = 0.056.
+    assert kept == pytest.approx(0.25, abs=0.056)
+    assert manifest["examples"]["negatives_not_kept"] == len(left_out)
+    assert manifest["examples"]["total"] == len(some) == len(every) - len(left_out)
+    assert (whole.negatives_kept, statistics.negatives_kept) == (1.0, 0.25)
+
+
+def test_the_recorded_share_puts_the_rate_right(both):
+    (every, _, _), (_, _, statistics) = both
+    p = statistics.tasks["click"].mean
+    right = p / (p + (1 - p) / statistics.negatives_kept)
+    rate = every.filter(pl.col("split") == "train")["label/click"].mean()
+    assert p > 2 * rate
+    assert right == pytest.approx(rate, abs=0.03)
+
+
+def test_another_seed_keeps_others(both, log, impression_config, read_examples):
+    (_, _, _), (some, _, _) = both
+    config = impression_config(**{"pipeline.downsample": SOME, "pipeline.seed": 1})
+    run(config, log, log / "other")
+    some = some.filter((pl.col("label/click") == 0) & (pl.col("split") == "train"))
+    shared = some.join(read_examples(log / "other"), on="meta/impression", how="semi")
+    # Another quarter of them: of 250, 62, give or take four times 7.
+    assert len(shared) == pytest.approx(0.25 * len(some), abs=28)
+
+
+def test_sampled_negatives_are_not_affected(both, log, impression_config, read_examples):
+    sampled = []
+    for name, downsample in (("drawn", None), ("drawn-some", SOME)):
+        config = impression_config(
+            **{"pipeline.downsample": downsample, "pipeline.negatives": {"per_positive": 1}}
+        )
+        run(config, log, log / name)
+        sampled.append(read_examples(log / name).filter(pl.col("meta/sampled")))
+    assert len(sampled[0])
+    assert sampled[0].equals(sampled[1])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (["view"], "every logged impression is positive for 'view'"),
+        ([], "every logged impression is positive for 'view'"),
+        (["dwell"], "expected one of view, like, dislike, good, long, received 'dwell'"),
+    ],
+)
+def test_tasks_that_tell_nothing_apart_are_refused(tasks, message, event_config):
+    with pytest.raises(ConfigError, match=message):
+        event_config(**{"pipeline.downsample": {"keep": 0.5, "tasks": tasks}})
+    assert event_config(**{"pipeline.downsample": {"keep": 0.5, "tasks": ["like"]}})

@@ -1,0 +1,91 @@
+"""Slices of the publishers' own files, read as the presets read them."""
+
+import lzma
+import zipfile
+
+import polars as pl
+import pytest
+
+from multigate.configs import load
+from multigate.pipeline.job import run
+
+
+def test_deskdrop(real_data, read_examples, tmp_path):
+    source = real_data("deskdrop/users_interactions.csv.zip")
+    with zipfile.ZipFile(source) as archive:
+        text = archive.read("users_interactions.csv").decode()
+    lines = text.splitlines(keepends=True)[:6001]
+    with zipfile.ZipFile(tmp_path / source.name, "w") as archive:
+        archive.writestr("users_interactions.csv", "".join(lines))
+    manifest = run(load("deskdrop"), tmp_path, tmp_path / "out")
+    assert manifest["rows"]["rows_in"] == 6000
+    assert manifest["rows"]["rejects"] == 0
+    raw = pl.read_csv("".join(lines).encode(), infer_schema=False).unique()
+    views = raw.filter(pl.col("eventType") == "VIEW")
+    # Labels stay open for a week: what was viewed in the slice's last one is held back.
+    closed = raw["timestamp"].cast(pl.Int64).max() - 7 * 86400
+    assert manifest["rows"]["impressions"] + manifest["rows"]["held_back"] == len(views)
+    held = views.filter(pl.col("timestamp").cast(pl.Int64) > closed)
+    assert manifest["rows"]["held_back"] == len(held) > 100
+    examples = read_examples(tmp_path / "out")
+    logged = examples.filter(~pl.col("meta/sampled"))
+    # Every view's history, from a self-join of the raw log.
+    past = views.select("personId", past=pl.col("timestamp").cast(pl.Int64))
+    seen = logged.select("user_id", "recent_views", t=pl.col("meta/time").dt.epoch("s"))
+    seen = seen.with_row_index("at")
+    before = seen.join(past, left_on="user_id", right_on="personId").filter(
+        pl.col("past") < pl.col("t")
+    )
+    lengths = seen.join(before.group_by("at").len(), on="at", how="left")
+    expected = lengths["len"].fill_null(0).clip(upper_bound=20)
+    assert seen["recent_views"].list.len().to_list() == expected.to_list()
+    likes = raw.filter(pl.col("eventType") == "LIKE")
+    liked = _liked_within(views, likes, 7 * 86400)
+    assert logged["label/like"].sum() == sum(time <= closed for *_, time in liked) > 100
+    sampled = examples.filter(pl.col("meta/sampled"))
+    assert sampled["label/view"].sum() == 0
+    assert sampled["label/dwell"].null_count() == len(sampled)
+    own = sampled.join(views, left_on=["user_id", "item_id"], right_on=["personId", "contentId"])
+    # A negative may be viewed later, never before.
+    early = own.filter(pl.col("timestamp").cast(pl.Int64) <= pl.col("meta/time").dt.epoch("s"))
+    assert len(early) == 0
+
+
+def _liked_within(views, likes, seconds):
+    """Views with a like of the same user and item, of which they are the latest view before."""
+    by = {}
+    for person, item, time in views.select("personId", "contentId", "timestamp").rows():
+        by.setdefault((person, item), []).append(int(time))
+    liked = set()
+    for person, item, time in likes.select("personId", "contentId", "timestamp").rows():
+        earlier = [t for t in by.get((person, item), []) if t <= int(time)]
+        if earlier and int(time) - max(earlier) <= seconds:
+            liked.add((person, item, max(earlier)))
+    return liked
+
+
+def test_movielens(real_data, read_examples, tmp_path):
+    source = real_data("ml-1m/ratings.dat.xz")
+    with lzma.open(source, "rt") as stream:
+        lines = [next(stream) for _ in range(20_000)]
+    with lzma.open(tmp_path / "ratings.dat.xz", "wt", preset=0) as stream:
+        stream.writelines(lines)
+    manifest = run(load("movielens"), tmp_path, tmp_path / "out")
+    assert manifest["rows"]["impressions"] == 20_000
+    assert manifest["examples"]["sampled_negatives"] == 20_000
+    examples = read_examples(tmp_path / "out")
+    ratings = {(int(u), int(m)): float(r) for u, m, r, _ in (x.split("::") for x in lines)}
+    logged = examples.filter(~pl.col("meta/sampled"))
+    assert {
+        (u, m): r for u, m, r in logged.select("user_id", "movie_id", "label/rating").rows()
+    } == (ratings)
+    sampled = examples.filter(pl.col("meta/sampled"))
+    assert sampled["label/rating"].null_count() == 20_000
+    assert not any(pair in ratings for pair in sampled.select("user_id", "movie_id").rows())
+    # A negative is in the split of its positive, and only its film differs.
+    pairs = logged.join(sampled, on="meta/request", suffix="_negative")
+    assert len(pairs) == 20_000
+    assert (pairs["user_id"] == pairs["user_id_negative"]).all()
+    assert (pairs["split"] == pairs["split_negative"]).all()
+    counts = dict(logged["split"].value_counts().rows())
+    assert counts["test"] == pytest.approx(2000, abs=200)

@@ -1,0 +1,191 @@
+"""Large logs: ranges of files, buckets that are divided, and no result that depends on either."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
+from multigate.pipeline import assemble, catalogue, job, labelling, ranges, reading
+from multigate.pipeline.buckets import divide as divide_bucket
+from multigate.pipeline.buckets import gather, read_piece, spill
+from multigate.pipeline.plan import count_buckets
+from multigate.pipeline.sources import Shard, expand, read
+
+TABLES = ("vocabularies", "snapshot/users", "snapshot/items")
+
+
+def write_log(folder: Path, rows: int = 600, users: int = 9) -> None:
+    rng = random.Random(5)
+    folder.mkdir()
+    lines = [
+        f"{1_700_000_000 + 60 * at},{rng.choice(['VIEW', 'VIEW', 'LIKE'])},"
+        f"i{rng.randrange(20)},u{rng.randrange(users)},s{at // 50},,{rng.choice(['phone', 'desk'])}"
+        for at in range(rows)
+    ]
+    lines += [f"{1_700_000_000 + at},{kind},i0,u0,s,,phone" for at, kind in enumerate(KINDS)]
+    text = "\n".join(["time,event,item,user,session,value,device", *lines])
+    (folder / "log.csv").write_text(text + "\n")
+
+
+KINDS = ("DISLIKE", "BUY", "RATE")
+
+
+def tables(folder: Path) -> dict[str, pl.DataFrame]:
+    """What the parts of each of the output's tables hold together."""
+    found = {}
+    for name in TABLES:
+        parts = sorted((folder / name).glob("*.parquet"))
+        if name == "vocabularies":
+            found |= {part.name: pl.read_parquet(part) for part in parts}
+        else:
+            frame = pl.concat([pl.read_parquet(part) for part in parts])
+            found[name] = frame.sort(frame.columns[0])
+    return found
+
+
+@pytest.fixture(scope="module")
+def counting(event_config):
+    """Histories, the item's counters and features, negatives: all stages have work to do."""
+    seen = {"kind": "number", "side": "item", "count": {"of": "item", "events": ["VIEW"]}}
+    return lambda **changes: event_config(
+        **{
+            "contract.features.seen": seen,
+            "contract.features.kind": {
+                "kind": "id",
+                "side": "item",
+                "column": "device",
+                "missing": "indicator",
+            },
+            "pipeline.negatives": {"per_positive": 2},
+            **changes,
+        }
+    )
+
+
+def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_examples):
+    write_log(tmp_path / "log")
+    plain = job.run(counting(**{"pipeline.buckets": 1}), tmp_path / "log", tmp_path / "plain")
+    # 600 rows are some 50 kB: buckets of the least size are still larger, so that bytes stand in
+    # for MiB here; and examples are put together in pieces of a few rows.
+    monkeypatch.setattr(labelling, "_MIB", 1 << 12)
+    monkeypatch.setattr("multigate.pipeline.finishing._MIB", 1 << 12)
+    monkeypatch.setattr(assemble, "_IMPRESSIONS", 7)
+    monkeypatch.setattr(assemble, "_EXAMPLES", 10)
+    turns = []
+    merge = catalogue.merge
+    monkeypatch.setattr(catalogue, "merge", lambda *a: turns.append(1) or merge(*a))
+    config = counting(**{"pipeline.buckets": 8, "pipeline.bucket_mib": 1})
+    small = job.run(config, tmp_path / "log", tmp_path / "small")
+    for of in ("users", "items"):  # buckets were divided: their parts have other numbers
+        parts = (tmp_path / "small" / "snapshot" / of).iterdir()
+        assert max(part.name for part in parts) > "part-00007.parquet"
+    assert 1 < len(turns) < 8  # of the catalogue: some buckets of items at a time
+    assert small == plain
+    assert read_examples(tmp_path / "small").equals(read_examples(tmp_path / "plain"))
+    for (name, left), right in zip(
+        tables(tmp_path / "small").items(), tables(tmp_path / "plain").values(), strict=True
+    ):
+        assert left.equals(right), name
+    for name in ("statistics.json", "contract.json"):
+        assert (tmp_path / "small" / name).read_text() == (tmp_path / "plain" / name).read_text()
+
+
+def test_a_bucket_is_divided_down_to_one_user(tmp_path):
+    rows = pl.DataFrame(
+        {"user": ["a"] * 500 + ["b"] * 500, "time": range(1000), "row": range(1000)}
+    )
+    ((number, piece),) = spill(rows, 1, tmp_path, "all")
+    divided = divide_bucket(number, [piece], 1, 4096, tmp_path)
+    found = [gather(pieces)["user"].unique().to_list() for _, pieces in divided]
+    assert sorted(found) == [["a"], ["b"]]
+    assert sum(piece.size for _, pieces in divided for piece in pieces) > 4096
+
+
+@pytest.mark.parametrize("form", [CsvFormat(quoted=False), JsonLinesFormat(type="jsonl")])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("longest", [1, 7, 19, 20, 21, 64])
+def test_ranges_hold_every_line_once(form, end, longest, tmp_path):
+    csv = isinstance(form, CsvFormat)
+    rows = [f"{at},x{'y' * (at % 5)}" if csv else f'{{"a": {at}}}' for at in range(30)]
+    text = end.join((["a,b"] if csv else []) + rows)
+    (tmp_path / "log").write_bytes(text.encode())
+    (whole,) = expand(tmp_path, ("log",))
+    parts = ranges.divide([whole], form, longest)
+    assert len(parts) == -(-len(text) // longest)
+    frames, numbers, before = [], [], 0
+    for shard in parts:
+        for chunk in read(shard, form, ["a"]):
+            if len(chunk.line):
+                frames.append(chunk.frame)
+                numbers += (chunk.line + before).to_list()
+        before += ranges.count_lines(shard)
+    assert pl.concat(frames)["a"].cast(pl.Int64).to_list() == list(range(30))
+    assert numbers == list(range(1 + csv, 31 + csv))
+
+
+def test_row_groups_hold_every_row_once(tmp_path):
+    frame = pl.DataFrame({"a": range(1000)})
+    frame.write_parquet(tmp_path / "log", row_group_size=100)
+    (whole,) = expand(tmp_path, ("log",))
+    form = ParquetFormat(type="parquet")
+    parts = ranges.divide([whole], form, whole.size // 4)
+    assert len(parts) > 2
+    chunks = [chunk for shard in parts for chunk in read(shard, form, ["a"])]
+    assert pl.concat([chunk.frame for chunk in chunks])["a"].to_list() == list(range(1000))
+    assert pl.concat([chunk.line for chunk in chunks]).to_list() == list(range(1, 1001))
+
+
+def test_what_cannot_be_divided_stays_whole(tmp_path):
+    (tmp_path / "log").write_text('a\n"x\ny"\n')
+    (shard,) = expand(tmp_path, ("log",))
+    assert ranges.divide([shard], CsvFormat(), 2) == [shard]
+    packed = replace(shard, compressed=True)
+    assert ranges.divide([packed], CsvFormat(quoted=False), 2) == [packed]
+
+
+def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, read_examples):
+    write_log(tmp_path / "log")
+    with (tmp_path / "log" / "log.csv").open("a") as file:
+        file.write("never,VIEW,i1,u1,s,,phone\n1700000000,VIEW,i1,,s,,phone\n")
+    config = counting(**{"pipeline.log.format": {"type": "csv", "quoted": False}})
+    whole = job.run(config, tmp_path / "log", tmp_path / "whole")
+    monkeypatch.setattr(ranges.divide, "__defaults__", (2000,))
+    divided = job.run(config, tmp_path / "log", tmp_path / "divided")
+    assert divided == whole
+    rejects = [
+        pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / name / "rejects").iterdir())])
+        for name in ("whole", "divided")
+    ]
+    assert rejects[0]["line"].to_list() == [605, 606]
+    assert rejects[1].equals(rejects[0])
+    assert read_examples(tmp_path / "divided").equals(read_examples(tmp_path / "whole"))
+
+
+def test_buckets_follow_the_size_of_the_log(event_config):
+    config = event_config(**{"pipeline.buckets": None, "pipeline.bucket_mib": 64})
+    log = Shard(Path("log.csv"), None, "log.csv", size=1 << 20)
+    assert count_buckets(config, [log]) == 8
+    # 2 GiB in halves of 64 MiB are 64; packed, they may be five times as many, in powers of two.
+    assert count_buckets(config, [replace(log, size=2 << 30)]) == 64
+    assert count_buckets(config, [replace(log, size=2 << 30, compressed=True)]) == 512
+    assert count_buckets(config, [replace(log, size=1 << 50)]) == 4096
+    assert count_buckets(event_config(), [replace(log, size=2 << 30)]) == 3
+
+
+def test_rows_are_held_until_a_file_is_worth_it(tmp_path, monkeypatch):
+    rows = pl.DataFrame({"user": [f"user-{at}" for at in range(30)]})
+    monkeypatch.setattr("multigate.pipeline.buckets._HELD", 2.5 * rows.estimated_size())
+    held = reading.Held(2, tmp_path, "x")
+    found = [held.add(rows) for _ in range(5)]
+    found.append(held.flush())
+    assert [len(pieces) > 0 for pieces in found] == [False, False, True, False, False, True]
+    together = [gather_users(bucket, found) for bucket in (0, 1)]
+    assert sorted(together[0] + together[1]) == sorted(rows["user"].to_list() * 5)
+
+
+def gather_users(bucket, found):
+    pieces = [piece for some in found for number, piece in some if number == bucket]
+    return [user for p in pieces for user in read_piece(Path(p.path), p.batch)["user"]]

@@ -1,0 +1,111 @@
+"""The log's lines carry the call that they belong to."""
+
+import json
+import logging
+import threading
+
+import grpc
+import pytest
+
+from multigate.configs.errors import ServingError
+from multigate.serving.core import logs
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.protos import ranking_pb2
+
+
+class Stream:
+    """What was written to the standard error stream so far."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+        self._text = ""
+
+    def getvalue(self):
+        self._text += self._capsys.readouterr().err
+        return self._text
+
+
+@pytest.fixture
+def stream(capsys):
+    """What `logs.configure` writes; the logger is put back afterwards."""
+    logger = logging.getLogger("multigate")
+    before = logger.handlers, logger.level, logger.propagate
+    yield Stream(capsys)
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_a_caller_cannot_write_lines_of_text(stream):
+    logs.configure("text")
+    logging.getLogger("multigate.serving").warning("call id=%s", "a\nERROR b\r\x1b[2J\u2028c ü")
+    try:
+        raise ValueError("of two\nlines")
+    except ValueError:
+        logging.getLogger("multigate.serving").exception("x")
+    first, second, *trace = stream.getvalue().splitlines()
+    assert first.endswith(r"WARNING call id=a\nERROR b\r\x1b[2J\u2028c ü")
+    assert second.endswith("ERROR x")
+    assert trace[0].startswith("Traceback")
+
+
+def lines(stream):
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_every_call_has_a_line_of_json_with_its_request_id(
+    tmp_path, publish, run_server, stream, until
+):
+    publish(tmp_path, 1)
+    logs.configure("json")
+    with run_server(tmp_path, log_calls=1.0) as running:
+        request = ranking_pb2.RankRequest(request_id='one "quoted"')
+        request.model.name = "small"
+        request.user["user_id"].text = "u"
+        request.context["hour"].integer = 3
+        request.candidates.item_id.texts.values.extend(["i1", "i2"])
+        request.candidates.columns["length"].numbers.values.extend([1, 2])
+        running.ranking.Rank(request, timeout=60)
+        request.request_id = ""
+        del request.context["hour"]
+        with pytest.raises(grpc.RpcError):
+            running.ranking.Rank(request, timeout=60)
+        until(lambda: len([line for line in lines(stream) if "method" in line]) == 2)
+    good, bad = [line for line in lines(stream) if "method" in line]
+    assert (good["method"], good["status"], good["level"]) == ("Rank", "OK", "INFO")
+    assert (good["request_id"], good["model"], good["version"]) == ('one "quoted"', "small", 1)
+    assert (good["candidates"], good["seconds"] > 0) == (2, True)
+    assert bad["status"] == "INVALID_ARGUMENT"
+    assert "'hour': expected a value" in bad["error"]
+    assert len(bad["request_id"]) == 32
+    assert any("serves after" in line["message"] for line in lines(stream))
+
+
+def test_lines_within_a_call_carry_its_id_and_others_none(stream):
+    logs.configure("json")
+    log = logging.getLogger("multigate.serving")
+    logs.begin()
+    logs.say(request_id="r1")
+    log.error("inside")
+    elsewhere = threading.Thread(target=log.error, args=("another thread",))
+    elsewhere.start()
+    elsewhere.join()
+    assert logs.end() == {"request_id": "r1"}
+    try:
+        raise ValueError("reason")
+    except ValueError:
+        log.exception("outside")
+    inside, other, outside = lines(stream)
+    assert (inside["message"], inside["request_id"]) == ("inside", "r1")
+    assert "request_id" not in other
+    assert "request_id" not in outside
+    assert "ValueError: reason" in outside["exception"]
+
+
+def test_text_is_one_line(stream):
+    logs.configure("text")
+    logging.getLogger("multigate.serving").info("hello")
+    assert stream.getvalue().endswith(" INFO hello\n")
+
+
+def test_an_unknown_format_is_refused():
+    with pytest.raises(ServingError, match="--log_format: expected text or json, received 'xml'"):
+        ServerOptions("m", "models", log_format="xml")

@@ -1,0 +1,85 @@
+"""Threads beside the loop: what a call that is cancelled leaves behind."""
+
+import gc
+import logging
+import threading
+
+import pytest
+
+from multigate.serving.core.loop import CALLS, Threads
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop():
+    """The loop in which calls wait."""
+    CALLS.enter()
+    yield
+    CALLS.leave()
+
+
+class Work:
+    """Something that takes until it is let go, and may fail then."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.begun.set()
+        assert self.let_go.wait(30)
+        if self.error is not None:
+            raise self.error
+        return "done"
+
+
+@pytest.fixture
+def threads():
+    """A single thread."""
+    threads = Threads(1)
+    yield threads
+    threads.close()
+
+
+@pytest.fixture
+def call(threads):
+    """Start a call that does some work; its future, and an event for its end."""
+
+    def start(work):
+        ended = threading.Event()
+
+        async def call():
+            try:
+                return await threads.run(work)
+            finally:
+                ended.set()
+
+        return CALLS.submit(call()), ended
+
+    return start
+
+
+def test_a_call_that_is_cancelled_before_a_thread_is_free_leaves_no_work(threads, call, until):
+    first, second = Work(), Work()
+    running, _ = call(first)
+    assert first.begun.wait(30)
+    waiting, ended = call(second)
+    until(lambda: threads._pool._work_queue.qsize() == 1)
+    assert waiting.cancel()
+    assert ended.wait(10)
+    first.let_go.set()
+    assert running.result(30) == "done"
+    assert call(lambda: "next")[0].result(30) == "next"
+    assert not second.begun.is_set()
+
+
+def test_a_call_that_is_cancelled_ends_with_its_work_whose_failure_is_nobodys(call, caplog):
+    work = Work(ValueError("too late"))
+    running, ended = call(work)
+    assert work.begun.wait(30)
+    assert running.cancel()
+    assert not ended.wait(0.2)
+    with caplog.at_level(logging.ERROR):
+        work.let_go.set()
+        assert ended.wait(30)
+        call(gc.collect)[0].result(30)
+    assert not caplog.records

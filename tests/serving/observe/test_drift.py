@@ -1,0 +1,259 @@
+"""What a sample of the calls looks like, beside the test split that the version recorded."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.layout import rank_layout
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.observe.drift import _LEAST_CALLS
+from multigate.serving.versions.reference import Histogram, Reference, stability_index
+
+ITEMS = [f"i{n}" for n in range(1, 41)]  # the small model knows i0 to i49
+
+
+def reference_of(outputs, **shares):
+    """A test split with these scores, and these shares for some features."""
+    features = {
+        name: {"missing": 0.0, "unseen": None}
+        for name in ("user_id", "country", "age", "segment", "recent", "topic", "length", "tags")
+    }
+    features["item_id"] = {"missing": 0.0, "unseen": 0.0}
+    for name, share in shares.items():
+        features[name] = features[name] | share
+    scores = {}
+    for task, values in outputs.items():
+        edges = np.linspace(min(values) - 1e-6, max(values) + 1e-6, 21)
+        scores[task] = {
+            "edges": edges.tolist(),
+            "counts": np.histogram(values, edges)[0].tolist(),
+        }
+    return {"rows": 1000, "features": features, "scores": scores}
+
+
+@pytest.fixture(scope="module")
+def watched(exported, contract, tmp_path_factory):
+    """A version that counts unseen items and experts, as the exporter's do."""
+    module = tf.saved_model.load(str(exported))
+    known = tf.constant([f"i{n}" for n in range(50)])
+
+    def watch(**inputs):
+        strangers = tf.reduce_all(inputs["item_id"][:, None] != known[None, :], 1)
+        return {
+            "unseen/item_id": tf.math.count_nonzero(strangers, dtype=tf.int32),
+            "unseen/recent": tf.math.count_nonzero(inputs["recent"] == "new", dtype=tf.int32),
+            "experts": tf.strings.length(inputs["item_id"]),
+        }
+
+    shapes = {1: [None], 2: [None, None]}
+    specs = {
+        name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
+        for name, what in rank_layout(contract).inputs.items()
+    }
+    signatures = dict(module.signatures) | {
+        "watch": tf.function(watch, autograph=False).get_concrete_function(**specs)
+    }
+    folder = tmp_path_factory.mktemp("watched") / "1"
+    tf.saved_model.save(module, str(folder), signatures)
+    for path in (exported / "assets.extra").iterdir():
+        (folder / "assets.extra").mkdir(exist_ok=True)
+        (folder / "assets.extra" / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def rank(client, items=ITEMS, number=0, **user):
+    features = {"user_id": f"u{number}", "country": "BR", "age": 30.0, "segment": 1}
+    features["recent"] = ["i1", "i2"]
+    return client.rank(
+        "small",
+        user=features | user,
+        context={"hour": 9},
+        item_ids=items,
+        columns={
+            "topic": ["news"] * len(items),
+            "length": [1.0] * len(items),
+            "tags": [["a", "b"]] * len(items),
+        },
+    )
+
+
+@pytest.fixture
+def serve(tmp_path, watched, run_server, monkeypatch):
+    """A server of that version with this reference, with windows that are too short."""
+    monkeypatch.setattr("multigate.serving.observe.drift._LEAST_CALLS", 30)
+
+    def start(reference, **options):
+        base = tmp_path / "models"
+        base.mkdir()
+        target = base / "1"
+        for path in watched.rglob("*"):
+            if path.is_file():
+                copy = target / path.relative_to(watched)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(path.read_bytes())
+        if reference is not None:
+            (target / "assets.extra/reference.json").write_text(json.dumps(reference))
+        (target / "assets.extra/sparsity.json").write_text('{"experts_per_row": 2.5}')
+        return run_server(base, watch_rate=1.0, watch_seconds=0.0, **options)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def usual(watched, run_server):
+    """Scores by task of 30 users' calls."""
+    with (
+        run_server(watched.parent) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        rankings = [rank(client, number=number) for number in range(30)]
+    return {
+        task: [item["tasks"][task] for ranking in rankings for item in ranking]
+        for task in ("click", "like", "rating")
+    }
+
+
+def value(running, sample):
+    """A sample's number in the metrics; None where it is not there."""
+    for line in running.server.metrics.text().splitlines():
+        if line.startswith(sample + " "):
+            return float(line.rpartition(" ")[2])
+    return None
+
+
+def watched_calls(running):
+    return value(running, 'multigate_watched_calls_total{model="small",result="watched"}')
+
+
+def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog):
+    with (
+        serve(reference_of(usual)) as running,
+        RankClient(running.target, timeout=60) as client,
+        caplog.at_level(logging.WARNING, "multigate.serving"),
+    ):
+        for number in range(30):
+            rank(client, number=number)
+        until(lambda: watched_calls(running) == 30)
+        for task in ("click", "like", "rating"):
+            psi = value(running, f'multigate_score_stability_index{{model="small",task="{task}"}}')
+            assert psi == pytest.approx(0, abs=1e-9)
+        shift = 'multigate_share_shift{model="small",feature="%s",what="%s"}'
+        assert value(running, shift % ("item_id", "unseen")) == 0
+        assert value(running, shift % ("age", "missing")) == 0
+        assert value(running, shift % ("age", "unseen")) is None
+        assert value(running, 'multigate_experts_per_row{model="small"}') == 2.5
+        counted = value(running, 'multigate_score_count{model="small",task="click"}')
+        assert counted == 30 * len(ITEMS)
+        ids = 'multigate_watched_ids_total{model="small",feature="%s",result="%s"}'
+        assert value(running, ids % ("item_id", "seen")) == 30 * len(ITEMS)
+        assert value(running, ids % ("recent", "seen")) == 30 * 2
+        experts = 'multigate_watched_experts_per_row_%s{model="small"%s}'
+        assert value(running, experts % ("bucket", ',le="2"')) == 30 * 9  # i1 to i9
+        assert value(running, experts % ("sum", "")) == 30 * (9 * 2 + 31 * 3)
+    assert not [record for record in caplog.records if "test split" in record.message]
+
+
+def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until, caplog):
+    items = [*ITEMS[:30], *(f"new{n}" for n in range(10))]
+    with (
+        serve(reference_of(usual, recent={"unseen": 0.5})) as running,
+        RankClient(running.target, timeout=60) as client,
+        caplog.at_level(logging.WARNING, "multigate.serving"),
+    ):
+        for number in range(90):
+            rank(client, items, number % 30, age=None, recent=["i1", "new", "new", "new"])
+            # No more wait than the queue holds, however slow the thread that looks at them.
+            until(lambda due=number - 30: (watched_calls(running) or 0) >= due)
+        until(lambda: watched_calls(running) == 90)
+        shift = 'multigate_share_shift{model="small",feature="%s",what="%s"}'
+        assert value(running, shift % ("item_id", "unseen")) == 0.25
+        assert value(running, shift % ("recent", "unseen")) == 0.25
+        assert value(running, shift % ("age", "missing")) == 1
+        assert value(running, shift % ("country", "missing")) == 0
+    (record,) = [record for record in caplog.records if "test split" in record.message]
+    assert "30 calls with 1200 candidates" in record.message
+    assert "feature 'age': missing 1.000, was 0.000" in record.message
+    assert "feature 'item_id': unseen 0.250, was 0.000" in record.message
+    assert "task 'click': stability index of scores" in record.message
+    assert "country" not in record.message
+
+
+@pytest.mark.parametrize("reference", [None, {"features": {}}], ids=["absent", "damaged"])
+def test_versions_that_recorded_nothing_serve_as_well(serve, reference, until, caplog):
+    with serve(reference) as running, RankClient(running.target, timeout=60) as client:
+        for number in range(31):
+            rank(client, number=number)
+        until(lambda: watched_calls(running) == 31)
+        assert "multigate_score_stability_index{" not in running.server.metrics.text()
+    assert ("nothing is compared" in caplog.text) == (reference is not None)
+
+
+def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatch):
+    monkeypatch.setattr("multigate.serving.observe.drift._QUEUED_CALLS", 0)
+    with serve(None) as running, RankClient(running.target, timeout=60) as client:
+        rank(client)
+        dropped = 'multigate_watched_calls_total{model="small",result="dropped"}'
+        assert value(running, dropped) == 1
+
+
+def test_a_version_that_counts_nothing_is_watched_without(tmp_path, publish, run_server, until):
+    publish(tmp_path, 1)
+    (tmp_path / "1/assets.extra/sparsity.json").write_text('{"experts_per_row": 2.5}')
+    with (
+        run_server(tmp_path, watch_rate=1.0) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        rank(client)
+        until(lambda: watched_calls(running) == 1)
+        text = running.server.metrics.text()
+        assert 'multigate_experts_per_row{model="small"} 2.5\n' in text
+        assert "multigate_watched_experts_per_row_sum{" not in text
+        assert "multigate_watched_ids_total{" not in text
+
+
+def test_nothing_is_watched_without_a_rate(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    with (
+        run_server(tmp_path, watch_rate=0.0) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        rank(client)
+        assert "multigate_watched_calls_total{" not in running.server.metrics.text()
+
+
+def test_the_stability_index_is_the_definitions():
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    expected = 2 * 0.3 * np.log(0.5 / 0.2)
+    many = 10**9
+    assert stability_index(p * many, q * many) == pytest.approx(expected, rel=1e-6)
+    assert stability_index(p * many, p * 100) == pytest.approx(0, abs=1e-3)
+    assert np.isfinite(stability_index(np.array([10, 0]), np.array([0, 10])))
+
+
+def test_chance_alone_is_no_alarm():
+    rng = np.random.default_rng(0)
+    options = ServerOptions("small", Path("models"))
+    expected = rng.integers(50, 5000, 20)
+    windows, calls = 1000, _LEAST_CALLS
+    # At the worst all 40 candidates of a call score alike, and share what their user lacks.
+    counts = 40 * rng.multinomial(calls, expected / expected.sum(), windows)
+    found = np.array([stability_index(expected, received) for received in counts])
+    assert found.max() < options.watch_psi
+    missing = rng.binomial(calls, 0.5, windows) / calls
+    assert np.mean(np.abs(missing - 0.5) > options.watch_share) < 0.002
+
+
+def test_the_outermost_bins_take_what_lies_beyond(tmp_path):
+    edges = np.linspace(0, 1, 21).tolist()
+    said = {"features": {}, "scores": {"t": {"edges": edges, "counts": [1] * 20}}}
+    (tmp_path / "assets.extra").mkdir()
+    (tmp_path / "assets.extra/reference.json").write_text(json.dumps(said))
+    histogram = Reference.read(tmp_path).scores["t"]
+    assert isinstance(histogram, Histogram)
+    counts = histogram.count(np.array([-5.0, 0.01, 0.5, 0.97, 9.0], np.float32))
+    assert (counts[0], counts[10], counts[19], counts.sum()) == (2, 1, 2, 5)

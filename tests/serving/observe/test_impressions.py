@@ -1,0 +1,192 @@
+"""The log of what was ranked, and its way back through the pipeline."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from multigate.configs.config import Config
+from multigate.configs.errors import ServingError
+from multigate.configs.sections.base import parse
+from multigate.pipeline import job
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.observe import impressions
+from multigate.serving.observe.impressions import sampled
+
+COLUMNS = {
+    "topic": ["news", None, "sport"],
+    "length": [1.5, 2.5, 3.5],
+    "tags": [["a", "b"], [], None],
+}
+USER = {"user_id": "u1", "age": 30.0, "recent": ["i1", "i2", "i3", "i4", "i5"]}
+
+
+def rank(client, **changes):
+    arguments = {
+        "user": USER,
+        "context": {"hour": 9},
+        "item_ids": ["i1", "i2", "i3"],
+        "columns": COLUMNS,
+    }
+    return client.rank("small", **(arguments | changes))
+
+
+@pytest.fixture
+def base(tmp_path, publish):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    publish(folder, 1)
+    return folder
+
+
+def files(folder):
+    return sorted(Path(folder).rglob("*.parquet"))
+
+
+def counted(running, result):
+    label = f'multigate_impression_rows_total{{model="small",result="{result}"}} '
+    text = running.server.metrics.text()
+    return int(text.split(label)[1].split()[0]) if label in text else 0
+
+
+def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_server):
+    log = tmp_path / "log"
+    with (
+        run_server(base, impression_log=log) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        full = rank(client, request_id="full")
+        rank(client, request_id="best", limit=1)
+        rank(client, request_id="none", floors={"rating": (1e6, None)})
+    (path,) = files(log)
+    assert path.parent == log / "small"
+    rows = pq.read_table(path).to_pylist()
+    assert [row["ranked/request_id"] for row in rows] == ["full"] * 3 + ["best"]
+    for place, (row, item) in enumerate(zip(rows[:3], full, strict=True)):
+        index = item["index"]
+        assert row["ranked/position"] == row["position"] == place
+        assert (row["ranked/candidate"], row["item_id"]) == (index, item["item_id"])
+        assert row["ranked/score"] == item["score"]
+        assert {task: row[f"ranked/score/{task}"] for task in item["tasks"]} == item["tasks"]
+        assert (row["user_id"], row["age"], row["hour"]) == ("u1", 30.0, 9)
+        assert (row["country"], row["segment"]) == (None, None)
+        assert row["recent"] == ["i2", "i3", "i4", "i5"]  # the contract keeps the last four
+        assert (row["topic"], row["length"]) == (COLUMNS["topic"][index], COLUMNS["length"][index])
+        assert row["tags"] == (COLUMNS["tags"][index] or None)
+        assert row["ranked/model_version"] == 1
+    assert counted(running, "written") == 4
+
+
+def test_the_pipeline_reads_the_log_joined_with_feedback(base, tmp_path, run_server, contract):
+    log = tmp_path / "log"
+    requests = 40
+    with (
+        run_server(base, impression_log=log, impression_log_rows=30) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        for number in range(requests):
+            user = USER | {"user_id": f"u{number % 5}"}
+            rank(client, request_id=f"r{number}", user=user)
+    assert len(files(log)) == 4
+    frame = pl.read_parquet(files(log))
+    shown = frame.select("ranked/request_id", "item_id")
+    feedback = shown.with_columns(
+        click=(pl.col("item_id") == "i1").cast(pl.Int64), like=pl.lit(0), rating=pl.lit(4.0)
+    ).filter(pl.col("item_id") != "i3")
+    data = tmp_path / "data"
+    data.mkdir()
+    frame.join(feedback, on=["ranked/request_id", "item_id"], how="left").write_parquet(
+        data / "impressions.parquet"
+    )
+    config = parse(
+        Config,
+        {
+            "name": "closed",
+            "contract": contract.model_dump(exclude_unset=True),
+            "pipeline": {
+                "log": {
+                    "shape": "impressions",
+                    "files": ["*.parquet"],
+                    "format": {"type": "parquet"},
+                    "time_unit": "us",
+                    "columns": {
+                        "time": "ranked/time",
+                        "user": "user_id",
+                        "item": "item_id",
+                        "request": "ranked/request_id",
+                    },
+                },
+                "split": {"by": "random", "validation": 0.1, "test": 0.1},
+            },
+            "model": {},
+        },
+        "test",
+    )
+    manifest = job.run(config, data, tmp_path / "examples")
+    assert (manifest["rows"]["impressions"], manifest["rows"]["rejects"]) == (3 * requests, 0)
+    splits = [tmp_path / "examples" / split for split in ("train", "validation", "test")]
+    examples = pl.concat([pl.read_parquet(files(split)) for split in splits])
+    assert len(examples) == 3 * requests
+    assert examples["meta/request"].n_unique() == requests
+    assert set(examples["position"]) == {0, 1, 2}
+    by_item = {key[0]: group for key, group in examples.group_by("item_id")}
+    assert set(by_item["i1"]["label/click"]) == {1.0}
+    assert set(by_item["i2"]["label/rating"]) == {4.0}
+    assert by_item["i3"]["label/click"].null_count() == requests
+    assert by_item["i1"]["tags"].to_list() == [["a", "b"]] * requests
+    assert by_item["i2"]["topic"].null_count() == requests
+    assert set(examples["age"]) == {30.0}
+
+
+def test_what_finds_no_room_is_dropped_and_counted(base, tmp_path, run_server, monkeypatch):
+    monkeypatch.setattr(impressions, "_QUEUED_ROWS", 2)
+    with (
+        run_server(base, impression_log=tmp_path / "log") as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        assert len(rank(client)) == 3
+        assert len(rank(client, limit=2)) == 2
+    assert (counted(running, "dropped"), counted(running, "written")) == (3, 2)
+
+
+def test_a_disk_that_fails_fails_no_call(base, tmp_path, run_server, until):
+    log = tmp_path / "log"
+    with (
+        run_server(base, impression_log=log, impression_log_rows=1) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        (log / "small").write_text("in the way")
+        assert len(rank(client)) == 3
+        until(lambda: counted(running, "dropped") == 3)
+        (log / "small").unlink()
+        assert len(rank(client)) == 3
+        until(lambda: counted(running, "written") == 3)
+    assert len(files(log)) == 1
+    assert list(log.rglob(".*")) == []
+
+
+def test_a_file_ends_when_it_is_old_enough(base, tmp_path, run_server, until):
+    log = tmp_path / "log"
+    with (
+        run_server(base, impression_log=log, impression_log_seconds=0.05) as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        rank(client)
+        until(lambda: len(files(log)) == 1)
+
+
+def test_the_sample_is_a_share_that_the_request_id_decides():
+    ids = [f"request-{number}" for number in range(20_000)]
+    taken = np.array([sampled(one, 0.1) for one in ids])
+    assert taken.mean() == pytest.approx(0.1, abs=0.01)
+    assert all(sampled(one, 0.3) for one in np.array(ids)[taken])
+    assert not any(sampled(one, 0.0) for one in ids)
+    assert all(sampled(one, 1.0) for one in ids)
+
+
+def test_a_folder_that_cannot_be_had(base, tmp_path, run_server):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServingError, match=r"--impression_log .*file: File exists"):
+        run_server(base, impression_log=tmp_path / "file").__enter__()

@@ -1,0 +1,371 @@
+"""The behaviour table of TensorFlow Serving's protocol, row by row, through its stubs."""
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from google.protobuf import wrappers_pb2
+from tensorflow_serving.apis import (
+    classification_pb2,
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    inference_pb2,
+    model_management_pb2,
+    predict_pb2,
+    regression_pb2,
+)
+
+from multigate.serving.core.layout import default_layout
+from multigate.serving.rpc.prediction import check_inputs
+
+
+@pytest.fixture
+def valid(contract, helpers):
+    inputs = helpers.sample_inputs(contract, 5, seed=3)
+    return helpers.predict_request(inputs)
+
+
+def refused(method, request, code, says=None):
+    with pytest.raises(grpc.RpcError, match=says) as raised:
+        method(request, timeout=30)
+    assert raised.value.code() == code, raised.value.details()
+    return raised.value.details()
+
+
+def set_input(request, name, values):
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
+
+
+def texts(*values):
+    return np.array(values, object)
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+
+PREDICT_TABLE = {
+    "no model": (lambda r: r.model_spec.ClearField("name"), INVALID, "model name: required"),
+    "unknown model": (lambda r: setattr(r.model_spec, "name", "x"), NOT_FOUND, "model 'x'"),
+    "unknown version": (
+        lambda r: r.model_spec.version.CopyFrom(wrappers_pb2.Int64Value(value=9)),
+        NOT_FOUND,
+        "version 9 does not serve; ready: 1",
+    ),
+    "unknown label": (
+        lambda r: setattr(r.model_spec, "version_label", "stable"),
+        INVALID,
+        "version label 'stable'",
+    ),
+    "unknown signature": (
+        lambda r: setattr(r.model_spec, "signature_name", "x"),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "signature 'x': .* expected one of .*rank.*serving_default",
+    ),
+    "missing and extra input": (
+        lambda r: (r.inputs.pop("hour"), r.inputs.pop("age"), set_input(r, "shoe", [1])),
+        INVALID,
+        "missing: age, hour; extra: shoe",
+    ),
+    "unknown output": (lambda r: r.output_filter.append("x"), INVALID, "output_filter: .*x"),
+    "repeated output": (
+        lambda r: r.output_filter.extend(["click", "click"]),
+        INVALID,
+        "output_filter: an output is repeated",
+    ),
+    "more outputs than there are": (
+        lambda r: r.output_filter.extend(["click"] * 9),
+        INVALID,
+        "output_filter: expected at most 4 outputs, each once, received 9",
+    ),
+    "wrong dtype": (
+        lambda r: set_input(r, "hour", np.ones(5, np.int32)),
+        INVALID,
+        "input 'hour': expected dtype int64, received int32",
+    ),
+    "wrong shape": (
+        lambda r: set_input(r, "hour", np.ones((5, 1), np.int64)),
+        INVALID,
+        r"input 'hour': expected shape \[\?\], received \[5, 1\]",
+    ),
+    "other number of rows": (
+        lambda r: set_input(r, "hour", np.ones(4, np.int64)),
+        INVALID,
+        "input 'hour': expected 5 rows as in 'user_id', received 4",
+    ),
+    "NaN": (
+        lambda r: set_input(r, "length", np.array([1, 2, np.nan, 4, 5], np.float32)),
+        INVALID,
+        "input 'length': expected finite numbers, received nan in row 2",
+    ),
+    "infinity": (
+        lambda r: set_input(r, "length", np.array([1, np.inf, 3, 4, 5], np.float32)),
+        INVALID,
+        "received inf in row 1",
+    ),
+    "missing text whose rule is error": (
+        lambda r: set_input(r, "item_id", texts(b"a", b"b", b"c", b"", b"e")),
+        INVALID,
+        "input 'item_id': expected a text .*row 3",
+    ),
+    "length beyond the list": (
+        lambda r: set_input(r, "recent__length", np.array([0, 99, 0, 0, 0])),
+        INVALID,
+        "input 'recent__length': expected 0 to .* received 99 in row 1",
+    ),
+    "shape without values": (
+        lambda r: r.inputs["hour"].CopyFrom(
+            tf.make_tensor_proto(np.zeros(0, np.int64), shape=[0]),
+        ),
+        INVALID,
+        "expected 5 rows as in 'user_id', received 0",
+    ),
+    "claimed size": (
+        lambda r: r.inputs["hour"].tensor_shape.dim[0].__setattr__("size", 1 << 40),
+        INVALID,
+        "input 'hour': expected at most",
+    ),
+    "negative size": (
+        lambda r: r.inputs["hour"].tensor_shape.dim[0].__setattr__("size", -5),
+        INVALID,
+        "input 'hour': expected shape",
+    ),
+    "content of another size": (
+        lambda r: setattr(r.inputs["hour"], "tensor_content", b"123"),
+        INVALID,
+        "input 'hour': expected 40 bytes of tensor_content, received 3",
+    ),
+    "unknown dtype number": (
+        lambda r: setattr(r.inputs["hour"], "dtype", 9999),
+        INVALID,
+        "input 'hour': expected dtype int64, received number 9999",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PREDICT_TABLE)
+def test_predict_table(running, valid, case):
+    change, code, says = PREDICT_TABLE[case]
+    running.prediction.Predict(valid, timeout=30)
+    change(valid)
+    refused(running.prediction.Predict, valid, code, says)
+
+
+def test_no_rows_at_all(running, contract, helpers):
+    inputs = helpers.sample_inputs(contract, 5)
+    request = helpers.predict_request({name: values[:0] for name, values in inputs.items()})
+    refused(running.prediction.Predict, request, INVALID, "expected at least one row")
+
+
+def test_rank_signature_refuses_users_out_of_range(running, contract, helpers):
+    inputs = helpers.sample_inputs(contract, 5, users=2)
+    running.prediction.Predict(helpers.predict_request(inputs, "rank"), timeout=30)
+    for wrong in (2, -1):
+        inputs["user_index"] = np.array([0, 1, wrong, 0, 0], np.int32)
+        request = helpers.predict_request(inputs, "rank")
+        says = f"input 'user_index': expected 0 to 1, received {wrong} in row 2"
+        refused(running.prediction.Predict, request, INVALID, says)
+
+
+def test_output_filter_and_model_spec_of_the_answer(running, valid):
+    valid.output_filter.extend(["like", "score"])
+    valid.model_spec.version.value = 1
+    response = running.prediction.Predict(valid, timeout=30)
+    assert sorted(response.outputs) == ["like", "score"]
+    spec = response.model_spec
+    assert (spec.name, spec.version.value, spec.signature_name) == ("small", 1, "serving_default")
+    assert response.outputs["like"].tensor_shape.dim[0].size == 5
+    assert len(tf.make_ndarray(response.outputs["like"])) == 5
+
+
+def test_tensor_content_and_typed_fields_are_the_same(running, contract, helpers):
+    inputs = helpers.sample_inputs(contract, 6, seed=5)
+    packed = helpers.predict_request(inputs)
+    assert packed.inputs["hour"].tensor_content
+    spread = predict_pb2.PredictRequest()
+    spread.CopyFrom(packed)
+    fields = {"hour": "int64_val", "length": "float_val", "age__present": "bool_val"}
+    for name, field in fields.items():
+        spread.inputs[name].tensor_content = b""
+        del getattr(spread.inputs[name], field)[:]
+        getattr(spread.inputs[name], field).extend(inputs[name].tolist())
+    first = running.prediction.Predict(packed, timeout=30)
+    second = running.prediction.Predict(spread, timeout=30)
+    assert list(first.outputs["score"].float_val) == list(second.outputs["score"].float_val)
+
+
+def test_a_short_tensor_repeats_its_last_value(running, contract, helpers):
+    inputs = helpers.sample_inputs(contract, 4)
+    inputs["hour"] = np.array([3, 8, 8, 8])
+    full = helpers.predict_request(inputs)
+    short = helpers.predict_request(inputs)
+    short.inputs["hour"].tensor_content = b""
+    short.inputs["hour"].int64_val.extend([3, 8])
+    first = running.prediction.Predict(full, timeout=30)
+    second = running.prediction.Predict(short, timeout=30)
+    assert list(first.outputs["score"].float_val) == list(second.outputs["score"].float_val)
+
+
+def test_the_size_of_a_run_is_limited_and_a_small_message_cannot_ask_for_a_large_one(
+    running, contract, helpers
+):
+    says = "expected at most 10000 rows, received 10001; send them in parts"
+    for rows, users in ((10_001, 1), (1, 10_001)):
+        request = helpers.predict_request(helpers.sample_inputs(contract, rows, users), "rank")
+        refused(running.prediction.Predict, request, INVALID, says)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 1, users=1), "rank")
+    request.inputs["item_id"].tensor_shape.dim[0].size = 1 << 21  # of one value, repeated
+    says = "'item_id': expected each of 2097152 values, received 1; up to 1048576 may be left"
+    refused(running.prediction.Predict, request, INVALID, says)
+
+
+def test_predict_reads_missing_values_and_long_lists_as_rank_does(contract, helpers):
+    inputs = helpers.sample_inputs(contract, 3, seed=1)
+    inputs["topic"] = texts(b"a", b"", b"c")
+    inputs["topic__present"] = np.array([True, True, False])
+    inputs["age"] = np.array([1, np.nan, 3], np.float32)
+    inputs["age__present"] = np.array([True, False, True])
+    inputs["tags"] = np.array([list("abcde"), list("fghij"), list("klmno")], object)
+    inputs["tags__length"] = np.array([5, 2, 4])
+    inputs["recent"] = np.empty((3, 0), object)
+    inputs["recent__length"] = np.zeros(3, np.int64)
+    checked, rows = check_inputs(inputs, default_layout(contract), contract, 3)
+    assert rows == 3
+    assert checked["topic__present"].tolist() == [True, False, False]
+    assert checked["age"].tolist() == [1, 0, 3]
+    kept = zip(checked["tags"].tolist(), checked["tags__length"], strict=True)
+    assert [values[:length] for values, length in kept] == [list("cde"), list("fg"), list("lmn")]
+    assert checked["recent"].shape == (3, 1)
+
+
+def test_metadata_holds_the_signatures(running):
+    request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
+    request.model_spec.name = "small"
+    response = running.prediction.GetModelMetadata(request, timeout=30)
+    assert response.model_spec.version.value == 1
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    assert response.metadata["signature_def"].Unpack(signatures)
+    assert {"rank", "serving_default"} <= signatures.signature_def.keys()
+    assert "user_index" in signatures.signature_def["rank"].inputs
+    method = running.prediction.GetModelMetadata
+    del request.metadata_field[:]
+    refused(method, request, INVALID, "metadata_field: expected 'signature_def', received none")
+    request.metadata_field.append("weights")
+    refused(method, request, INVALID, "metadata_field: .* received 'weights'")
+    request.metadata_field[:] = ["signature_def"]
+    request.model_spec.name = "x"
+    refused(method, request, NOT_FOUND)
+
+
+def test_model_status(running):
+    request = get_model_status_pb2.GetModelStatusRequest()
+    method = running.models.GetModelStatus
+    refused(method, request, INVALID, "model name: required")
+    request.model_spec.name = "x"
+    refused(method, request, NOT_FOUND)
+    request.model_spec.name = "small"
+    (status,) = method(request, timeout=30).model_version_status
+    states = get_model_status_pb2.ModelVersionStatus.State
+    assert (status.version, status.state) == (1, states.AVAILABLE)
+    assert status.status.error_code == 0
+    request.model_spec.version.value = 7
+    refused(method, request, NOT_FOUND, "version 7")
+    request.model_spec.version_label = "stable"
+    refused(method, request, INVALID, "version label 'stable'")
+
+
+def test_a_reload_request_without_models_is_refused(running):
+    request = model_management_pb2.ReloadConfigRequest()
+    with pytest.raises(grpc.RpcError) as raised:
+        running.models.HandleReloadConfigRequest(request, timeout=30)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "expected at least one config" in raised.value.details()
+
+
+def example(item, length):
+    return tf.train.Example(
+        features=tf.train.Features(
+            feature={
+                "item_id": tf.train.Feature(
+                    bytes_list=tf.train.BytesList(value=[item.encode()]),
+                ),
+                "length": tf.train.Feature(float_list=tf.train.FloatList(value=[length])),
+            }
+        )
+    )
+
+
+def with_examples(kind, signature):
+    request = kind()
+    request.model_spec.name = "small"
+    request.model_spec.signature_name = signature
+    for one in (example("i1", 0.5), example("i2", 1)):
+        request.input.example_list.examples.add().MergeFromString(one.SerializeToString())
+    return request
+
+
+def test_classify_regress_and_multi_inference_agree(running):
+    classify = with_examples(classification_pb2.ClassificationRequest, "classify")
+    classified = running.prediction.Classify(classify, timeout=30)
+    first = classified.result.classifications[0].classes
+    assert [c.label for c in first] == ["no", "yes"]
+    assert sum(c.score for c in first) == pytest.approx(1)
+    regress = with_examples(regression_pb2.RegressionRequest, "regress")
+    regressed = running.prediction.Regress(regress, timeout=30)
+    assert len(regressed.result.regressions) == 2
+    multi = inference_pb2.MultiInferenceRequest(input=classify.input)
+    for signature in ("classify", "regress"):
+        multi.tasks.add(
+            model_spec={"name": "small", "signature_name": signature},
+            method_name=f"tensorflow/serving/{signature}",
+        )
+    both = running.prediction.MultiInference(multi, timeout=30)
+    assert both.results[0].classification_result == classified.result
+    assert both.results[1].regression_result == regressed.result
+
+
+def test_context_features_stand_for_those_an_example_lacks(running):
+    plain = with_examples(regression_pb2.RegressionRequest, "regress")
+    split = with_examples(regression_pb2.RegressionRequest, "regress")
+    split.input.Clear()
+    held = split.input.example_list_with_context
+    held.context.MergeFromString(example("i1", 0.5).SerializeToString())
+    held.examples.add()
+    held.examples.add().MergeFromString(example("i2", 1).SerializeToString())
+    first = running.prediction.Regress(plain, timeout=30)
+    assert first.result == running.prediction.Regress(split, timeout=30).result
+
+
+def test_classify_table(running):
+    request = with_examples(classification_pb2.ClassificationRequest, "classify")
+    method = running.prediction.Classify
+    for signature in ("x", "regress", "serving_default"):
+        request.model_spec.signature_name = signature
+        says = f"signature '{signature}': expected one that serves .*, which are classify"
+        refused(method, request, INVALID, says)
+    request.model_spec.signature_name = "classify"
+    request.input.Clear()
+    refused(method, request, INVALID, "input: expected at least one tf.Example")
+    request.model_spec.name = ""
+    refused(method, request, INVALID, "model name: required")
+    request.model_spec.name = "x"
+    refused(method, request, NOT_FOUND)
+    multi = inference_pb2.MultiInferenceRequest()
+    refused(running.prediction.MultiInference, multi, INVALID, "tasks: expected at least one")
+    multi.tasks.add(model_spec={"name": "small"}, method_name="tensorflow/serving/predict")
+    refused(running.prediction.MultiInference, multi, INVALID, "tasks: expected method")
+
+
+def test_messages_over_the_limit_are_refused(tmp_path, publish, run_server, contract, helpers):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, max_message_mebibytes=1) as running:
+        request = helpers.predict_request(helpers.sample_inputs(contract, 5))
+        running.prediction.Predict(request, timeout=30)
+        request.model_spec.signature_name = "x" * (1 << 20)
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        refused(running.prediction.Predict, request, code, "larger than max")
+
+
+def test_bytes_that_are_no_message_are_the_callers_fault(running):
+    for path in ("multigate.RankingService/Rank", "tensorflow.serving.PredictionService/Predict"):
+        method = running.channel.unary_unary(f"/{path}")
+        refused(method, b"\xff\xff\xff", INVALID, "bytes received are not its request message")

@@ -1,0 +1,416 @@
+"""The server as a process: start, health, reflection, drain; and a client without TensorFlow."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from google.protobuf import descriptor_pool, json_format, message_factory
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from tensorflow_serving.apis import (
+    model_management_pb2,
+    model_service_pb2_grpc,
+    prediction_log_pb2,
+    prediction_service_pb2_grpc,
+)
+
+from multigate.serving.rpc.server import LIVENESS
+from multigate.serving.versions.folders import WARMUP
+
+ROOT = Path(__file__).parents[3]
+STATUS = health_pb2.HealthCheckResponse
+
+# The exported version must need nothing but TensorFlow's runtime: Keras cannot be imported here.
+SERVE = """
+import argparse, sys
+sys.modules["keras"] = None
+from multigate.serving.core import options
+from multigate.serving.rpc import server
+parser = argparse.ArgumentParser()
+options.add_arguments(parser)
+server.serve(options.from_arguments(parser.parse_args()))
+assert sys.modules["keras"] is None
+assert not set(sys.modules) & {"multigate.model", "multigate.pipeline", "tf_keras"}
+"""
+
+
+class Process:
+    """A server in a process of its own."""
+
+    def __init__(self, base, *flags):
+        environment = os.environ | {
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "MODEL_NAME": "small",
+            "MODEL_BASE_PATH": str(base),
+            "PYTHONPATH": str(ROOT / "src"),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, "--port", "0", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self):
+        self.line = self.process.stdout.readline()
+        if not self.line:
+            pytest.fail(f"the server did not start: {self.process.communicate(timeout=60)[1]}")
+        self.target = self.line.split()[-1]
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=60)
+
+    def signal_and_wait(self, *numbers):
+        for number in numbers:
+            self.process.send_signal(number)
+        said, errors = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, errors
+        return said
+
+
+def slow_request(contract, helpers, spins):
+    inputs = helpers.sample_inputs(contract, 2, users=1)
+    inputs["hour"] = np.array([helpers.slow_from + spins])
+    return helpers.predict_request(inputs, "rank")
+
+
+def without_end(contract, helpers):
+    """Gives a version a warm-up that takes many minutes."""
+
+    def change(folder):
+        log = prediction_log_pb2.PredictionLog()
+        log.predict_log.request.CopyFrom(slow_request(contract, helpers, 20_000))
+        with tf.io.TFRecordWriter(str(folder / WARMUP)) as writer:
+            for _ in range(2_000):
+                writer.write(log.SerializeToString())
+
+    return change
+
+
+def warms_up(process, folder):
+    """Whether the process reads the warm-up requests of a version."""
+    opened = {one.path for one in psutil.Process(process.pid).open_files()}
+    return str(folder / WARMUP) in opened
+
+
+def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
+    tmp_path, publish, contract, helpers, until
+):
+    base, other = tmp_path / "small", tmp_path / "other"
+    base.mkdir()
+    other.mkdir()
+    publish(base, 1)
+    with (
+        Process(base, "--drain_delay_seconds", "1", "--drain_grace_seconds", "600") as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
+        assert server.line.startswith("serving small version 1 on 127.0.0.1:")
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        health = health_pb2_grpc.HealthStub(channel)
+        quick, slow = slow_request(contract, helpers, 0), slow_request(contract, helpers, 300_000)
+        stub.Predict(quick, timeout=60)
+        # Two loads are under way: the poller's, and that of a reload request.
+        forever = without_end(contract, helpers)
+        versions = [publish(base, 2, forever), publish(other, 1, forever)]
+        request = model_management_pb2.ReloadConfigRequest()
+        for name, folder in (("small", base), ("other", other)):
+            request.config.model_config_list.config.add(name=name, base_path=str(folder))
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        until(lambda: all(warms_up(server.process, folder) for folder in versions), "both loads")
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
+        watched = health.Watch(health_pb2.HealthCheckRequest())  # has no end of its own
+        assert next(watched).status == STATUS.SERVING
+        in_flight = stub.Predict.future(slow, timeout=120)
+        threading.Event().wait(0.3)  # until the server has accepted it
+        server.process.send_signal(signal.SIGTERM)
+
+        def not_serving():
+            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            return answer.status == STATUS.NOT_SERVING
+
+        until(not_serving)
+        assert next(watched).status == STATUS.NOT_SERVING
+        with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
+            stub.Predict(quick, timeout=30)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert not in_flight.done()
+        assert len(in_flight.result().outputs["score"].float_val) == 2
+        assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
+        assert reload.exception().details() == "the server is stopping; nothing was changed"
+        server.signal_and_wait()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_that_has_not_loaded_yet(tmp_path, publish, contract, helpers, until):
+    folder = publish(tmp_path, 1, without_end(contract, helpers))
+    server = Process(tmp_path)
+    try:
+        until(lambda: warms_up(server.process, folder), "the load")
+        assert server.signal_and_wait(signal.SIGTERM) == ""  # it never said that it serves
+    finally:
+        server.__exit__()
+
+
+def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpers):
+    publish(tmp_path, 1)
+    with Process(tmp_path) as server, grpc.insecure_channel(server.target) as channel:
+        stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        in_flight = stub.Predict.future(slow_request(contract, helpers, 400_000), timeout=120)
+        threading.Event().wait(0.3)
+        server.process.send_signal(signal.SIGINT)
+        threading.Event().wait(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert in_flight.exception().code() in {
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.CANCELLED,
+        }
+        server.signal_and_wait()
+
+
+HANGS = """
+import sys, time
+from multigate.serving.core.signals import ends_within
+with ends_within(60):
+    pass
+with ends_within(0.1):
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_hangs_while_it_drains_ends_all_the_same():
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (1, "does not end within 0.1 s, and is made to\n")
+
+
+def test_health_tells_liveness_from_readiness(running):
+    health = health_pb2_grpc.HealthStub(running.channel)
+    services = (
+        "",
+        LIVENESS,
+        "multigate.RankingService",
+        "tensorflow.serving.PredictionService",
+        "tensorflow.serving.ModelService",
+    )
+    for service in services:
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(request, timeout=30).status == STATUS.SERVING
+    with pytest.raises(grpc.RpcError) as raised:
+        health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=30)
+    assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_streams_leave_calls_their_room_and_are_limited(running, until):
+    health = health_pb2_grpc.HealthStub(running.channel)
+    ask = health_pb2.HealthCheckRequest()
+    reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
+    streams = [health.Watch(ask) for _ in range(56)]
+    ended = threading.Event()
+
+    def one_question():
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        ended.wait(60)
+
+    streams += [reflect(one_question()) for _ in range(8)]
+    for stream in streams:
+        next(stream)
+    assert health.Check(ask, timeout=30).status == STATUS.SERVING
+    for one_too_many in (health.Watch(ask), reflect(iter([]))):
+        with pytest.raises(grpc.RpcError, match="already") as raised:
+            next(one_too_many)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for stream in streams:
+        stream.cancel()
+    ended.set()
+
+    def there_is_room():
+        try:
+            stream = health.Watch(ask)
+            next(stream)
+        except grpc.RpcError:
+            return False
+        return stream.cancel()
+
+    until(there_is_room)
+
+
+def never_read(channel, until):
+    """A reflection stream whose answers fill a connection that nobody reads."""
+    reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+    asked = []
+
+    def questions():
+        for number in itertools.count():  # until the answers are more than a connection takes
+            asked.append(number)
+            yield reflection_pb2.ServerReflectionRequest(file_by_filename="x" * 100_000)
+
+    def waits():
+        before = len(asked)
+        threading.Event().wait(0.1)
+        return before == len(asked) > 0
+
+    stream = reflect(questions())
+    until(waits)
+    return stream
+
+
+def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
+    held = running.server._status.streams
+    until(lambda: not held)
+    stream = never_read(running.channel, until)
+    assert len(held) == 1
+    stream.cancel()
+    until(lambda: not held)
+
+
+def test_a_stream_whose_reader_never_reads_holds_no_drain_up(tmp_path, publish, run_server, until):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, drain_grace_seconds=600) as running:
+        never_read(running.channel, until)
+        stopping = threading.Thread(target=running.server.stop)
+        stopping.start()
+        stopping.join(60)
+        assert not stopping.is_alive()
+
+
+def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    ask = health_pb2.HealthCheckRequest()
+    with run_server(tmp_path, drain_delay_seconds=0.5) as running:
+        watch = health_pb2_grpc.HealthStub(running.channel).Watch
+        watching, leaving, live = (
+            watch(ask),
+            watch(ask),
+            watch(health_pb2.HealthCheckRequest(service=LIVENESS)),
+        )
+        for stream in (watching, leaving, live):
+            assert next(stream).status == STATUS.SERVING
+        leaving.cancel()
+        stopping = threading.Thread(target=running.server.stop)
+        stopping.start()
+        assert next(watching).status == STATUS.NOT_SERVING
+        for stream in (watching, live):  # liveness has not changed until the end
+            with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
+                next(stream)
+            assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        stopping.join()
+
+
+def test_rank_by_reflection_alone(running):
+    database = ProtoReflectionDescriptorDatabase(running.channel)
+    assert set(database.get_services()) == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "multigate.RankingService",
+        "tensorflow.serving.ModelService",
+        "tensorflow.serving.PredictionService",
+    }
+    pool = descriptor_pool.DescriptorPool(database)
+    method = pool.FindServiceByName("multigate.RankingService").methods_by_name["Rank"]
+    request_type = message_factory.GetMessageClass(method.input_type)
+    response_type = message_factory.GetMessageClass(method.output_type)
+    call = running.channel.unary_unary(
+        "/multigate.RankingService/Rank",
+        request_serializer=request_type.SerializeToString,
+        response_deserializer=response_type.FromString,
+    )
+    request = json_format.ParseDict(
+        {
+            "model": {"name": "small"},
+            "user": {"user_id": {"text": "u1"}},
+            "context": {"hour": {"integer": "9"}},
+            "candidates": {
+                "itemId": {"texts": {"values": ["i1", "i2", "i3"]}},
+                "columns": {"length": {"numbers": {"values": [1, 2, 3]}}},
+            },
+        },
+        request_type(),
+    )
+    answer = json_format.MessageToDict(call(request, timeout=30))
+    assert sorted(answer["itemId"]["texts"]["values"]) == ["i1", "i2", "i3"]
+    assert len(answer["taskScores"]["click"]["values"]) == 3
+
+
+CLIENT = """
+import sys
+from multigate.serving.client.rank_client import RankClient
+with RankClient(sys.argv[1], timeout=30) as client:
+    ranked = client.rank("small", user={"user_id": "u"}, context={"hour": 1},
+                         item_ids=["a", "b"], columns={"length": [1, 2]}, limit=1)
+assert len(ranked) == 1 and ranked[0]["item_id"] in ("a", "b"), ranked
+heavy = {"tensorflow", "tensorflow_serving", "numpy", "keras", "pydantic", "yaml"}
+print(sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+"""
+
+
+def test_the_client_imports_grpc_and_protobuf_only(running):
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, running.target],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_metrics_over_http(running, contract, helpers):
+    request = helpers.predict_request(helpers.sample_inputs(contract, 5))
+    running.prediction.Predict(request, timeout=30)
+    base = f"http://127.0.0.1:{running.server.metrics_port}"
+    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
+        assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        lines = page.read().decode().splitlines()
+    assert 'multigate_model_version{model="small"} 1' in lines
+    assert any(
+        line.startswith(':tensorflow:serving:request_count{method="Predict",status="OK"} ')
+        for line in lines
+    )
+    assert "# TYPE multigate_request_seconds histogram" in lines
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(f"{base}/", timeout=30)
+    with raised.value:
+        assert raised.value.code == 404
+
+
+def test_a_bug_of_ours_is_internal_with_an_id_that_the_log_carries(
+    running, contract, helpers, monkeypatch, caplog
+):
+    def broken(*_):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(running.server.models, "use", broken)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 1))
+    with pytest.raises(grpc.RpcError) as raised:
+        running.prediction.Predict(request, timeout=30)
+    assert raised.value.code() == grpc.StatusCode.INTERNAL
+    assert "secret" not in raised.value.details()
+    incident = raised.value.details().split()[-1]
+    (record,) = [record for record in caplog.records if incident in record.getMessage()]
+    assert "secret detail" in str(record.exc_info[1])

@@ -1,0 +1,156 @@
+"""The manifests and the image: flags that exist, times that fit, and no training code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from multigate.serving.client import probe
+from multigate.serving.core.options import ServerOptions, add_arguments, from_arguments
+
+ROOT = Path(__file__).parents[2]
+DEPLOYMENT, SERVICE, BUDGET = yaml.safe_load_all((ROOT / "deploy" / "server.yaml").read_text())
+POD = DEPLOYMENT["spec"]["template"]
+(SERVER,) = POD["spec"]["containers"]
+COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["server"]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SERVING = DOCKERFILE.partition("AS serving\n")[2].partition("\nFROM ")[0]
+SUPERVISORS_MARGIN = 10  # seconds, after which workers are killed
+
+
+def options_of(arguments, environment):
+    """The server's options, parsed as `multigate serve` does."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return from_arguments(parser.parse_args(arguments), environment)
+
+
+def deployed():
+    environment = {one["name"]: one["value"] for one in SERVER["env"]}
+    return options_of(SERVER["args"], environment)
+
+
+def test_the_deployments_flags_are_the_servers():
+    options = deployed()
+    assert isinstance(options, ServerOptions)
+    ports = {port["name"]: port["containerPort"] for port in SERVER["ports"]}
+    assert ports == {"grpc": options.port, "metrics": options.metrics_port}
+    mounts = {mount["mountPath"]: mount for mount in SERVER["volumeMounts"]}
+    assert str(options.model_base_path).startswith("/runs/")
+    assert mounts["/runs"]["readOnly"]
+    annotations = POD["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(options.metrics_port)
+
+
+def test_probes_tell_liveness_from_readiness():
+    probes = {name: SERVER[f"{name}Probe"]["grpc"] for name in ("startup", "liveness", "readiness")}
+    port = deployed().port
+    assert probes["liveness"] == probes["startup"] == {"port": port, "service": "liveness"}
+    assert probes["readiness"] == {"port": port}
+
+
+def test_a_pod_has_the_time_to_drain():
+    options = deployed()
+    asleep = SERVER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    readiness = SERVER["readinessProbe"]
+    # New calls stop coming before the server refuses them.
+    assert asleep >= readiness["periodSeconds"] * readiness["failureThreshold"]
+    drained = options.drain_delay_seconds + options.drain_grace_seconds + SUPERVISORS_MARGIN
+    assert POD["spec"]["terminationGracePeriodSeconds"] >= asleep + drained
+
+
+def test_service_and_budget_select_the_pods():
+    labels = POD["metadata"]["labels"]
+    assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
+    assert SERVICE["spec"]["selector"] == labels
+    assert BUDGET["spec"]["selector"]["matchLabels"] == labels
+    (port,) = SERVICE["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (deployed().port, "grpc")
+
+
+def test_nothing_runs_as_root_or_writes_its_image():
+    assert POD["spec"]["securityContext"]["runAsNonRoot"]
+    security = SERVER["securityContext"]
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert set(SERVER["resources"]["limits"]) == {"memory"}
+
+
+def test_the_compose_file_serves_what_it_says():
+    options = options_of(COMPOSE["command"], COMPOSE["environment"])
+    published = [port.rsplit(":", 2) for port in COMPOSE["ports"]]
+    assert published == [
+        ["127.0.0.1", str(port), str(port)] for port in (options.port, options.metrics_port)
+    ]
+    assert str(options.model_base_path).startswith("/models/")
+    grace = int(COMPOSE["stop_grace_period"].removesuffix("s"))
+    assert grace >= options.drain_delay_seconds + options.drain_grace_seconds
+    assert COMPOSE["build"] == {"context": "..", "target": "serving"}
+
+
+def test_the_serving_image_carries_no_training_code():
+    copied = re.findall(r"^COPY (\S+)", SERVING, re.MULTILINE)
+    assert sorted(copied) == [
+        *(
+            "configs",
+            "features",
+            "requirements-serving.lock",
+            "serving",
+            "src/multigate/*.py",
+            "verbs",
+        ),
+    ]
+    lock = (ROOT / "requirements-serving.lock").read_text()
+    locked = set(re.findall(r"^([a-z0-9._-]+)==", lock, re.MULTILINE))
+    assert {"grpcio", "tensorflow", "tensorflow-serving-api", "pyarrow", "redis"} <= locked
+    assert not locked & {"keras", "tf-keras", "apache-beam", "polars", "jax", "scikit-learn"}
+
+
+WITHOUT = """
+import sys
+ours = [f"multigate.{name}" for name in ("jobs", "model", "pipeline", "candidates")]
+sys.modules.update(dict.fromkeys([*ours, "keras", "polars", "apache_beam"]))
+from multigate.verbs.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_images_verbs_need_nothing_that_it_lacks(running):
+    command = [
+        *("rank", "--target", running.target, "--model", "small", "--timeout", "60"),
+        *("--user", '{"user_id": "u"}', "--context", '{"hour": 1}'),
+        *("--items", "i1,i2", "--columns", '{"length": [1, 2]}'),
+    ]
+    ranked = run_without(command)
+    assert ranked.returncode == 0, ranked.stderr
+    assert "small, version 1" in ranked.stdout
+    refused = run_without(["serve", "--model_name", "x", "--model_base_path", "absent"])
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: absent: expected a folder of versions"), refused.stderr
+
+
+def run_without(command):
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+
+
+def test_the_images_health_check(running, capsys):
+    assert '"multigate.serving.client.probe"' in SERVING
+    assert probe.main(["--target", running.target]) == 0
+    assert probe.main(["--target", running.target, "--service", "liveness"]) == 0
+    assert capsys.readouterr().out == "SERVING\nSERVING\n"
+    assert probe.main(["--target", running.target, "--service", "x"]) == 1
+    assert "NOT_FOUND" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        probe.main(["--unknown"])

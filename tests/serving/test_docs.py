@@ -1,0 +1,21 @@
+"""docs/serving.md names every flag, metric and status that the server has."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from multigate.serving.core import status
+from multigate.serving.core.metrics import Metric, ServerMetrics
+from multigate.serving.core.options import ServerOptions
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+METRICS = [metric.name for metric in vars(ServerMetrics()).values() if isinstance(metric, Metric)]
+CODES = [one.code.name for one in status.RequestError.__subclasses__()]
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"--{option.name}" for option in fields(ServerOptions)), *METRICS, *CODES]
+)
+def test_the_page_names(name):
+    assert name in PAGE

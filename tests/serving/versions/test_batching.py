@@ -1,0 +1,345 @@
+"""Dynamic batching: what joins, what it never spoils, and what it refuses."""
+
+import threading
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+from multigate.serving.core.layout import Input, Layout, rank_layout
+from multigate.serving.core.loop import CALLS
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.status import Call, OverloadedError, TooLateError
+from multigate.serving.versions.batching import Batcher, join, split
+from multigate.serving.versions.saved_model import Servable
+
+ROWS = Layout({"x": Input("float32", "rows", "value", "x")})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loop():
+    """The loop that batchers belong to."""
+    CALLS.enter()
+    yield
+    CALLS.leave()
+
+
+class Context:
+    """What a call asks of its gRPC context."""
+
+    def __init__(self, seconds=None):
+        self.seconds = seconds
+
+    def time_remaining(self):
+        return self.seconds
+
+
+class Doubler:
+    """Doubles x; the first run waits until it is let go."""
+
+    def __init__(self):
+        self.started, self.let_go = threading.Event(), threading.Event()
+        self.runs = []
+
+    def __call__(self, inputs):
+        self.runs.append(inputs["x"].tolist())
+        if len(self.runs) == 1:
+            self.started.set()
+            assert self.let_go.wait(30)
+        if (inputs["x"] < 0).any():
+            raise ValueError("x is negative")
+        return {"y": inputs["x"] * 2}
+
+
+def batcher(run, **limits):
+    return Batcher(run, ROWS, ("m", "x"), ServerMetrics(), **({"slots": 1} | limits))
+
+
+def values(*numbers):
+    return {"x": np.array(numbers, np.float32)}
+
+
+def answer(one, *numbers, call=None):
+    """What a batcher answers to one call."""
+    return CALLS.submit(one.run(values(*numbers), len(numbers), call or Call(Context())))
+
+
+def queue_up(one, calls, until):
+    """Submit calls one after the other, each once the one before it waits."""
+    tasks = []
+    for numbers, call in calls:
+        before = len(one._queue)
+        tasks.append(answer(one, *numbers, call=call))
+        until(lambda before=before: len(one._queue) > before)
+    return tasks
+
+
+@pytest.fixture
+def busy():
+    """A batcher whose only slot is taken."""
+    run = Doubler()
+
+    def occupy(**limits):
+        one = batcher(run, **limits)
+        first = answer(one, 1)
+        assert run.started.wait(30)
+        return one, run, first
+
+    yield occupy
+    run.let_go.set()
+
+
+def test_an_idle_batcher_runs_at_once_and_alone():
+    run = Doubler()
+    run.let_go.set()
+    one = batcher(run)
+    for number in (1.0, 2.0):
+        assert answer(one, number).result(30)["y"].tolist() == [2 * number]
+    assert run.runs == [[1], [2]]
+
+
+def test_what_waits_is_joined_up_to_the_row_limit(busy, until):
+    one, run, first = busy(max_rows=4)
+    sizes = [(10, 11), (20,), (30,), (40, 41, 42)]
+    tasks = queue_up(one, [(numbers, Call(Context())) for numbers in sizes], until)
+    run.let_go.set()
+    assert first.result(30)["y"].tolist() == [2]
+    assert [task.result(30)["y"].tolist() for task in tasks] == [
+        [20, 22], [40], [60], [80, 82, 84],
+    ]  # fmt: skip
+    assert run.runs == [[1], [10, 11, 20, 30], [40, 41, 42]]
+
+
+def test_one_callers_bad_values_fail_only_that_caller(busy, until):
+    one, run, _ = busy()
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (5, -1, 7)], until)
+    run.let_go.set()
+    assert tasks[0].result(30)["y"].tolist() == [10]
+    assert tasks[2].result(30)["y"].tolist() == [14]
+    with pytest.raises(ValueError, match="negative"):
+        tasks[1].result(30)
+    assert run.runs == [[1], [5, -1, 7], [5], [-1], [7]]
+
+
+def test_a_row_that_is_not_finite_makes_the_members_run_alone(busy, until):
+    one, run, _ = busy()
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (5, np.inf)], until)
+    run.let_go.set()
+    assert tasks[0].result(30)["y"].tolist() == [10]
+    assert tasks[1].result(30)["y"].tolist() == [np.inf]
+    assert run.runs[1:] == [[5, np.inf], [5], [np.inf]]
+
+
+def test_a_full_queue_refuses_at_once(busy, until):
+    one, run, _ = busy(max_queued=2)
+    tasks = queue_up(one, [((x,), Call(Context())) for x in (2, 3)], until)
+    with pytest.raises(OverloadedError, match="2 calls wait already"):
+        answer(one, 4).result(30)
+    run.let_go.set()
+    assert [task.result(30)["y"].tolist() for task in tasks] == [[4], [6]]
+    assert answer(one, 4).result(30)["y"].tolist() == [8]
+
+
+def test_a_deadline_that_passes_in_the_queue_ends_the_call_and_its_work(busy, until):
+    one, run, _ = busy()
+    short = Call(Context(0.2))
+    late, fine = queue_up(one, [((2,), short), ((3,), Call(Context(60)))], until)
+    until(lambda: short.remaining() < 0)
+    run.let_go.set()
+    with pytest.raises(TooLateError, match="in the queue"):
+        late.result(30)
+    assert fine.result(30)["y"].tolist() == [6]
+    assert run.runs == [[1], [3]]
+
+
+def test_a_deadline_that_has_passed_on_arrival_is_not_queued(busy):
+    one, run, _ = busy()
+    with pytest.raises(TooLateError, match="before the call was queued"):
+        answer(one, 2, call=Call(Context(-1))).result(30)
+    assert run.runs == [[1]]
+
+
+def test_a_cancelled_call_leaves_the_queue(busy, until):
+    one, run, _ = busy()
+    cancelled, fine = queue_up(one, [((x,), Call(Context())) for x in (2, 3)], until)
+    assert cancelled.cancel()
+    until(lambda: len(one._queue) == 1)
+    run.let_go.set()
+    assert fine.result(30)["y"].tolist() == [6]
+    assert run.runs == [[1], [3]]
+
+
+def test_a_call_that_is_cancelled_in_its_run_ends_with_the_run(busy, until):
+    """The run uses the version that the call keeps open."""
+    one, run, _ = busy()
+    ended = threading.Event()
+
+    async def call():
+        try:
+            await one.run(values(2), 1, Call(Context()))
+        finally:
+            ended.set()
+
+    run.let_go.set()
+    until(lambda: one._free == 1)
+    run.let_go.clear()
+    run.runs.clear()  # the next run waits as well
+    task = CALLS.submit(call())
+    until(lambda: run.runs == [[2]])
+    task.cancel()
+    answered = queue_up(one, [((3,), Call(Context()))], until)
+    assert not ended.wait(0.2)
+    run.let_go.set()
+    assert ended.wait(30)
+    assert answered[0].result(30)["y"].tolist() == [6]
+
+
+def test_large_calls_are_split_and_put_together():
+    run = Doubler()
+    run.let_go.set()
+    one = batcher(run, max_rows=4)
+    assert answer(one, *range(10)).result(30)["y"].tolist() == [2 * x for x in range(10)]
+    assert run.runs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_the_slot_comes_back_whatever_happens(busy, until):
+    one, run, _ = busy()
+    tasks = queue_up(one, [((-1,), Call(Context())) for _ in range(3)], until)
+    run.let_go.set()
+    for task in tasks:
+        with pytest.raises(ValueError, match="negative"):
+            task.result(30)
+    until(lambda: one._free == 1)
+    assert answer(one, 3).result(30)["y"].tolist() == [6]
+
+
+def test_a_run_that_finds_no_thread_takes_no_slot():
+    one = batcher(Doubler())
+    one.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shutdown"):
+            answer(one, 1).result(30)
+    assert (one._free, len(one._queue)) == (1, 0)
+
+
+def test_join_by_hand():
+    layout = Layout(
+        {
+            "user": Input("int64", "users", "value", "user"),
+            "history": Input("string", "users", "list", "history"),
+            "item": Input("int64", "rows", "value", "item"),
+            "user_index": Input("int32", "rows", "index"),
+        }
+    )
+    first = {
+        "user": np.array([1, 2]),
+        "history": np.array([[b"a"], [b"b"]], object),
+        "item": np.array([10, 11, 12]),
+        "user_index": np.array([0, 1, 1], np.int32),
+    }
+    second = {
+        "user": np.array([3]),
+        "history": np.array([[b"c", b"d"]], object),
+        "item": np.array([13, 14]),
+        "user_index": np.array([0, 0], np.int32),
+    }
+    joined = join([first, second], layout)
+    assert joined["user"].tolist() == [1, 2, 3]
+    assert joined["history"].tolist() == [[b"a", b""], [b"b", b""], [b"c", b"d"]]
+    assert joined["item"].tolist() == [10, 11, 12, 13, 14]
+    assert joined["user_index"].tolist() == [0, 1, 1, 2, 2]
+    assert joined["user_index"].dtype == np.int32
+    parts = split(joined, 5, 2, layout)
+    assert [rows for _, rows in parts] == [2, 2, 1]
+    assert [part["user_index"].tolist() for part, _ in parts] == [[0, 1], [1, 2], [2]]
+    assert all(len(part["user"]) == 3 for part, _ in parts)
+
+
+@pytest.fixture(scope="module")
+def rank_signature(exported):
+    servable = Servable.load(1, exported)
+    yield servable.signatures["rank"]
+    servable.retire()
+
+
+def test_joined_and_split_answers_equal_single_ones(rank_signature, contract, helpers):
+    layout = rank_layout(contract)
+    calls = [
+        helpers.sample_inputs(contract, rows=3 + seed, users=1 + seed % 3, seed=seed)
+        for seed in range(9)
+    ]
+    alone = [rank_signature(call) for call in calls]
+    together = rank_signature(join(calls, layout))
+    for name, scores in together.items():
+        expected = np.concatenate([outputs[name] for outputs in alone])
+        np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
+    parts = split(join(calls, layout), len(together["score"]), 5, layout)
+    again = np.concatenate([rank_signature(part)["score"] for part, _ in parts])
+    np.testing.assert_allclose(again, together["score"], rtol=1e-6, atol=1e-6)
+
+
+def test_concurrent_calls_of_the_server_are_joined_and_keep_their_answers(
+    tmp_path, publish, run_server, contract, helpers
+):
+    publish(tmp_path, 1)
+    inputs = [helpers.sample_inputs(contract, 1 + s % 7, users=1, seed=s) for s in range(24)]
+    requests = [helpers.predict_request(one, "rank") for one in inputs]
+    with (
+        run_server(tmp_path, num_batch_threads=1, max_batch_rows=16) as running,
+        futures.ThreadPoolExecutor(24) as pool,
+    ):
+        predict = running.prediction.Predict
+        alone = [predict(request, timeout=60).outputs["score"].float_val for request in requests]
+        rounds = pool.map(lambda request: predict(request, timeout=60), requests * 12)
+        for place, response in enumerate(rounds):
+            expected = alone[place % len(requests)]
+            np.testing.assert_allclose(
+                response.outputs["score"].float_val, expected, rtol=1e-5, atol=5e-6
+            )
+        text = running.server.metrics.text()
+    runs = float(
+        text.split('multigate_batch_calls_count{model="small",signature="rank"} ')[1].split()[0]
+    )
+    calls = float(
+        text.split('multigate_batch_calls_sum{model="small",signature="rank"} ')[1].split()[0]
+    )
+    assert calls == 24 * 13
+    assert runs < calls
+
+
+def slow(contract, helpers, spins):
+    inputs = helpers.sample_inputs(contract, 2, users=1)
+    inputs["hour"] = np.array([helpers.slow_from + spins])
+    return helpers.predict_request(inputs, "rank")
+
+
+def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
+    tmp_path, publish, run_server, contract, helpers, until
+):
+    publish(tmp_path, 1)
+    options = {"num_batch_threads": 1, "max_queued_calls": 1, "max_concurrent_calls": 3}
+    with run_server(tmp_path, **options) as running:
+        predict = running.prediction.Predict
+        batcher = running.server.models.manager("small")._serving[1].batchers["rank"]
+        quick = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
+        occupying = predict.future(slow(contract, helpers, 200_000), timeout=120)
+        until(lambda: batcher._free == 0)
+        waiting = predict.future(quick, timeout=120)
+        until(lambda: len(batcher._queue) == 1)
+        with pytest.raises(grpc.RpcError, match="1 calls wait already") as raised:
+            predict(quick, timeout=120)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        waiting.cancel()
+        until(lambda: not batcher._queue)
+        late = predict.future(quick, timeout=0.2)
+        assert late.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        until(lambda: not batcher._queue)
+        assert not occupying.done()
+        others = [predict.future(quick, timeout=120) for _ in range(20)]
+        codes = {one.exception() and one.exception().code() for one in others}
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+        assert len(occupying.result().outputs["score"].float_val) == 2
+        assert predict(quick, timeout=120).outputs
+        text = running.server.metrics.text()
+    assert 'request_count{method="Predict",status="UNAVAILABLE"}' in text

@@ -1,0 +1,360 @@
+"""Versions: which one serves, swaps under load, and versions that must never serve."""
+
+import json
+import re
+import shutil
+import threading
+from concurrent import futures
+
+import numpy as np
+import pytest
+from tensorflow_serving.apis import get_model_status_pb2
+
+from multigate.configs.contract import FrozenContract
+from multigate.configs.errors import ServingError
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rpc.server import Server
+from multigate.serving.versions import folders, saved_model
+from multigate.serving.versions.folders import missing_files, scan, stamp
+
+STATES = get_model_status_pb2.ModelVersionStatus.State
+
+
+def test_scan_takes_integers_only_highest_first(tmp_path):
+    for name in ("9", "10", "2", "007", "7.partial", ".8", "-1", "v3", "٣", str(1 << 70), "0"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "11").write_text("a file")
+    (tmp_path / "12").symlink_to("12")
+    assert list(scan(tmp_path)) == [10, 9, 2, 0]
+    assert scan(tmp_path / "absent") == {}
+
+
+def test_stamp_changes_with_the_files(tmp_path, exported):
+    shutil.copytree(exported, tmp_path / "1")
+    folder = tmp_path / "1"
+    before = stamp(folder)
+    assert stamp(folder) == before
+    (folder / "assets.extra" / "golden.json").write_text("{}")
+    assert stamp(folder) != before
+    (folder / "variables" / "variables.index").unlink()
+    assert missing_files(folder) == ["variables/variables.index"]
+
+
+def version_of(running):
+    with RankClient(running.target, timeout=30) as client:
+        return client.contract("small").model_version
+
+
+def status_of(running):
+    request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": "small"})
+    statuses = running.models.GetModelStatus(request, timeout=30).model_version_status
+    return {s.version: (STATES.Name(s.state), s.status.error_message) for s in statuses}
+
+
+def test_the_highest_number_serves_and_later_ones_take_over(tmp_path, publish, run_server, until):
+    publish(tmp_path, 9)
+    publish(tmp_path, 10)
+    with run_server(tmp_path) as running:
+        assert version_of(running) == 10
+        publish(tmp_path, 11)
+        until(lambda: version_of(running) == 11, "the swap")
+        until(lambda: status_of(running)[10][0] == "END")
+        assert status_of(running)[11] == ("AVAILABLE", "")
+        shutil.rmtree(tmp_path / "11")
+        until(lambda: version_of(running) == 10, "the rollback")
+        shutil.rmtree(tmp_path / "10")
+        shutil.rmtree(tmp_path / "9")
+        threading.Event().wait(0.3)
+        assert version_of(running) == 10
+
+
+def damage_variables(folder):
+    path = next((folder / "variables").glob("variables.data*"))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def damage_graph(folder):
+    (folder / "saved_model.pb").write_bytes(b"not a graph")
+
+
+def half_copy(folder):
+    shutil.rmtree(folder / "variables")
+
+
+def endless_link(folder):
+    """A file that is there and cannot be looked at, by whatever user."""
+    path = folder / "assets.extra" / "contract.json"
+    path.unlink()
+    path.symlink_to(path.name)
+    (folder / "assets.extra" / "loop").symlink_to("loop")
+
+
+def no_golden(folder):
+    (folder / "assets.extra" / "golden.json").unlink()
+
+
+def wrong_golden(folder):
+    path = folder / "assets.extra" / "golden.json"
+    golden = json.loads(path.read_text())
+    golden["outputs"]["click"]["values"][0] += 0.01
+    path.write_text(json.dumps(golden))
+
+
+def broken_golden(folder):
+    (folder / "assets.extra" / "golden.json").write_text('{"signature": "rank"}')
+
+
+def broken_warmup(folder):
+    path = folder / "assets.extra" / "tf_serving_warmup_requests"
+    path.write_bytes(path.read_bytes().replace(b"user_id", b"user_ix"))
+
+
+def rewrite_contract(folder, change):
+    path = folder / "assets.extra" / "contract.json"
+    values = json.loads(path.read_text())
+    change(values["contract"])
+    contract = FrozenContract.model_validate_json(json.dumps(values)).contract
+    values["schema_fingerprint"] = contract.schema_fingerprint()
+    path.write_text(json.dumps(values))
+
+
+def other_schema(folder):
+    """Same inputs and outputs, but lists of another length."""
+    rewrite_contract(folder, lambda c: c["features"]["tags"].update(max_length=2))
+
+
+def other_inputs(folder):
+    rewrite_contract(folder, lambda c: c["features"].pop("topic"))
+
+
+def other_outputs(folder):
+    rewrite_contract(folder, lambda c: c["tasks"].update(buy=c["tasks"]["like"]))
+
+
+def edited_contract(folder):
+    path = folder / "assets.extra" / "contract.json"
+    path.write_text(path.read_text().replace('"max_length":3', '"max_length":2'))
+
+
+BROKEN = {
+    damage_variables: "cannot be loaded",
+    damage_graph: "cannot be loaded",
+    half_copy: "not complete: variables/variables.index absent",
+    endless_link: "not complete: assets.extra/contract.json absent",
+    no_golden: "not complete: assets.extra/golden.json absent",
+    wrong_golden: "output 'click': expected",
+    broken_golden: "not a golden request",
+    broken_warmup: "tf_serving_warmup_requests: request 0: cannot be replayed",
+    other_schema: "schema .* differs from",
+    other_inputs: "inputs differ from the contract's: topic .expected no such input",
+    other_outputs: "expected outputs buy, click",
+    edited_contract: "schema fingerprint: expected",
+}
+
+
+def test_broken_versions_never_serve_are_reported_and_load_once_repaired(
+    tmp_path, publish, run_server, until
+):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, load_retry_interval_micros=2_000_000_000) as running:
+        for version, (damage, says) in enumerate(BROKEN.items(), start=2):
+            publish(tmp_path, version, damage)
+            until(lambda v=version: status_of(running).get(v, ("",))[0] == "END", damage.__name__)
+            assert version_of(running) == 1
+            assert re.search(says, status_of(running)[version][1]), status_of(running)[version]
+        for version in range(2, 2 + len(BROKEN)):
+            shutil.rmtree(tmp_path / str(version))
+        repaired = publish(tmp_path, 2, half_copy)
+        until(lambda: "not complete" in status_of(running)[2][1])
+        shutil.copytree(tmp_path / "1" / "variables", repaired / "variables")
+        until(lambda: version_of(running) == 2, "the repair")
+
+
+def test_a_version_that_makes_loading_fail_in_a_new_way_keeps_no_other_one_out(
+    tmp_path, publish, run_server, until, monkeypatch
+):
+    """As files without permission do, which a test that root runs cannot have."""
+    publish(tmp_path, 1)
+    usual = folders.missing_files
+
+    def refused(folder):
+        if folder.name == "9":
+            raise PermissionError(13, "Permission denied", str(folder))
+        if folder.name == "8":
+            raise ValueError("nobody expected this")
+        return usual(folder)
+
+    monkeypatch.setattr(saved_model, "missing_files", refused)
+    with run_server(tmp_path) as running:
+        publish(tmp_path, 9)
+        publish(tmp_path, 8)
+        publish(tmp_path, 2)
+        until(lambda: version_of(running) == 2, "the version that can serve")
+        until(lambda: {state for state, _ in status_of(running).values()} == {"END", "AVAILABLE"})
+        assert "9: cannot be read: [Errno 13] Permission denied" in status_of(running)[9][1]
+        assert "8: ValueError('nobody expected this')" in status_of(running)[8][1]
+
+
+def test_a_failed_version_is_tried_again_so_often(tmp_path, publish, run_server, until):
+    publish(tmp_path, 1)
+    options = {"load_retry_interval_micros": 0, "max_num_load_retries": 2}
+    with run_server(tmp_path, **options) as running:
+        publish(tmp_path, 2, no_golden)
+        until(lambda: running.server.models.records("small").get(2) is not None)
+        until(lambda: running.server.models.records("small")[2].tries == 3)
+        threading.Event().wait(0.3)
+        assert running.server.models.records("small")[2].tries == 3
+        failed = 'multigate_version_loads_total{model="small",result="failed"} 3'
+        assert failed in running.server.metrics.text()
+
+
+def test_at_the_start_an_older_good_version_serves(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    publish(tmp_path, 2, wrong_golden)
+    with run_server(tmp_path) as running:
+        assert version_of(running) == 1
+        assert status_of(running)[2][0] == "END"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda base, publish: base.rmdir(), "expected a folder of versions, there is none"),
+        (lambda base, publish: None, "expected numbered version folders such as"),
+        (lambda base, publish: publish(base, 1, no_golden), "no version can serve: .*golden"),
+    ],
+)
+def test_a_server_without_a_version_does_not_start(tmp_path, publish, run_server, prepare, says):
+    prepare(tmp_path, publish)
+    with pytest.raises(ServingError, match=says):
+        run_server(tmp_path).__enter__()
+
+
+def test_a_taken_port_is_an_error_before_anything_is_loaded(tmp_path, running):
+    server = Server(ServerOptions("small", tmp_path, port=running.server.port))
+    with pytest.raises(ServingError, match="cannot listen there: Address already in use; see"):
+        server.start()
+
+
+def test_an_address_of_ipv6(tmp_path, publish, run_server):
+    publish(tmp_path, 1)
+    with run_server(tmp_path, host="::1") as running:
+        target = f"[::1]:{running.server.port}"
+        with RankClient(target, timeout=60) as client:
+            assert client.contract("small").model_version == 1
+    with pytest.raises(ServingError, match=r"\[::1:2\]:0: cannot listen there"):
+        run_server(tmp_path, host="::1:2").__enter__()
+
+
+def test_swaps_under_load_fail_no_call_and_give_the_old_memory_back(
+    tmp_path, publish, run_server, contract, helpers, until
+):
+    publish(tmp_path, 1)
+    inputs = [helpers.sample_inputs(contract, 3, users=1, seed=s) for s in range(8)]
+    requests = [helpers.predict_request(one, "rank") for one in inputs]
+    with run_server(tmp_path) as running, futures.ThreadPoolExecutor(8) as pool:
+        predict = running.prediction.Predict
+        expected = [predict(r, timeout=60).outputs["score"].float_val for r in requests]
+        done = threading.Event()
+
+        def call_until_done(place):
+            served = []
+            while not done.is_set():
+                response = predict(requests[place], timeout=60)
+                scores = response.outputs["score"].float_val
+                np.testing.assert_allclose(scores, expected[place], rtol=1e-5, atol=5e-6)
+                served.append(response.model_spec.version.value)
+            return served
+
+        callers = [pool.submit(call_until_done, place) for place in range(8)]
+        old = running.server.models.manager("small")._serving[1].servable
+        for version in range(2, 5):
+            publish(tmp_path, version)
+            until(lambda v=version: version_of(running) == v, f"version {version}")
+        done.set()
+        seen = [caller.result(60) for caller in callers]
+        assert sum(map(len, seen)) > 200
+        for served in seen:
+            assert served == sorted(served)
+        assert {1, 4} <= {version for served in seen for version in served}
+        until(lambda: old._session._closed, "closing the first version's session")
+
+
+def test_a_call_in_flight_finishes_on_the_version_it_began_on(
+    tmp_path, publish, run_server, contract, helpers, until
+):
+    publish(tmp_path, 1)
+    with run_server(tmp_path) as running:
+        request = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
+        served = running.server.models.manager("small")._serving[1]
+        first, signature = served.servable, served.batchers["rank"]._run
+        runs, let_go = threading.Event(), threading.Event()
+
+        def held(inputs):
+            runs.set()
+            assert let_go.wait(60)
+            return signature(inputs)
+
+        served.batchers["rank"]._run = held
+        slow = running.prediction.Predict.future(request, timeout=120)
+        assert runs.wait(60)
+        publish(tmp_path, 2)
+        until(lambda: version_of(running) == 2)
+        assert status_of(running)[1][0] == "UNLOADING"
+        assert not first._session._closed
+        let_go.set()
+        assert slow.result().model_spec.version.value == 1
+        until(lambda: status_of(running)[1][0] == "END")
+        assert first._session._closed
+
+
+def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
+    one = saved_model.Servable.load(1, exported)
+    assert one.acquire()
+    let_go, closed = threading.Event(), threading.Event()
+
+    def close():
+        assert let_go.wait(30)
+        closed.set()
+
+    one.retire(close)
+    assert not one.acquire()
+    release = threading.Thread(target=one.release, daemon=True)
+    release.start()
+    release.join(20)
+    assert not release.is_alive()
+    let_go.set()
+    assert closed.wait(30)
+
+
+def test_a_frozen_version_has_no_variables_and_the_same_scores(
+    exported, contract, helpers, monkeypatch
+):
+    inputs = helpers.sample_inputs(contract, 6, users=2, seed=4)
+    frozen = saved_model.Servable.load(1, exported)
+    monkeypatch.setattr(saved_model, "small_enough", lambda folder: False)
+    plain = saved_model.Servable.load(1, exported)
+    kinds = [
+        {operation.type for operation in one._session.graph.get_operations()}
+        for one in (frozen, plain)
+    ]
+    assert ["VarHandleOp" in found for found in kinds] == [False, True]
+    expected = plain.signatures["rank"](inputs)
+    for name, values in frozen.signatures["rank"](inputs).items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=5e-6)
+    assert plain.signatures.keys() == frozen.signatures.keys()
+    frozen.retire()
+    plain.retire()
+
+
+def test_a_version_that_cannot_be_frozen_serves_with_its_variables(
+    exported, contract, helpers, monkeypatch
+):
+    def refused(*_):
+        raise ValueError("such a graph cannot be converted")
+
+    monkeypatch.setattr(saved_model, "without_variables", refused)
+    one = saved_model.Servable.load(1, exported)
+    assert len(one.signatures["rank"](helpers.sample_inputs(contract, 6, users=2))["score"]) == 6
+    one.retire()

@@ -1,0 +1,299 @@
+"""Several worker processes on one port: what is dealt out, what holds for all, and what dies."""
+
+import os
+import re
+import signal
+import threading
+import urllib.request
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tensorflow_serving.apis import (
+    get_model_status_pb2,
+    model_management_pb2,
+    model_service_pb2_grpc,
+    prediction_service_pb2_grpc,
+)
+
+from multigate.configs.errors import ServingError
+from multigate.serving.client.rank_client import CallError, RankClient
+from multigate.serving.core.exposition import merged
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rpc.model_status import combined
+from multigate.serving.versions.folders import WARMUP
+from multigate.serving.versions.manager import Record
+from multigate.serving.workers.supervisor import Supervisor
+from multigate.verbs.common import import_tensorflow
+
+CALL = {
+    "user": {"user_id": "u1"},
+    "context": {"hour": 9},
+    "item_ids": ["i1", "i2", "i3"],
+    "columns": {"length": [1.0, 2.0, 3.0]},
+}
+
+
+def test_pages_of_workers_become_one_page():
+    page = '# HELP a Text.\n# TYPE a counter\na{m="x y"} 1\n# HELP b B.\n# TYPE b gauge\nb 2\n'
+    assert merged({"0": page, "1": "# HELP a Text.\n# TYPE a counter\na 3\n"}) == (
+        "# HELP a Text.\n# TYPE a counter\n"
+        'a{worker="0",m="x y"} 1\na{worker="1"} 3\n'
+        '# HELP b B.\n# TYPE b gauge\nb{worker="0"} 2\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "together"),
+    [
+        (["AVAILABLE", "AVAILABLE"], "AVAILABLE"),
+        (["AVAILABLE", None], "LOADING"),
+        (["AVAILABLE", "LOADING"], "LOADING"),
+        (["AVAILABLE", "END"], "UNLOADING"),
+        (["UNLOADING", "END"], "UNLOADING"),
+        (["END", "END"], "END"),
+    ],
+)
+def test_a_version_is_available_where_all_workers_serve_it(states, together):
+    assert combined([state and Record(state) for state in states]).state == together
+
+
+def test_a_version_that_failed_in_one_worker_has_failed():
+    assert combined([Record("AVAILABLE"), Record("END", "damaged")]).error == "damaged"
+
+
+def new_channel(port):
+    """Its own connection: the kernel deals out connections, not calls."""
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(f"127.0.0.1:{port}", own)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, publish):
+    folder = tmp_path_factory.mktemp("shared")
+    publish(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(base):
+    options = ServerOptions(
+        "small",
+        base,
+        port=0,
+        metrics_port=0,
+        workers=2,
+        file_system_poll_wait_seconds=0.1,
+        drain_grace_seconds=5.0,
+    )
+    supervisor = Supervisor(options, import_tensorflow)
+    supervisor.start()
+    yield supervisor
+    supervisor.stop(threading.Event())
+    assert [slot.over.is_set() for slot in supervisor.slots] == [True, True]
+
+
+def page_of(fleet):
+    url = f"http://127.0.0.1:{fleet.metrics_port}/monitoring/prometheus/metrics"
+    with urllib.request.urlopen(url, timeout=30) as page:
+        return page.read().decode()
+
+
+def rank_calls(page):
+    """Answered Rank calls by worker."""
+    line = r':tensorflow:serving:request_count\{worker="(\d)",method="Rank",status="OK"\} (\d+)'
+    return {worker: int(count) for worker, count in re.findall(line, page)}
+
+
+def test_connections_are_dealt_out_and_metrics_say_to_whom(fleet, until):
+    def call(_):
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+            return len(client.rank("small", **CALL))
+
+    def both():
+        assert call(0) == 3
+        return rank_calls(page_of(fleet)).keys() == {"0", "1"}
+
+    until(both, "a connection to each worker")
+    page = page_of(fleet)
+    assert "multigate_workers 2\n" in page
+    assert page.count("# TYPE multigate_request_seconds histogram") == 1
+    assert 'multigate_model_version{worker="1",model="small"} 1' in page
+
+
+def versions_of(fleet):
+    """Version that serves each of several connections, and the states that one of them tells."""
+    request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": "small"})
+    with new_channel(fleet.port) as channel:
+        answer = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(
+            request, timeout=60
+        )
+    states = get_model_status_pb2.ModelVersionStatus.State
+    return {status.version: states.Name(status.state) for status in answer.model_version_status}
+
+
+def reload_request(base, labels, names=("small",)):
+    request = model_management_pb2.ReloadConfigRequest()
+    for name in names:
+        config = request.config.model_config_list.config.add(name=name, base_path=str(base))
+        config.model_platform = "tensorflow"
+        config.version_labels.update(labels)
+    return request
+
+
+def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, contract, helpers):
+    swapped = threading.Event()
+
+    def versions_over_one_connection(_):
+        """As they come, without a version and with the first one's number."""
+        found, of_the_first = [], set()
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+            while not swapped.is_set() or found[-1] != 2:
+                found.append(client.rank("small", **CALL).model_version)
+                try:
+                    of_the_first.add(client.rank("small", version=1, **CALL).model_version)
+                except CallError as error:
+                    of_the_first.add(error.code)
+        return found, of_the_first
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(versions_over_one_connection, place) for place in range(4)]
+        publish(base, 2)
+        until(lambda: versions_of(fleet) == {1: "END", 2: "AVAILABLE"}, "the swap in all workers")
+        swapped.set()
+        for caller in callers:
+            found, of_the_first = caller.result(60)
+            assert found == sorted(found)
+            assert of_the_first <= {1, "NOT_FOUND"}
+    with new_channel(fleet.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        with pytest.raises(grpc.RpcError, match="nothing was changed") as raised:
+            models.HandleReloadConfigRequest(reload_request(base, {"stable": 1}), timeout=60)
+        assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        models.HandleReloadConfigRequest(reload_request(base, {"stable": 2}), timeout=60)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
+    request.model_spec.version_label = "stable"
+    before = page_of(fleet)
+    for _ in range(12):  # connections, so that both workers are met
+        with new_channel(fleet.port) as channel:
+            stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+            assert stub.Predict(request, timeout=60).model_spec.version.value == 2
+    assert len(re.findall('method="Predict",status="OK"', page_of(fleet))) == 2, before
+
+
+def hold_the_warm_up(folder):
+    """Reading these requests waits until somebody opens them for writing, and then fails."""
+    path = folder / WARMUP
+    path.unlink()
+    os.mkfifo(path)
+
+
+def test_a_long_reload_keeps_nobody_waiting(fleet, base, publish, tmp_path):
+    held = publish(tmp_path, 1, hold_the_warm_up)
+    before = versions_of(fleet)
+    with new_channel(fleet.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = reload_request(base, {})
+        request.config.model_config_list.config.add(name="other", base_path=str(tmp_path))
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        # These ask all workers, of which one loads.
+        for _ in range(6):
+            assert versions_of(fleet) == before
+            assert "multigate_workers 2\n" in page_of(fleet)
+            assert rank_calls(page_of(fleet)).keys() == {"0", "1"}
+        assert not reload.done()
+        (held / WARMUP).open("wb").close()  # returns once it is being read
+        assert reload.exception().code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "cannot be replayed" in reload.exception().details()
+        assert versions_of(fleet) == before
+
+
+def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, until):
+    newest = max(n for n, state in versions_of(fleet).items() if state == "AVAILABLE")
+    with new_channel(fleet.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        models.HandleReloadConfigRequest(reload_request(base, {"stable": newest}), timeout=60)
+    died, done = threading.Event(), threading.Event()
+    deaths = fleet.slots[0].deaths
+
+    def call_until_done(_):
+        calls = 0
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+            expected = [item["score"] for item in client.rank("small", **CALL)]
+            while not done.is_set():
+                scores = [item["score"] for item in client.rank("small", **CALL)]
+                np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=5e-6)
+                calls += 1
+                if died.is_set():  # leave the cores to the worker that starts
+                    done.wait(0.02)
+        return calls
+
+    with futures.ThreadPoolExecutor(8) as pool:
+        callers = [pool.submit(call_until_done, place) for place in range(8)]
+        threading.Event().wait(0.5)
+        victim = fleet.slots[0].pid
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: fleet.slots[0].deaths == deaths + 1)
+        died.set()
+        assert "multigate_workers 1\n" in page_of(fleet)
+        until(lambda: fleet.slots[0].pid not in {None, victim}, "the next worker")
+        done.set()
+        assert all(caller.result(60) > 10 for caller in callers)
+    # It has the models of the last reload, not those of the command line.
+    with new_channel(fleet.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = get_model_status_pb2.GetModelStatusRequest(
+            model_spec={"name": "small", "version_label": "stable"}
+        )
+        status = models.GetModelStatus(request, timeout=60).model_version_status[0]
+        assert status.version == newest
+    assert f'multigate_worker_deaths_total{{worker="0"}} {deaths + 1}' in page_of(fleet)
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_say_why_once(tmp_path):
+    options = ServerOptions("small", tmp_path, port=0, workers=2)
+    with pytest.raises(ServingError, match="expected numbered version folders"):
+        Supervisor(options, import_tensorflow).start()
+
+
+def test_the_port_of_another_server_is_not_shared(fleet, tmp_path):
+    with pytest.raises(ServingError, match="cannot listen there: Address already in use"):
+        Supervisor(ServerOptions("small", tmp_path, port=fleet.port, workers=2), import_tensorflow)
+
+
+@pytest.mark.slow
+def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until):
+    base, other = tmp_path / "small", tmp_path / "other"
+    base.mkdir()
+    other.mkdir()
+    publish(base, 1)
+    held = publish(other, 1, hold_the_warm_up)
+    supervisor = Supervisor(ServerOptions("small", base, port=0, workers=2), import_tensorflow)
+    supervisor.start()
+    processes = [slot._process for slot in supervisor.slots]
+    with new_channel(supervisor.port) as channel:
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = reload_request(base, {})
+        request.config.model_config_list.config.add(name="other", base_path=str(other))
+        reload = models.HandleReloadConfigRequest.future(request, timeout=300)
+        health = health_pb2_grpc.HealthStub(channel)
+        stopper = threading.Thread(target=supervisor.stop, args=(threading.Event(),))
+        until(supervisor._changing.locked, "the reload")
+        stopper.start()
+
+        def drains() -> bool:
+            """It says so, or takes no connections any more, whichever is seen first."""
+            try:
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+            except grpc.RpcError as error:
+                return error.code() == grpc.StatusCode.UNAVAILABLE
+            return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+        until(drains, "the drain")
+        os.close(os.open(held / WARMUP, os.O_RDWR))  # lets go of whoever waits for it
+        assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
+        stopper.join()
+    assert [process.exitcode for process in processes] == [0, 0]

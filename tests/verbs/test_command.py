@@ -1,0 +1,73 @@
+"""The command: whatever fails, the user reads one line, and nothing half-written is left."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multigate.pipeline.simulate import simulate
+from multigate.verbs.command import main
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("command") / "logs"
+    simulate(folder, seed=1, users=50, items=30, exposures=5_000)
+    return folder
+
+
+def one_line(text: str) -> str:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_an_output_below_a_file(logs, tmp_path, capfd):
+    (tmp_path / "file").write_text("mine")
+    out = str(tmp_path / "file" / "out")
+    assert main(["examples", "--config", "demo", "--data", str(logs), "--out", out]) == 2
+    line = one_line(capfd.readouterr().err)
+    assert line.startswith("error: ")
+    assert str(tmp_path / "file") in line
+    assert "Not a directory" in line or "File exists" in line
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_while_making_examples(logs, tmp_path, capfd, full_disk):
+    out = tmp_path / "out"
+    arguments = ["examples", "--config", "demo", "--data", str(logs), "--out", str(out)]
+    with full_disk(20_000):
+        status = main(arguments)
+    assert status == 2
+    line = one_line(capfd.readouterr().err)
+    assert line.startswith("error: ")
+    assert "File too large" in line
+    assert "while running" not in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_termination_signal_leaves_nothing(logs, tmp_path):
+    out = tmp_path / "out"
+    command = ["examples", "--config", "demo", "--data", str(logs), "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multigate", *command], stderr=subprocess.PIPE, text=True
+    )
+    while not list(tmp_path.glob(".*/*")):  # it has begun to write
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 130
+    assert stderr == "error: interrupted; nothing half-written is left\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_demo_leaves_no_empty_folder(tmp_path, capfd):
+    out = tmp_path / "out"
+    arguments = ["demo", "--config", "deskdrop", "--data", str(tmp_path / "no"), "--out", str(out)]
+    assert main(arguments) == 2
+    assert "no such folder" in one_line(capfd.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
