@@ -79,6 +79,30 @@ verbs
 ORDER = {room: place for place, room in enumerate(LAYERS.split())}
 
 
+def picture() -> str:
+    """The rooms and their arrows as docs/architecture.md draws them, in Mermaid's language."""
+    lines = ["flowchart LR"]
+    for package in reversed(PACKAGES):
+        rooms = [room for room in ORDER if room.partition(".")[0] == package]
+        own = any(
+            module.rpartition(".")[0] == package for module in modules() if module not in ORDER
+        )
+        inner = [room for room in reversed(rooms) if room != package or own]
+        lines += [f'    subgraph {package}_["{package}/"]', "        direction TB"]
+        labels = ["*.py" if room == package else room.removeprefix(f"{package}.") for room in inner]
+        names = [
+            f'{room.replace(".", "_")}["{label}"]'
+            for room, label in zip(inner, labels, strict=True)
+        ]
+        lines.append("        " + " --> ".join(names))
+        lines.append("    end")
+    for package, imported in PACKAGES.items():
+        # What a package may import by way of another needs no arrow of its own.
+        indirect = {far for near in imported for far in PACKAGES[near]}
+        lines += [f"    {package}_ --> {one}_" for one in imported if one not in indirect]
+    return "\n".join(lines)
+
+
 @cache
 def modules() -> dict[str, Path]:
     """Dotted name without `multigate.` -> file, of all product code that people write."""
@@ -139,6 +163,11 @@ def test_every_folder_is_a_room_of_the_rule():
     }
     assert folders <= set(ORDER), sorted(folders - set(ORDER))
     assert set(ORDER) <= set(modules()), sorted(set(ORDER) - set(modules()))
+
+
+def test_the_architecture_draws_this_rule():
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert f"```mermaid\n{picture()}\n```" in page, f"expected this picture:\n{picture()}"
 
 
 def test_no_room_imports_a_higher_one():
