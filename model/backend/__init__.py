@@ -1,4 +1,8 @@
-"""The few operations that Keras does not offer alike on both backends."""
+"""Operations that Keras does not offer alike on both backends, and data-parallel training.
+
+Public face: `name`, `check_finite`, `is_traced`, `data_parallel.take_place`, `workers.Workers`,
+`devices.Devices`, `peers.lost_peer`.
+"""
 
 from typing import Any
 
@@ -12,16 +16,25 @@ def name() -> str:
     return keras.backend.backend()
 
 
+def is_traced(x: Tensor) -> bool:
+    """Whether JAX is tracing `x`, as under `jax.jit`: it has no value yet, and cannot raise."""
+    if name() == "tensorflow":
+        return False
+    import jax
+
+    return isinstance(x, jax.core.Tracer)
+
+
 def check_finite(x: Tensor, what: str) -> Tensor:
     """Return `x`, or raise when it holds NaN or infinity.
 
-    On TensorFlow the check is part of the graph (InvalidArgumentError when it runs inside a
-    tf.function).  Under JAX's jit a value cannot raise; there the training loop's own guard on
-    the loss reports it.
+    On TensorFlow the check is part of the graph: it raises InvalidArgumentError inside a
+    tf.function.  A value that JAX traces is returned unchecked: a gate then makes its weights NaN
+    (`Gate.check_logits`), and the training's guard on the loss reports it.
 
     Args:
         x: any float tensor.
-        what: what the message calls it, such as "logits of gate 'click'".
+        what: name of `x` in the message, such as "logits of gate 'click'".
 
     Raises:
         ValueError: `x` is not finite (eager mode, both backends).
@@ -31,11 +44,8 @@ def check_finite(x: Tensor, what: str) -> Tensor:
 
         if not tf.executing_eagerly():
             return tf.debugging.check_numerics(x, f"{what}: expected finite values")
-    else:
-        import jax
-
-        if isinstance(x, jax.core.Tracer):
-            return x
+    elif is_traced(x):
+        return x
     finite = keras.ops.convert_to_numpy(keras.ops.all(keras.ops.isfinite(x)))
     if not finite:
         raise ValueError(f"{what}: expected finite values, received NaN or infinity")

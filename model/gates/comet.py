@@ -138,7 +138,8 @@ class Comet(ScheduledGate):
         weights = masked_softmax(ops.reshape(scores, flat), ops.reshape(live, flat))  # (B, kE)
         weights = ops.sum(ops.reshape(weights, (-1, k, E)), axis=1)  # (B, E)
         if self.permutation:
-            matrix = permutation_matrix(self.permutation_logits, self.permutation_temperature)
+            permutation = self.check_logits(ops.convert_to_tensor(self.permutation_logits))
+            matrix = permutation_matrix(permutation, self.permutation_temperature)
             weights = ops.matmul(weights, round_permutation(matrix) if hard else matrix)
         path = ops.where(alive, ops.exp(log_p), ops.zeros_like(log_p))  # (B, k, E)
         path_entropy = batch_mean(ops.sum(entropy(path), axis=-1))

@@ -69,6 +69,13 @@ class Properties:
     straight_through: bool = False
 
 
+class _Traced:
+    """Checks that cannot raise, of the call that JAX traces; hidden from Keras's tracking."""
+
+    def __init__(self) -> None:
+        self.finite: list[Tensor] = []
+
+
 class Gate(keras.layers.Layer):
     """Base class of the gates: checks the common arguments and assembles the `Routing`.
 
@@ -124,6 +131,7 @@ class Gate(keras.layers.Layer):
         self.static = static
         self.seed = seed
         self.hardened = False
+        self._traced = _Traced()
 
     @property
     def properties(self) -> Properties:
@@ -165,10 +173,13 @@ class Gate(keras.layers.Layer):
         """
         if len(x.shape) != 2:
             raise ValueError(f"x: expected shape (B, D), received {tuple(x.shape)}")
+        self._traced.finite = []
         routing = self.route(x, bool(training), ids)
         weights = routing.weights
         if not self.properties.straight_through:
             weights = exact_zeros(weights)
+        for finite in self._traced.finite:
+            weights = keras.ops.where(finite, weights, float("nan"))
         return routing._replace(
             weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
         )
@@ -181,7 +192,14 @@ class Gate(keras.layers.Layer):
             )
 
     def check_logits(self, logits: Tensor) -> Tensor:
-        """Return `logits`; raise where one is NaN or infinite (see `backend.check_finite`)."""
+        """Return `logits`; raise if one is NaN or infinite (see `backend.check_finite`).
+
+        Under `jax.jit` nothing can raise.  There `call` makes all weights NaN instead, because a
+        comparison, an argmax or a selection would turn a NaN logit into a finite weight, and the
+        guard on the loss would see nothing.
+        """
+        if backend.is_traced(logits):
+            self._traced.finite.append(keras.ops.all(keras.ops.isfinite(logits)))
         return backend.check_finite(logits, f"logits of gate {self.name!r}")
 
     def compute_output_spec(self, x: Any, training: bool = False, ids: Any = None) -> Routing:
@@ -212,9 +230,10 @@ def exact_zeros(weights: Tensor) -> Tensor:
     A product of small factors can underflow to zero while a factor's derivative has not yet
     (a smooth-step of 1e-20 has slope 4e-10), and a processor that flushes subnormal numbers takes
     them for zero in one place and not in another.  After this, zero means zero in both senses.
+    NaN stays NaN, for the guard on the loss to see.
     """
     ops = keras.ops
-    return ops.where(weights > 0, weights, ops.zeros_like(weights))
+    return ops.where(weights <= 0, ops.zeros_like(weights), weights)
 
 
 def entropy(p: Tensor, axis: int = -1) -> Tensor:

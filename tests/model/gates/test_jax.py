@@ -56,7 +56,8 @@ def run_on_jax(inputs: Path, outputs: Path) -> None:
             gate.harden()
             return soft.weights, none.weights, call(X, ids=IDS)[0].weights
 
-        soft, none, hard = jax.jit(infer)(trainable)
+        infer = jax.jit(infer)
+        soft, none, hard = infer(trainable)
         found |= {f"{name}/soft": soft, f"{name}/none": none, f"{name}/hard": hard}
 
         def loss(trainable: Any, gate: Any = gate, other: Any = other) -> Any:
@@ -64,10 +65,21 @@ def run_on_jax(inputs: Path, outputs: Path) -> None:
             total = sum(routing.losses.values()) + jnp.sum(routing.weights**2)
             return total, (routing.weights, state)
 
-        gradients, (weights, state) = jax.jit(jax.grad(loss, has_aux=True))(trainable)
+        train = jax.jit(jax.grad(loss, has_aux=True))
+        gradients, (weights, state) = train(trainable)
         assert all(np.isfinite(g).all() for g in gradients), name
         assert np.isfinite(weights).all(), name
         assert len(state) == len(other), name
+
+        # A variable that became NaN reaches the weights, and so the loss and its guard: nothing
+        # on the way (a comparison, an argmax, a selection) makes a finite number of it.
+        for index, variable in enumerate(gate.trainable_variables):
+            spoilt = list(trainable)
+            spoilt[index] = jnp.full_like(trainable[index], jnp.nan)
+            soft, _, hard = infer(spoilt)
+            inferred = () if variable.name == "noise_kernel" else (soft, hard)  # training reads it
+            for weights in (train(spoilt)[1][0], *inferred):
+                assert np.isnan(weights).any(), (name, variable.name)
     np.savez(outputs, **{key: np.asarray(value) for key, value in found.items()})
 
 

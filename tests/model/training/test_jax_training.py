@@ -14,11 +14,13 @@ from multigate.model.data import examples
 from multigate.model.evaluation import evaluate
 
 SCRIPT = """
-import json, sys
+import json, shutil, sys
 from pathlib import Path
+import h5py
 import numpy as np
 from multigate.configs.sections.base import parse
 from multigate.configs.config import Config
+from multigate.configs.errors import ModelError
 from multigate.model import backend
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.examples import read_split
@@ -33,6 +35,18 @@ ranker, encoder, _, _ = checkpoint.load(Path(out))
 rows = read_split(Path(examples), "test", encoder)
 found = scores(config.contract, encoder.statistics, ranker.infer(rows.features).logits)
 np.savez(logits, **{name: np.asarray(value) for name, value in found.items()})
+
+# A gate whose weights became NaN ends the training that goes on from it.
+spoilt = Path(out).with_name("spoilt")
+shutil.copytree(out, spoilt)
+with h5py.File(spoilt / checkpoint.WEIGHTS, "r+") as file:
+    file["gates/click/0_kernel"][...] = np.nan
+try:
+    train.train(config, Path(examples), spoilt / "next", progress=False, start_from=spoilt)
+except ModelError as error:
+    print(error)
+else:
+    print("no error")
 """
 
 
@@ -63,6 +77,7 @@ def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "epoch 1, step 1: the training loss is not finite" in done.stdout
     history = json.loads((tmp_path / "checkpoint" / "history.json").read_text())["epochs"]
     assert len(history) == 2
     assert history[1]["loss"] < history[0]["loss"]
