@@ -5,7 +5,7 @@ of its share of each batch; TensorFlow's collectives (a ring on CPUs, NCCL on GP
 Losses are divided by the number of labels in the whole batch, so that the step is that of one
 process on the whole batch, to rounding, wherever the row's loss depends on the row alone.  What
 gates take over the batch (balance losses, capacities) is taken over each worker's share, and every
-worker draws the same noise for its own rows.
+worker draws noise of its own (`Workers.spread_noise`).
 
 The workers are told of one another as TensorFlow wants it, by the environment variable TF_CONFIG:
 
@@ -22,6 +22,9 @@ import json
 import os
 from collections.abc import Sequence
 from typing import Any
+
+import keras
+import numpy as np
 
 from multigate.configs.errors import ModelError
 from multigate.model.backend.peers import meet
@@ -74,6 +77,23 @@ class Workers:
     def share(self, rows: int) -> slice:
         """The worker's rows of a batch of so many."""
         return slice(self.rank * rows // self.size, (self.rank + 1) * rows // self.size)
+
+    def spread_noise(self, model: keras.Model) -> None:
+        """Give the model's random generators (of gates and dropout) this worker's own seeds.
+
+        The workers build and restore equal models, so that without this all would draw the same
+        noise for their different rows.  Initial weights are not touched.  Worker 0, and so a
+        worker that trains alone, keeps its seeds.
+        """
+        if self.rank == 0:
+            return
+        for layer in model._flatten_layers():
+            for generator in layer._seed_generators:
+                seed, drawn = (
+                    int(number) for number in keras.ops.convert_to_numpy(generator.state)
+                )
+                own = np.random.SeedSequence([seed, self.rank]).generate_state(1)[0]
+                generator.state.assign([int(own), drawn])
 
     def sum(self, values: Sequence[Tensor], key: int) -> list[Tensor]:
         """Add up tensors over all workers, in one message; no gradient flows through.

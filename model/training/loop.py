@@ -84,6 +84,8 @@ class Run:
         if found is not None:
             self.place, self.metrics = found
             self.resumed = {"epoch": self.place.epoch, "step": self.place.step}
+        if ranker.workers is not None:  # a snapshot holds worker 0's seeds
+            ranker.workers.spread_noise(ranker)
         self.guard = Guard(config.train, self.place.measured)
 
     def fit(self) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
 from multigate.model.training import train
+from multigate.model.training.loop import Run
+from multigate.model.training.workspace import Workspace
 
 # Trains; kills itself when Keras has come back so many times, never at 0.
 SCRIPT = """
@@ -51,7 +53,7 @@ except ModelError as error:
     sys.exit(f"ours: {error}")
 """
 
-# 300 rows: nine batches of 32 and one of 12; no noise, which each worker would draw for itself.
+# 300 rows: nine batches of 32 and one of 12; no noise, because each worker draws its own.
 MODEL = {
     "embedding_dim": 4,
     "experts": {"count": 4, "units": [8]},
@@ -240,6 +242,55 @@ class Worker(Workers):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+
+
+def test_workers_draw_different_noise_also_after_a_snapshot(tiny: Any, tmp_path: Path) -> None:
+    model = {
+        "embedding_dim": 4,
+        "experts": {"count": 4, "units": [8], "dropout": 0.5},
+        "gate": {"name": "noisy_topk", "num_selected": 2},
+        "towers": {"units": []},
+    }
+    config = tiny.make_config(model=model, train=TRAIN)
+    encoder = Encoder.read(tiny.examples)
+    split = examples.Split(tiny.examples, "train", encoder)
+    feed = feeds.make_feed(split, config.contract, encoder.statistics, 32, config.train)
+    batch = next(split.read(split.groups)).take(slice(16)).features
+    batch = {name: np.repeat(values[:1], 16, axis=0) for name, values in batch.items()}
+
+    def start(worker: Worker | None, work: Workspace) -> Run:
+        ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=3)
+        ranker.workers = worker
+        return Run(ranker, config, encoder.statistics, feed, feed, work, tmp_path, False, False)
+
+    def noise(run: Run) -> tuple[np.ndarray, np.ndarray]:
+        """Weights of the first gate, and what dropout leaves of its task's logits."""
+        forward = run.ranker.forward(batch, training=True)
+        return np.array(forward.mixed.routings[0].weights), np.array(forward.logits["click"])
+
+    with Workspace(tmp_path / "alone", False) as work:
+        alone = start(None, work)
+        before, after = noise(alone), noise(alone)
+        (work.checkpoint / "file").touch()
+    with Workspace(tmp_path / "c", False) as work:
+        workers = [start(Worker(rank, 3), work) for rank in range(3)]
+        for worker in workers[1:]:
+            for name, values in weights.copy(alone.ranker).items():
+                np.testing.assert_array_equal(weights.copy(worker.ranker)[name], values, name)
+        drawn = [noise(worker) for worker in workers]
+        for one, other in zip(drawn[0], before, strict=True):
+            np.testing.assert_array_equal(one, other)  # worker 0 draws what one process draws
+        for first, second in ((0, 1), (0, 2), (1, 2)):
+            for one, other in zip(drawn[first], drawn[second], strict=True):
+                assert (one != other).mean() > 0.3, (first, second)
+        workers[0].place.step = 1
+        workers[0].save()
+        for rank in range(3):
+            again = start(Worker(rank, 3), work)
+            assert again.resumed == {"epoch": 1, "step": 1}
+            expected = after if rank == 0 else noise(workers[rank])
+            for one, other in zip(noise(again), expected, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["memory", "stream"])
