@@ -148,10 +148,7 @@ def limit(ranker: Any, encoder: Encoder, folder: Path, encoded: Any) -> None:
     N, E, T = len(encoded[contract.item]), len(experts), len(gates)
     x = ranker.embedder(encoded)
     weights = np.stack(
-        [
-            np.broadcast_to(np.asarray(g(x, ids=encoded[contract.user]).weights), (N, E))
-            for g in gates
-        ]
+        [np.broadcast_to(np.asarray(g(x, ids=ranker.ids(encoded)).weights), (N, E)) for g in gates]
     )  # (T, N, E)
     used = (weights != 0).any(axis=0)
     rows = [np.flatnonzero(used[:, e]).astype(np.int32) for e in range(E)]

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, contradiction, parse
 from multigate.configs.sections.features import (
+    ID_HASH,
     LENGTH,
     NAME,
     PRESENT,
@@ -35,6 +36,7 @@ from multigate.configs.sections.features import (
 from multigate.configs.sections.labels import Task, check_tasks
 
 __all__ = [
+    "ID_HASH",
     "LENGTH",
     "NAME",
     "PRESENT",

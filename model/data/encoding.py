@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import (
+    ID_HASH,
     PRESENT,
     Contract,
     FrozenContract,
@@ -26,6 +27,9 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.hashing import hash_ids
 
 Encoded = dict[str, np.ndarray]
+
+HASHES = 2**31
+"""Number of values of a raw id's hash: those of an int32 that are not negative."""
 
 
 class Encoder:
@@ -43,6 +47,9 @@ class Encoder:
                                                      the number of boundaries <= value
                    name__present  float32 (B,)       under `missing: indicator`
         position   name           int32 (B,)         0 unknown, else 1 + min(position, max_position)
+        user id    name__hash     int32 (B,)         hash of the raw id, -1 missing; only where all
+                                                     features are encoded.  For gates that route by
+                                                     id: a code changes with the vocabulary.
 
     Empty text counts as missing, and so does a number that is not finite.
 
@@ -126,7 +133,17 @@ class Encoder:
                 parts = [self._encode(name, pa.array([], table[name].type))]
             for key in parts[0]:
                 encoded[key] = np.concatenate([part[key] for part in parts])
+        if names is None:
+            user = self.contract.user
+            hashes = [self.id_hash(user, chunk) for chunk in table[user].chunks]
+            encoded[user + ID_HASH] = np.concatenate([np.zeros(0, np.int32), *hashes])
         return encoded
+
+    def id_hash(self, name: str, column: pa.Array) -> np.ndarray:
+        """Hash (N,) int32 of an id feature's raw values; -1 where one is missing."""
+        feature = self.contract.features[name]
+        assert isinstance(feature, IdFeature)
+        return _hash_distinct(self._ids(feature, column), HASHES)
 
     def rows(self, name: str) -> int:
         """Rows of the embedding table that a feature looks its codes up in.
@@ -160,12 +177,17 @@ class Encoder:
         return {name: codes.astype(np.int32)}
 
     def _id(self, name: str, feature: IdFeature, column: pa.Array) -> Encoded:
-        column = _as_ids(column, feature.dtype)
-        if feature.missing == "default":
-            column = column.fill_null(feature.default)
-        elif feature.missing == "error":
+        column = self._ids(feature, column)
+        if feature.missing == "error":
             _refuse_missing(name, column.null_count, len(column))
         return {name: self._codes(name, column)}
+
+    def _ids(self, feature: IdFeature, column: pa.Array) -> pa.Array:
+        """Raw ids, the default in the place of missing ones where the feature has one."""
+        if isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_decode()
+        column = _as_ids(column, feature.dtype)
+        return column.fill_null(feature.default) if feature.missing == "default" else column
 
     def _id_list(self, name: str, feature: IdListFeature, column: pa.Array) -> Encoded:
         lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)

@@ -279,8 +279,8 @@ def make_feed(
 
 
 def row_bytes(contract: Contract) -> int:
-    """Bytes that an encoded row takes: four for each number, id, list entry and label."""
-    words = len(contract.tasks)
+    """Bytes of an encoded row: four for each number, id, list entry, label and the user's hash."""
+    words = len(contract.tasks) + 1
     for feature in contract.features.values():
         words += feature.max_length if isinstance(feature, IdListFeature) else 1
         words += getattr(feature, "missing", "") == "indicator"

@@ -20,7 +20,7 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
 )
-from multigate.model.data.encoding import Encoder, keeps_vocabulary
+from multigate.model.data.encoding import HASHES, Encoder, keeps_vocabulary
 from multigate.model.data.hashing import LONGEST, MIXER, POWERS
 
 Tensor = Any
@@ -87,6 +87,18 @@ class GraphEncoder:
                 elif isinstance(feature, NumberFeature):
                     encoded |= self._number(name, feature, raw[name], raw.get(name + PRESENT))
         return encoded
+
+    def id_hash(self, name: str, raw: dict[str, Tensor]) -> Tensor:
+        """Hash (N,) int32 of an id feature's raw values, as `Encoder.id_hash` computes it."""
+        feature: Any = self._contract.features[name]
+        values = raw[name]
+        present = raw.get(name + PRESENT, tf.ones_like(values, tf.bool))
+        if feature.dtype == "string":
+            present &= values != ""
+        absent = -1
+        if feature.missing == "default":
+            absent = int(self._encoder.id_hash(name, pa.array([feature.default]))[0])
+        return tf.where(present, hash_ids(values, HASHES), absent)
 
     def _id(self, name: str, feature: IdFeature, values: Tensor, present: Tensor) -> Tensor:
         codes = self._codes(name, values)

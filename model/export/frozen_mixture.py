@@ -99,7 +99,7 @@ class FrozenMixture:
         return self._experts.know(items) + self._gate_kernels.know(items)
 
     def __call__(
-        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
     ) -> list[Tensor]:
         """Mix the experts for every task.
 
@@ -107,7 +107,7 @@ class FrozenMixture:
             halves: the experts' input.
             gate_input: gives the gates' input (N, D), its columns in the mixture's order; called
                 for gates that do not read products.
-            ids: (N,) int32, for gates that route by id.
+            ids: (N,) int32, for gates that route by id; None where none does.
 
         Returns:
             T tensors (N, U).
@@ -121,14 +121,14 @@ class FrozenMixture:
         return self._dispatch(halves, weights)
 
     def experts_of(
-        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor, rows: Tensor
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None, rows: Tensor
     ) -> Tensor:
         """How many experts each row is evaluated by, the union over the tasks.
 
         Args:
             halves: as of a call, like the next two.
             gate_input: called where the gates decide row by row.
-            ids: (N,).
+            ids: (N,), or None.
             rows: (), N; where the gates do not decide, nothing else is computed.
 
         Returns:
@@ -139,7 +139,9 @@ class FrozenMixture:
         used = _used(self._route(halves, gate_input, ids))
         return tf.math.count_nonzero(used, axis=1, dtype=tf.int32)
 
-    def _route(self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor) -> Tensor:
+    def _route(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
+    ) -> Tensor:
         """Weights (T, N, E) of all gates."""
         N, E = tf.shape(halves.item)[0], len(self.kept)
         products = self._gate_kernels.input(halves)

@@ -198,8 +198,11 @@ class Servable:
 
     def _inputs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
-    ) -> tuple[Halves, Callable[[], Tensor], Tensor]:
-        """What the mixture takes: halves, gates' input, and ids of the users; as in `_score`."""
+    ) -> tuple[Halves, Callable[[], Tensor], Tensor | None]:
+        """What the mixture takes: halves, gates' input, and ids of the users; as in `_score`.
+
+        The ids are None where no gate reads them.
+        """
         users = self._encode(raw, self.user_names)
 
         def embed_items() -> Tensor:
@@ -214,9 +217,11 @@ class Servable:
         halves = Halves(
             self._embed(users, self.user_names), rows if known else embed_items(), user_index
         )
-        ids = users[self.contract.user]
-        if user_index is not None:
-            ids = tf.gather(ids, user_index)
+        ids = None
+        if any(gate.reads_ids for gate in self._ranker.mixture.gates):
+            ids = self._encode.id_hash(self.contract.user, raw)
+            if user_index is not None:
+                ids = tf.gather(ids, user_index)
 
         def gate_input() -> Tensor:
             return self._in_order(halves._replace(item=embed_items()) if known else halves)
@@ -224,7 +229,7 @@ class Servable:
         return halves, gate_input, ids
 
     def _logits(
-        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
     ) -> dict[str, Tensor]:
         """Logit per task, (N,)."""
         outputs = self.mixture(halves, gate_input, ids)
@@ -234,16 +239,22 @@ class Servable:
         }
 
     def _compiled(
-        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor, buckets: Buckets
+        self,
+        halves: Halves,
+        gate_input: Callable[[], Tensor],
+        ids: Tensor | None,
+        buckets: Buckets,
     ) -> dict[str, Tensor]:
         """`_logits` by XLA on padded batches."""
         rows = tf.shape(halves.item)[0]
         by_row = halves.user if halves.user_index is None else halves.user_index
-        same = tf.reduce_all([tf.shape(x)[0] == rows for x in (by_row, ids)])
+        same = tf.shape(by_row)[0] == rows
         reads_columns = any(
             not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
         )
-        given = {"user": halves.user, "item": halves.item, "ids": ids}
+        given = {"user": halves.user, "item": halves.item}
+        if ids is not None:
+            given["ids"] = ids
         if halves.user_index is not None:
             given["user_index"] = halves.user_index
         # Padding would hide it, and joining the columns would tell of it in TensorFlow's words.
@@ -254,7 +265,7 @@ class Servable:
 
         def compute(**padded: Tensor) -> dict[str, Tensor]:
             inside = Halves(padded["user"], padded["item"], padded.get("user_index"))
-            return self._logits(inside, lambda: padded["whole"], padded["ids"])
+            return self._logits(inside, lambda: padded["whole"], padded.get("ids"))
 
         compiled = tf.function(compute, jit_compile=True, autograph=False)
         found = compiled(**{name: buckets.pad(value) for name, value in given.items()})

@@ -131,7 +131,7 @@ def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
     """Rows (N,) bool whose experts change when the gates' input changes by `MARGIN` (seeded)."""
     x = _numpy(ranker.embedder(encoded))
     rng = np.random.default_rng(0)
-    ids = encoded[ranker.contract.user]
+    ids = ranker.ids(encoded)
     changed = np.zeros(len(x), bool)
     for gate in ranker.mixture.gates:
         if gate.static or not len(x):

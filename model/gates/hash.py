@@ -20,6 +20,7 @@ class Hash(Gate):
     """
 
     has_static = False
+    reads_ids = True
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class Hierarchical(Gate):
             self._make(f"secondary_{g}", self.secondary_settings, num_experts // num_groups, salt=1)
             for g in range(num_groups)
         ]
+        self.reads_ids = any(gate.reads_ids for gate in (self.primary, *self.secondaries))
         product = self.primary.num_selected * self.secondaries[0].num_selected
         self.check_option(
             "num_selected",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 
-from multigate.configs.contract import Contract, PositionFeature
+from multigate.configs.contract import ID_HASH, Contract, PositionFeature
 from multigate.configs.sections.labels import Task
 from multigate.configs.sections.model import ModelConfig
 from multigate.configs.statistics import Statistics, TaskStatistics
@@ -140,6 +140,10 @@ class Ranker(keras.Model):
         """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
 
+    def ids(self, encoded: Mapping[str, Tensor]) -> Tensor | None:
+        """The users' hashed ids (B,), for gates that route by id; None where they are absent."""
+        return encoded.get(self.contract.user + ID_HASH)
+
     def forward(
         self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
     ) -> Forward:
@@ -150,9 +154,7 @@ class Ranker(keras.Model):
             training: whether dropout and the gates' noise take part.
             positions: whether the position tower does; as `training` where None.
         """
-        mixed = self.mixture(
-            self.embed(encoded), ids=encoded[self.contract.user], training=training
-        )
+        mixed = self.mixture(self.embed(encoded), ids=self.ids(encoded), training=training)
         logits = {
             task: self.towers[task](output, training=training)
             for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)

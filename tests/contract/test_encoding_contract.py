@@ -154,7 +154,7 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
     inputs = {name: tf.constant(raw[name], spec.dtype) for name, spec in specs.items()}
 
     expected = encoder(table)
-    del expected["position"]
+    del expected["position"], expected["user_id__hash"]
     received = encode(inputs)
     assert received.keys() == expected.keys()
     for name, value in expected.items():
@@ -193,6 +193,53 @@ def test_a_list_shorter_than_its_length_is_refused(encoder: Encoder) -> None:
     raw = {"tags": tf.constant([["ann"]]), "tags__length": tf.constant([90], tf.int64)}
     with pytest.raises(tf.errors.InvalidArgumentError):
         GraphEncoder(encoder)(raw, ["tags"])
+
+
+@pytest.mark.parametrize(
+    ("user", "values"),
+    [
+        ({}, WORDS + UNSEEN),
+        ({"missing": "indicator"}, [*WORDS, None, "", *UNSEEN]),
+        ({"missing": "default", "default": "bob"}, [*WORDS, None, "", *UNSEEN]),
+        ({"dtype": "int"}, INTS + UNSEEN_INTS),
+        ({"dtype": "int", "missing": "indicator"}, [*INTS, None, *UNSEEN_INTS]),
+        ({"dtype": "int", "missing": "default", "default": 7}, [*INTS, None, *UNSEEN_INTS]),
+    ],
+)
+def test_the_users_hash_is_that_of_the_raw_id_in_numpy_and_in_the_graph(
+    encoder: Encoder, user: dict[str, Any], values: list[Any]
+) -> None:
+    described = encoder.contract.model_dump(mode="json")
+    described["features"] = {
+        "user_id": {"kind": "id", "side": "user"} | user,
+        "item_id": FEATURES["item_id"],
+    }
+    contract = Contract.model_validate(described)
+    kind = pa.int64() if user.get("dtype") == "int" else pa.string()
+    column = pa.array(values, kind)
+    rng = np.random.default_rng(0)
+    found = []
+    for vocabulary in (column.unique().drop_null()[1:4], column.unique().drop_null()[:1]):
+        encode = Encoder(
+            contract, encoder.statistics, {"user_id": vocabulary, "item_id": pa.array(INTS)}
+        )
+        table = pa.table({"user_id": column, "item_id": pa.array([0] * len(column))})
+        raw = {name: tf.constant(v) for name, v in raw_values(encode, table, rng).items()}
+        found.append(encode(table)["user_id__hash"])
+        assert found[-1].dtype == np.int32
+        graph = GraphEncoder(encode).id_hash("user_id", raw)
+        assert graph.dtype == tf.int32
+        np.testing.assert_array_equal(graph, found[-1])
+    np.testing.assert_array_equal(*found)  # whatever the vocabulary
+    missing = np.array([v is None or v == "" for v in values])
+    if user.get("missing") == "default":
+        expected = hash_ids_numpy(pa.array([user["default"]], kind), 2**31)
+        np.testing.assert_array_equal(found[0][missing], np.repeat(expected, missing.sum()))
+    else:
+        np.testing.assert_array_equal(found[0] == -1, missing)
+    present = found[0][~missing]
+    texts = {str(value) for value in values if value not in (None, "")}
+    assert len(np.unique(present)) >= len(texts) - 1  # of two, only the 257th character differs
 
 
 @pytest.mark.parametrize("values", [WORDS + UNSEEN, INTS + UNSEEN_INTS, [], [""]])

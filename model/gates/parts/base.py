@@ -101,6 +101,9 @@ class Gate(keras.layers.Layer):
     """Whether inference reads its input through `linear.product` alone, by kernels (D, .) that
     are weights of the gate."""
 
+    reads_ids = False
+    """Whether routing needs `ids`."""
+
     def __init__(
         self,
         num_experts: int,
@@ -144,7 +147,7 @@ class Gate(keras.layers.Layer):
         Args:
             x: (B, D) float.
             training: whether noise is drawn and regularisers are reported.
-            ids: (B,) integers, for the gates that route by id.
+            ids: (B,) integers, needed where `reads_ids`.
         """
         raise TypeError(f"{type(self).__name__} does not route")
 
@@ -163,7 +166,7 @@ class Gate(keras.layers.Layer):
         Args:
             x: (B, D) float; a static gate ignores its values.
             training: whether noise is drawn and regularisers are reported.
-            ids: (B,) integers, read by the hash gate only.
+            ids: (B,) integers, needed where `reads_ids`.
 
         Returns:
             A `Routing` with weights (B, E), or (E,) from a static gate.

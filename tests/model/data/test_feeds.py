@@ -133,8 +133,8 @@ def test_what_memory_does_not_hold_is_streamed(tiny: Any, groups: Path) -> None:
     encoder = Encoder.read(tiny.examples)
     split = examples.Split(groups, "train", encoder)
     contract = tiny.config.contract
-    # user, item, country, age with its indicator, length, four recent items, position, 3 labels
-    assert feeds.row_bytes(contract) == 4 * (1 + 1 + 2 + 2 + 1 + 4 + 1 + 3)
+    # user and its hash, item, country, age with its indicator, length, recent, position, labels
+    assert feeds.row_bytes(contract) == 4 * (2 + 1 + 1 + 2 + 2 + 4 + 1 + 3)
     arguments = (split, contract, encoder.statistics, SIZE)
     room = 300 * feeds.row_bytes(contract) / 2**30
     assert isinstance(feeds.make_feed(*arguments, TrainConfig(memory=room)), feeds.MemoryFeed)

@@ -95,6 +95,26 @@ def test_known_ids_keep_their_scores(tiny: Any, parent: Path, grown: Path) -> No
     np.testing.assert_array_equal(tables[0][3], tables[1][2 + before.index("u19")])
 
 
+def test_known_ids_keep_the_expert_of_a_hash_gate(tiny: Any, tmp_path: Path, grown: Path) -> None:
+    """The hash is that of the id, not of its place in a vocabulary that grows."""
+    model = MODEL | {"gate": {"name": "hash"}, "gates": {}}
+    config = tiny.make_config(model=model, train=tiny.config.train.model_dump() | {"epochs": 1})
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    old, before, _, _ = checkpoint.load(tmp_path / "c")
+    after = Encoder.read(grown)
+    new = checkpoint.make_ranker(config.contract, config.model, after, seed=8)
+    warm_start.start(new, after, tmp_path / "c")
+    table = pl.read_parquet(tiny.examples / "test" / "*.parquet").to_arrow()
+    codes = before(table)["user_id"], after(table)["user_id"]
+    assert (codes[0] != codes[1]).mean() > 0.5  # the users' codes have moved
+    experts = [
+        np.asarray(ranker.forward(encoder(table)).mixed.routings[0].weights).argmax(axis=1)
+        for ranker, encoder in ((old, before), (new, after))
+    ]
+    np.testing.assert_array_equal(*experts)
+    assert len(np.unique(experts[0])) == 4  # users are spread over all experts
+
+
 def test_a_missing_number_keeps_its_product() -> None:
     layer = keras.layers.Dense(3)
     layer.build((None, 4))
