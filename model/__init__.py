@@ -1,5 +1,5 @@
 """The ranker: gates, experts and towers; training, evaluation and export.
 
-Imports `configs` alone among our packages.  Everything but `model.export.export` runs on the
-TensorFlow and the JAX backend of Keras (`KERAS_BACKEND=tensorflow|jax`).
+Of our packages it imports `configs` only.  Everything except `model.export` runs on Keras's
+TensorFlow and JAX backends (`KERAS_BACKEND=tensorflow|jax`).
 """

@@ -1,7 +1,7 @@
 """Data-parallel training: several processes, on one host or many, train one model together.
 
-`take_place` gives the process its place among them, by the backend's own means:
-`model.backend.workers` on TensorFlow, `model.backend.devices` on JAX.
+`connect` joins this process to the others: `model.backend.workers` on TensorFlow,
+`model.backend.devices` on JAX.
 """
 
 from typing import TYPE_CHECKING
@@ -13,11 +13,11 @@ if TYPE_CHECKING:  # JAX may not be installed
     from multigate.model.backend.devices import Devices
 
 
-def take_place() -> "Workers | Devices":
-    """The process's place among those that train together, by the backend's own means.
+def connect() -> "Workers | Devices":
+    """Connect this process to the others, in the way of the backend in use.
 
     Raises:
-        ModelError: the environment does not say who they are.
+        ModelError: the environment does not list the processes.
         PeerError: the others have not started within `WAIT_S` seconds.
     """
     if backend.name() == "tensorflow":

@@ -1,22 +1,22 @@
 """Data-parallel training on JAX: one program over all devices of all processes.
 
-Keras's distribution API keeps a copy of every variable on every device, and JAX divides the rows
-of each batch among the devices and puts in the sums over them.  The program says what it would say
-to one device, and means the same: losses, but also what gates and position towers compute over the
-batch (balance losses, capacities, expert choice, centring) and the noise of gates, are those of
-one device on the whole batch, to the rounding of sums in another order.  Experts are the exception
-that the program spells out, see `over_rows`: each device runs them on its own rows.
+Keras's distribution API keeps a copy of every variable on every device.  JAX shards the rows of
+each batch over the devices and inserts the sums over them.  The result is that of one device on the
+whole batch, apart from rounding, because sums run in another order.  This holds for losses, for
+everything that gates and position towers compute over the batch (balance losses, capacities,
+expert choice, centring), and for the noise of gates.  Experts are sharded explicitly, by
+`shard_rows`: each device runs them on its own rows.
 
-A batch whose rows do not divide evenly, as the last one of an epoch, is computed by every device
-as a whole, so that no row is added to it that a gate would count.
+If the number of rows is not a multiple of the number of devices, as in the last batch of an epoch,
+every device computes the whole batch.  Padding would add rows that a gate counts.
 
-Processes are told of one another as Keras wants it, by the environment variables
+Keras's environment variables list the processes:
 
     KERAS_DISTRIBUTION_JOB_ADDRESSES    host0:2222,host1:2222
     KERAS_DISTRIBUTION_PROCESS_ID       0
 
-and without them a process trains alone, on all the devices that it has.  Process 0 writes the
-checkpoint.  All must see its folder, to continue from the same snapshot.
+Without them a process trains alone, on all of its devices.  Process 0 writes the checkpoint.  All
+processes must see its folder, to continue from the same snapshot.
 """
 
 import os
@@ -29,18 +29,18 @@ import keras
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from multigate.configs.errors import ModelError
-from multigate.model.backend.peers import meet
+from multigate.model.backend.peers import wait_for_peers
 
 Tensor = Any
 
 _ADDRESSES, _PROCESSES, _PROCESS = (
     f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
 )
-_HEARTBEAT_S = 30  # without which a process is taken to be gone
+_HEARTBEAT_S = 30  # a process that sends no heartbeat for so long counts as gone
 
 
 class _WholeBatches(keras.distribution.DataParallel):
-    """Every process reads whole batches; the program divides them."""
+    """Every process reads whole batches; the compiled program shards them."""
 
     def get_data_layout(self, data_shape: tuple[int, ...]) -> keras.distribution.TensorLayout:
         return keras.distribution.TensorLayout([None] * len(data_shape), self.device_mesh)
@@ -49,11 +49,11 @@ class _WholeBatches(keras.distribution.DataParallel):
 class Devices:
     """The process's place among those that train together, and the devices of all of them.
 
-    A context: within it variables are copied to all devices.  To be made before JAX computes
-    anything: it connects the processes.
+    A context manager: inside it, variables are copied to all devices.  Make it before JAX computes
+    anything, because it connects the processes.
 
     Attributes:
-        rank: number of the process; 0 writes.
+        rank: number of this process; process 0 writes.
         size: number of processes.
 
     Raises:
@@ -66,15 +66,15 @@ class Devices:
         self.size = len(addresses)
         if self.size > 1:
             with ExitStack() as stack:
-                stack.enter_context(meet(addresses, self.rank))
+                stack.enter_context(wait_for_peers(addresses, self.rank))
                 if self.rank == 0:
-                    stack.close()  # the port is now for JAX
+                    stack.close()  # JAX needs the port now
                 jax.distributed.initialize(
                     addresses[0], self.size, self.rank, heartbeat_timeout_seconds=_HEARTBEAT_S
                 )
         self._distribution = _WholeBatches(auto_shard_dataset=False)
         self.whole = self._distribution.get_data_layout(()).backend_layout
-        """Sharding of what every device has all of."""
+        """Sharding of arrays that every device holds whole."""
         self._scope = ExitStack()
 
     def __enter__(self) -> "Devices":
@@ -84,22 +84,26 @@ class Devices:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._scope.close()
         if self.size > 1 and kind is None:
-            jax.distributed.shutdown()  # waits for the others
+            jax.distributed.shutdown()  # waits for the other processes
 
-    def divide(self, arrays: Any) -> Any:
-        """Within a compiled program: put a batch's rows on the devices in parts."""
+    def shard(self, arrays: Any) -> Any:
+        """Inside a compiled program: spread a batch's rows over the devices."""
 
-        def divide(array: Tensor) -> Tensor:
+        def shard(array: Tensor) -> Tensor:
             mesh = _mesh(array.shape[0])
             if mesh is None:
                 return array
             return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, _spec(mesh, 0)))
 
-        return keras.tree.map_structure(divide, arrays)
+        return keras.tree.map_structure(shard, arrays)
 
 
 def _environment() -> tuple[list[str], int]:
-    """Addresses of all processes, and the number of this one."""
+    """Addresses of all processes, and the number of this one.
+
+    Raises:
+        ModelError: the environment variables do not fit together.
+    """
     given = {name: os.environ.get(name, "") for name in (_ADDRESSES, _PROCESSES, _PROCESS)}
     if not any(given.values()):
         return ["this process alone"], 0
@@ -110,31 +114,30 @@ def _environment() -> tuple[list[str], int]:
     if not fits or not all(a.rpartition(":")[2].isdecimal() for a in addresses):
         raise ModelError(
             f"train.data_parallel: expected {_ADDRESSES} to list host:port of every process, "
-            f"{_PROCESS} to be this one's place in the list, from 0, and {_PROCESSES}, if it is "
-            "set, their number; received "
+            f"{_PROCESS} to be the index of this process in that list, from 0, and {_PROCESSES}, "
+            "if set, to be the number of processes; received "
             + ", ".join(f"{name}={value!r:.200}" for name, value in given.items())
         )
     return addresses, int(process)
 
 
-def over_rows(
+def shard_rows(
     compute: Callable[..., Any],
     rows: int,
     inputs: Sequence[int | None],
     outputs: Sequence[int | None],
 ) -> Callable[..., Any]:
-    """A function of a batch that every device computes on its own rows.
+    """Make each device compute a function on its own rows of a batch.
 
     Args:
-        compute: a pure function of arrays, or of nested lists of them.
+        compute: a pure function of arrays, or of nested lists of arrays.
         rows: B, of the whole batch.
-        inputs: by argument the axis along which its arrays have rows; None for those that every
-            device needs whole.
-        outputs: by result the axis along which the devices' arrays are put together.
+        inputs: for each argument, the axis of its rows; None if every device needs it whole.
+        outputs: for each result, the axis along which the devices' arrays are joined.
 
     Returns:
-        The function of the whole batch: `compute` itself where there is one device, or B does not
-        divide evenly.
+        A function of the whole batch.  It is `compute` itself if there is one device, or if B is
+        not a multiple of the number of devices.
     """
     mesh = _mesh(rows)
     if mesh is None:
@@ -144,18 +147,18 @@ def over_rows(
         mesh=mesh,
         in_specs=tuple(_spec(mesh, axis) for axis in inputs),
         out_specs=tuple(_spec(mesh, axis) for axis in outputs),
-        # So that gradients of what all have are summed after `compute`, not inside of its branches.
+        # The check would sum gradients of whole arrays inside the branches of `compute`.
         check_vma=False,
     )
 
 
 def _spec(mesh: Mesh, axis: int | None) -> PartitionSpec:
-    """Of arrays that have rows along an axis."""
+    """Partition of arrays by the axis of their rows; of whole arrays where it is None."""
     return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, mesh.axis_names[0])
 
 
 def _mesh(rows: int) -> Mesh | None:
-    """The devices among which so many rows are divided; None where they are not."""
+    """The devices over which so many rows are sharded; None if they are not sharded."""
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.DataParallel):
         return None

@@ -1,4 +1,4 @@
-"""The other processes of a data-parallel training: wait for them, notice when one is gone."""
+"""The other processes of a data-parallel training: wait for them, notice when one is lost."""
 
 import socket
 import time
@@ -9,11 +9,11 @@ from multigate.configs.errors import ModelError
 from multigate.model import backend
 
 WAIT_S = 600.0
-"""For the other workers to start."""
+"""How long to wait for the other processes to start, in seconds."""
 
 
 class PeerError(ModelError):
-    """Another worker ended or did not come; what was saved can be continued."""
+    """Another process ended or never started; training can continue from the last snapshot."""
 
 
 LOST = (
@@ -23,7 +23,7 @@ LOST = (
 
 
 def lost_peer(error: Exception) -> PeerError | None:
-    """The error of ours for the backend's where another process is gone; None for any other."""
+    """A `PeerError` where a backend's error means that another process is gone, else None."""
     if backend.name() == "tensorflow":
         import tensorflow as tf
 
@@ -36,21 +36,24 @@ def lost_peer(error: Exception) -> PeerError | None:
         )
         lost = isinstance(error, kinds) or "Collective ops is aborted" in str(error)
     else:
-        # JAX has no types for them: these are the names of what carries its messages.
+        # JAX has no error types for this; its messages name the library that lost the connection.
         lost = any(word in str(error) for word in ("Gloo", "NCCL", "coordination service"))
     return PeerError(LOST) if lost else None
 
 
 @contextmanager
-def meet(addresses: Sequence[str], rank: int) -> Iterator[None]:
-    """Wait until all processes are there, by connecting to each.
+def wait_for_peers(addresses: Sequence[str], rank: int) -> Iterator[None]:
+    """Wait until every other process accepts a connection.
 
-    The backends themselves wait without end, or abort.  Within the context, too, the process
-    listens on its own port: others may still have to reach it.
+    The backends themselves wait for ever, or abort.  Inside the context this process keeps
+    listening on its port, because others may not have reached it yet.
 
     Args:
         addresses: host:port of every process.
-        rank: of this one.
+        rank: number of this process.
+
+    Raises:
+        PeerError: a process has not started within `WAIT_S` seconds.
     """
     deadline = time.monotonic() + WAIT_S
     port = int(addresses[rank].rpartition(":")[2])
@@ -64,9 +67,9 @@ def meet(addresses: Sequence[str], rank: int) -> Iterator[None]:
                 except OSError as error:
                     if time.monotonic() > deadline:
                         raise PeerError(
-                            f"train.data_parallel: process {number} ({address}) is not there after "
-                            f"{WAIT_S:g} s: {error}; start one process for each address, and look "
-                            "whether they reach one another"
+                            f"train.data_parallel: process {number} ({address}) did not answer "
+                            f"within {WAIT_S:g} s: {error}; start one process for each address, "
+                            "and check that the hosts can reach each other"
                         ) from None
                     time.sleep(0.2)
         yield

@@ -1,21 +1,21 @@
-"""Data-parallel training on TensorFlow: every process (a worker) trains on its share of each batch.
+"""Data-parallel training on TensorFlow: every process (a worker) trains on its rows of each batch.
 
-Every worker holds the whole model and computes the loss and the gradients
-of its share of each batch; TensorFlow's collectives (a ring on CPUs, NCCL on GPUs) add them up.
-Losses are divided by the number of labels in the whole batch, so that the step is that of one
-process on the whole batch, to rounding, wherever the row's loss depends on the row alone.  What
-gates take over the batch (balance losses, capacities) is taken over each worker's share, and every
-worker draws noise of its own (`Workers.spread_noise`).
+Every worker holds the whole model and computes loss and gradients of its rows.  TensorFlow's
+collectives (a ring on CPUs, NCCL on GPUs) add them up.  Losses are divided by the number of labels
+in the whole batch.  So where the loss of a row depends on that row alone, the step is that of one
+process on the whole batch, apart from rounding.  What gates compute over the batch (balance losses,
+capacities), they compute over each worker's rows, and every worker draws its own noise
+(`Workers.spread_noise`).
 
-The workers are told of one another as TensorFlow wants it, by the environment variable TF_CONFIG:
+TensorFlow's environment variable TF_CONFIG lists the workers:
 
     {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-Worker 0 writes the checkpoint.  All must see its folder, to continue from the same snapshot.  A
-host with several GPUs runs one worker for each, with CUDA_VISIBLE_DEVICES.
+Worker 0 writes the checkpoint.  All must see its folder, to continue from the same snapshot.
+A host with several GPUs runs one worker per GPU, with CUDA_VISIBLE_DEVICES.
 
-A worker that dies ends the others within seconds (TensorFlow's workers watch one another's
-heartbeats), and they can all be started again from the last snapshot.
+When a worker dies, the others end within seconds, because TensorFlow's workers watch each other's
+heartbeats.  All of them can then be started again from the last snapshot.
 """
 
 import json
@@ -27,20 +27,20 @@ import keras
 import numpy as np
 
 from multigate.configs.errors import ModelError
-from multigate.model.backend.peers import meet
+from multigate.model.backend.peers import wait_for_peers
 
 Tensor = Any
 
-_GROUP = 1_000  # the collectives' key of all workers; TensorFlow's own start from 0
+_GROUP = 1_000  # key of the collectives' group of all workers; TensorFlow's own keys start at 0
 
 
 class Workers:
     """The process's place among the workers.
 
-    To be made before TensorFlow runs anything: it starts the collectives' server.
+    Make it before TensorFlow runs anything, because it starts the server of the collectives.
 
     Attributes:
-        rank: number of the worker; 0 writes.
+        rank: number of this worker; worker 0 writes.
         size: number of workers.
 
     Raises:
@@ -63,27 +63,27 @@ class Workers:
         if self.size > 1:
             import tensorflow as tf
 
-            with meet(cluster["cluster"]["worker"], self.rank):
+            with wait_for_peers(cluster["cluster"]["worker"], self.rank):
                 pass
-            # Connects the workers; its variables and replicas are not used.
+            # It connects the workers; its variables and replicas are not used.
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """TensorFlow ends its server with the process."""
+        """Do nothing: TensorFlow's server ends with the process."""
 
-    def share(self, rows: int) -> slice:
-        """The worker's rows of a batch of so many."""
+    def own_rows(self, rows: int) -> slice:
+        """The worker's own rows of a batch of so many rows."""
         return slice(self.rank * rows // self.size, (self.rank + 1) * rows // self.size)
 
     def spread_noise(self, model: keras.Model) -> None:
         """Give the model's random generators (of gates and dropout) this worker's own seeds.
 
-        The workers build and restore equal models, so that without this all would draw the same
-        noise for their different rows.  Initial weights are not touched.  Worker 0, and so a
-        worker that trains alone, keeps its seeds.
+        All workers build and restore the same model, so without this they would draw the same
+        noise for different rows.  Initial weights do not change.  Worker 0 keeps its seeds, and so
+        does a worker that trains alone.
         """
         if self.rank == 0:
             return
@@ -95,18 +95,18 @@ class Workers:
                 own = np.random.SeedSequence([seed, self.rank]).generate_state(1)[0]
                 generator.state.assign([int(own), drawn])
 
-    def sum(self, values: Sequence[Tensor], key: int) -> list[Tensor]:
-        """Add up tensors over all workers, in one message; no gradient flows through.
+    def all_reduce(self, values: Sequence[Tensor], key: int) -> list[Tensor]:
+        """Sum tensors over all workers, in one message; no gradient flows through.
 
         Args:
-            values: of the same shapes on every worker, float32.
-            key: number of the message in a step, from 1; its own for every place in the code.
+            values: float32 tensors, of the same shapes on every worker.
+            key: number of the message in a step, from 1; every call in the code has its own.
         """
         import tensorflow as tf
 
         if self.size == 1:
             return list(values)
-        dense = [tf.convert_to_tensor(value) for value in values]  # adds up rows seen twice
+        dense = [tf.convert_to_tensor(value) for value in values]  # sums repeated rows of a table
         flat = tf.concat([tf.reshape(value, [-1]) for value in dense], 0)
         total = tf.raw_ops.CollectiveReduceV2(
             input=tf.stop_gradient(flat),
@@ -120,9 +120,9 @@ class Workers:
         parts = tf.split(total, [tf.size(value) for value in dense], num=len(dense))
         return [tf.reshape(part, tf.shape(v)) for part, v in zip(parts, dense, strict=True)]
 
-    def shares(self, counts: Sequence[Tensor]) -> list[Tensor]:
-        """The worker's share in each sum of counts (scalars) over all workers; 0 of nothing."""
+    def fractions(self, counts: Sequence[Tensor]) -> list[Tensor]:
+        """The worker's fraction of each count (a scalar) over all workers; 0 if the sum is 0."""
         import tensorflow as tf
 
-        totals = self.sum(counts, key=1)
+        totals = self.all_reduce(counts, key=1)
         return [tf.math.divide_no_nan(n, total) for n, total in zip(counts, totals, strict=True)]

@@ -4,7 +4,7 @@ config.json           the whole configuration
 contract.json         the contract with both fingerprints
 statistics.json       of the training split
 vocabularies/         as in the examples folder
-weights.h5    of the best epoch
+weights.h5            of the best epoch
 history.json          losses and gate diagnostics of each epoch
 logs/                 TensorBoard
 """
@@ -39,8 +39,8 @@ class Checkpoint(NamedTuple):
     contract: FrozenContract
 
 
-def start(folder: Path, config: Config, examples: Path) -> FrozenContract:
-    """Write everything that is known before training.
+def create(folder: Path, config: Config, examples: Path) -> FrozenContract:
+    """Write all files that are known before training.
 
     Args:
         folder: exists and is empty.
@@ -48,8 +48,8 @@ def start(folder: Path, config: Config, examples: Path) -> FrozenContract:
         examples: folder of examples; its vocabularies and statistics are copied.
 
     Returns:
-        The configuration's contract (whose weights may differ from those that the examples were
-        built with) with the examples' fingerprints.
+        The configuration's contract with the examples' fingerprints.  Task weights may differ from
+        those that the examples were built with.
 
     Raises:
         ModelError: the examples were built with other features, labels or tasks.
@@ -80,9 +80,9 @@ def make_ranker(
     seed: int,
     precision: str = "float32",
 ) -> Ranker:
-    """Make a ranker whose embedding tables fit the encoder.
+    """Make a ranker with embedding tables that fit the encoder.
 
-    A checkpoint's weights are float32 whatever it was trained in, and it is read as such.
+    The weights of a checkpoint are float32, whatever precision it was trained in.
     """
     rows = {
         contract.vocabulary_of(name): encoder.rows(name)

@@ -1,14 +1,14 @@
-"""A ranker's weights as a file: HDF5 with one data set per variable, under a name that says whose.
+"""A ranker's weights as a file: HDF5 with one named data set per variable.
 
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
     uncertainty/<variable>
 
-where a variable is its place in the layer and its name, such as `0_kernel`.
+where a variable is its index in the layer and its name, such as `0_kernel`.
 
-Keras's own weights file names layers by class and place among their like, and holds the
-optimiser's moments too; here a task's or feature's variables keep their name when others come or
-go, and the file holds what inference needs.
+Keras's own weights file was considered: it names a layer by class and number, and also holds the
+optimiser's moments.  Here the variables of a task or feature keep their names when others come or
+go, and the file holds only what inference needs.
 """
 
 import io
@@ -26,20 +26,20 @@ from multigate.model.ranker.ranker import Ranker
 
 
 def variables(ranker: Ranker) -> dict[str, Any]:
-    """All variables by name; states of random generators and of the optimiser are left out."""
+    """All variables by name, without the states of random generators and of the optimiser."""
     named: dict[str, Any] = {}
     for owner, table in ranker.embedder.tables.items():
         named[f"embeddings/{owner}"] = table.embeddings
     for name, layer in _layers(ranker):
         for index, variable in enumerate(layer.weights):
-            # Not by the variable's path: Keras numbers layers by what the process made before.
+            # Not the variable's path: Keras numbers layers by all that the process has made.
             named[f"{name}/{index}_{variable.name}"] = variable
     return named
 
 
 def save(ranker: Ranker, path: Path) -> None:
-    """Write the weights; the file is whole or as it was."""
-    # In memory first: HDF5 ends the process when the disk is full.
+    """Write the weights atomically: after an error the file is as it was."""
+    # In memory first, because HDF5 ends the process when the disk is full.
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for name, variable in variables(ranker).items():
@@ -51,14 +51,14 @@ def load(ranker: Ranker, path: Path) -> None:
     """Set the ranker's weights to those of a file.
 
     Raises:
-        ModelError: the file is missing or damaged, or a variable is missing, left over or of
-            another shape.
+        ModelError: the file is missing or damaged, or a variable is missing, unknown or of another
+            shape.
     """
     assign(ranker, read(path), path)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The weights' values by name, as a file has them.
+    """The weights in a file, by name.
 
     Raises:
         ModelError: the file is missing or damaged.
@@ -79,10 +79,10 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
-    """Set the ranker's weights to these; `path` is the file that errors name.
+    """Set the ranker's weights to `found`; error messages name `path`.
 
     Raises:
-        ModelError: a variable is missing, left over or of another shape.
+        ModelError: a variable is missing, unknown or of another shape.
     """
     expected = variables(ranker)
     for name in sorted(expected.keys() ^ found.keys()):
@@ -99,7 +99,7 @@ def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
 
 
 def copy(ranker: Ranker) -> dict[str, np.ndarray]:
-    """The weights' values by name, as they are now."""
+    """A copy of the current weights, by name."""
     return {name: to_numpy(variable) for name, variable in variables(ranker).items()}
 
 
@@ -120,5 +120,5 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
 
 def to_numpy(variable: Any) -> np.ndarray:
     """A copy of a variable's value."""
-    # Called by name: NumPy 2 itself would warn that a Keras variable's method takes no `copy`.
+    # `np.asarray(variable)` would warn under NumPy 2: Keras's `__array__` takes no `copy`.
     return np.array(variable.__array__())

@@ -1,6 +1,7 @@
 """From a table of raw features to the integers and numbers that enter the Keras model.
 
-`encoding_tensorflow` computes the same inside the exported graph; tests/contract compares them.
+`model.export.encoding_tensorflow` computes the same inside the exported graph; tests/contract
+compares the two.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,10 +39,10 @@ class Encoder:
     Encoded features, B rows:
 
         id         name           int32 (B,)         0 missing; 1 .. oov_buckets unseen, by hash;
-                                                     then the vocabulary's order.  With
+                                                     then the vocabulary, in its order.  With
                                                      hash_buckets: 0 missing, else 1 + hash.
-        id_list    name           int32 (B, L)       L = max_length; the last L values, coded as
-                                                     above, then zeros, which are not pooled
+        id_list    name           int32 (B, L)       L = max_length; the codes of the last L values,
+                                                     then zeros as padding, which is not pooled
         number     name           float32 (B,)       0 where missing under `indicator`
                    name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
                                                      the number of boundaries <= value
@@ -54,12 +55,12 @@ class Encoder:
     Empty text counts as missing, and so does a number that is not finite.
 
     Args:
-        contract: whose features are encoded.
+        contract: its features are encoded.
         statistics: means, deviations and boundaries of the number features.
         vocabularies: values of each feature that keeps a vocabulary, most frequent first.
 
     Raises:
-        DataError: a vocabulary or statistic that the contract asks for is absent.
+        DataError: a vocabulary or statistic that the contract needs is absent.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Encoder:
 
     @classmethod
     def read(cls, folder: Path) -> "Encoder":
-        """Read an encoder from an examples folder or a checkpoint, whose file names agree.
+        """Read an encoder from an examples folder or a checkpoint; both use the same file names.
 
         Raises:
             DataError: a file is missing or damaged.
@@ -146,9 +147,9 @@ class Encoder:
         return _hash_distinct(self._ids(feature, column), HASHES)
 
     def rows(self, name: str) -> int:
-        """Rows of the embedding table that a feature looks its codes up in.
+        """Number of rows of a feature's embedding table.
 
-        Features that share a vocabulary get that of its owner.
+        Features that share a vocabulary use the table of its owner.
         """
         feature = self.contract.features[self.contract.vocabulary_of(name)]
         if isinstance(feature, IdFeature | IdListFeature):
@@ -227,8 +228,8 @@ class Encoder:
     def boundaries(self, name: str) -> np.ndarray:
         """Inner edges of a number's buckets, float32, in the units of the raw value.
 
-        Not of the transformed one: a logarithm rounds differently from library to library, and a
-        value on an edge would change its bucket.
+        Transformed edges would not do: libraries round logarithms differently, so a value on an
+        edge would be in different buckets.
         """
         edges = np.asarray(self.statistics.features[name].boundaries, np.float64)
         feature = self.contract.features[name]
@@ -237,7 +238,7 @@ class Encoder:
         return edges.astype(np.float32)
 
     def moments(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation to apply to a transformed number; (0, 1) for none."""
+        """Mean and standard deviation to standardise a transformed number; (0, 1) if it is not."""
         feature = self.contract.features[name]
         if isinstance(feature, NumberFeature) and feature.scale == "standardise":
             statistics = self.statistics.features[name]
@@ -263,13 +264,13 @@ class Encoder:
         unseen = np.asarray(pc.and_(found.is_null(), values.is_valid()))
         codes[~np.asarray(values.is_valid())] = 0
         if unseen.any():
-            strangers = values.filter(pa.array(unseen))
-            codes[unseen] = 1 + _hash_distinct(strangers, feature.oov_buckets)
+            unknown = values.filter(pa.array(unseen))
+            codes[unseen] = 1 + _hash_distinct(unknown, feature.oov_buckets)
         return codes.astype(np.int32)
 
 
 def keeps_vocabulary(contract: Contract, name: str) -> bool:
-    """Whether a feature has a vocabulary of its own: an id that neither shares nor hashes."""
+    """Whether a feature has its own vocabulary: an id that is not hashed and shares no other's."""
     feature = contract.features[name]
     return (
         isinstance(feature, IdFeature | IdListFeature)
@@ -279,7 +280,7 @@ def keeps_vocabulary(contract: Contract, name: str) -> bool:
 
 
 def unseen_codes(contract: Contract, name: str) -> int | None:
-    """The codes 1 .. n of a feature's unseen ids; None where it keeps or shares no vocabulary."""
+    """The n of the codes 1 .. n of a feature's unseen ids; None if it uses no vocabulary."""
     if not isinstance(contract.features[name], IdFeature | IdListFeature):
         return None
     owner = contract.features[contract.vocabulary_of(name)]

@@ -18,7 +18,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.ranker import scores
 
-_ROWS_AT_ONCE = 1 << 18  # read and encoded together: bounds what raw text needs of memory
+_ROWS_AT_ONCE = 1 << 18  # rows read and encoded together; bounds the memory of raw text
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Examples:
     Attributes:
         features: arrays by feature, see `model.data.encoding`.
         labels: (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
-        weights: (N,) float32 weights of the rows in the loss; None where all weigh the same.
+        weights: (N,) float32 weights of the rows in the loss; None if all are equal.
     """
 
     features: Encoded
@@ -44,8 +44,8 @@ class Examples:
         return Examples({k: v[rows] for k, v in self.features.items()}, self.labels[rows], weights)
 
 
-class Group(NamedTuple):
-    """A row group: what is read from a Parquet file at once."""
+class RowGroup(NamedTuple):
+    """A row group of a Parquet file: the smallest part that can be read."""
 
     path: Path
     number: int
@@ -53,17 +53,17 @@ class Group(NamedTuple):
 
 
 class Split:
-    """One split of an examples folder, of which row groups are read when they are asked for.
+    """One split of an examples folder; its row groups are read on demand.
 
     Args:
         folder: of examples.
         split: one of `SPLITS`.
         encoder: of the examples or of a checkpoint.
-        weight: column of the rows' weights in the loss; none where absent.
+        weight: column of the rows' weights in the loss; None for equal weights.
 
     Attributes:
         groups: the row groups, in the order of the files.
-        rows: of all of them.
+        rows: number of rows of the split.
 
     Raises:
         DataError: no such split, no rows, a file is damaged or a column is missing.
@@ -80,14 +80,14 @@ class Split:
         labels = [LABEL + task for task in contract.tasks]
         weights = [weight] if weight is not None and weight not in contract.features else []
         self.columns = [*contract.features, *labels, *weights]
-        self.groups: list[Group] = []
+        self.groups: list[RowGroup] = []
         paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
         for path in paths:
             with _open(path, self.columns, weight) as file:
                 for index in range(file.metadata.num_row_groups):
                     rows = file.metadata.row_group(index).num_rows
                     if rows:
-                        self.groups.append(Group(path, index, rows))
+                        self.groups.append(RowGroup(path, index, rows))
         self.rows = sum(group.rows for group in self.groups)
         if not self.rows:
             raise DataError(
@@ -96,8 +96,8 @@ class Split:
                 "shares or dates"
             )
 
-    def read(self, groups: Iterable[Group]) -> Iterator[Examples]:
-        """Read and encode row groups in this order, in pieces of bounded size.
+    def read(self, groups: Iterable[RowGroup]) -> Iterator[Examples]:
+        """Read and encode row groups in the given order, in parts of bounded size.
 
         Raises:
             DataError: see `read_split`.
@@ -125,7 +125,7 @@ class Split:
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
-    """Put examples one after the other; at least one."""
+    """Concatenate one or more parts."""
     weights = [part.weights for part in parts if part.weights is not None]
     return Examples(
         {key: np.concatenate([part.features[key] for part in parts]) for key in parts[0].features},
@@ -141,18 +141,18 @@ def read_split(folder: Path, split: str, encoder: Encoder, weight: str | None = 
         folder: of examples.
         split: one of `SPLITS`.
         encoder: of the examples or of a checkpoint.
-        weight: column of the rows' weights in the loss; none where absent.
+        weight: column of the rows' weights in the loss; None for equal weights.
 
     Raises:
-        DataError: no such split, no rows, a column is missing, a label is not what its task's
-            type allows, or a weight is negative or not finite.
+        DataError: no such split, no rows, a column is missing, a label does not fit its task's
+            type, or a weight is negative or not finite.
     """
     found = Split(folder, split, encoder, weight)
     return concatenate(list(found.read(found.groups)))
 
 
 def targets(examples: Examples, contract: Contract, statistics: Statistics) -> np.ndarray:
-    """Targets (N, T) float32 to train towards, see `scores.targets`; NaN where masked."""
+    """Training targets (N, T) float32, see `scores.targets`; NaN where masked."""
     columns = [
         scores.targets(task, statistics.tasks[name], examples.labels[:, t])
         for t, (name, task) in enumerate(contract.tasks.items())
@@ -163,7 +163,7 @@ def targets(examples: Examples, contract: Contract, statistics: Statistics) -> n
 def batches(
     features: Encoded, targets: np.ndarray, size: int
 ) -> Iterator[tuple[Encoded, np.ndarray]]:
-    """Cut rows into batches; the last may be smaller, no row is left out.
+    """Cut rows into batches; the last may be smaller, and no row is dropped.
 
     Args:
         features: arrays of N rows.
@@ -176,7 +176,7 @@ def batches(
 
 
 def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.ParquetFile:
-    """Open a Parquet file that has these columns; `weight` is the one that train.weight names."""
+    """Open a Parquet file and check its columns; `weight` is the column of train.weight."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -184,29 +184,29 @@ def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.Parqu
     missing = [name for name in columns if name not in file.schema_arrow.names]
     if missing:
         file.close()
-        mend = "build the examples with this contract"
+        advice = "build the examples with this contract"
         if missing[0] == weight:
-            mend = "mend train.weight, or add the column to the examples"
+            advice = "correct train.weight, or add the column to the examples"
         raise DataError(
             f"{path}: column {missing[0]!r} is missing; received "
-            f"{', '.join(file.schema_arrow.names)}; {mend}"
+            f"{', '.join(file.schema_arrow.names)}; {advice}"
         )
     return file
 
 
 def _weights(column: pa.ChunkedArray, where: str) -> np.ndarray:
-    """Weights (N,) float32; a row without one has weight 1."""
+    """Weights (N,) float32; a missing weight is 1."""
     try:
         values = pc.fill_null(column.cast(pa.float32()), 1.0).to_numpy()
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise DataError(
-            f"{where}: expected numbers as weights, received {column.type}; mend train.weight"
+            f"{where}: expected numbers as weights, received {column.type}; correct train.weight"
         ) from None
     wrong = values[~(np.isfinite(values) & (values >= 0))]
     if len(wrong):
         raise DataError(
-            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; mend "
-            "the column, or train.weight"
+            f"{where}: expected weights that are finite and at least 0, received {wrong[0]}; "
+            "correct the column, or train.weight"
         )
     return values
 
@@ -219,6 +219,6 @@ def _labels(column: pa.ChunkedArray, binary: bool, where: str) -> np.ndarray:
     if len(wrong):
         expected = "0 or 1" if binary else "finite numbers"
         raise DataError(
-            f"{where}: expected {expected} or null, received {wrong[0]}; mend the task's label rule"
+            f"{where}: expected {expected} or null, received {wrong[0]}; correct the label rule"
         )
     return values

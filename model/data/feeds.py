@@ -1,7 +1,10 @@
 """Batches for training and evaluation, epoch after epoch, from memory or from disk.
 
-The order of the rows is a function of seed and epoch alone, so that an interrupted epoch goes on
-where it stopped: `epoch(number, skip)` gives what would have come after `skip` batches.
+The order of the rows depends on seed and epoch only, so an interrupted epoch can continue where it
+stopped: `epoch(number, skip)` gives the batches after the first `skip`.
+
+The shuffle of `tf.data` was considered: to continue an epoch it must read again all rows that it
+skips.  So the order is computed here, and on TensorFlow `tf.data` gathers the rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,20 +20,20 @@ from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.workers import Workers
-from multigate.model.data.examples import Examples, Group, Split, concatenate, targets
+from multigate.model.data.examples import Examples, RowGroup, Split, concatenate, targets
 
 Arrays = Any
-"""(features, targets (N, T)), or the same and weights (N,): nested arrays of N rows."""
+"""(features, targets (N, T)) or (features, targets, weights (N,)): nested arrays of N rows."""
 
 
 class Feed(Protocol):
     """One split as input of `fit` and `evaluate`.
 
     Attributes:
-        rows: of the split.
-        size: B, rows of a batch; the last of an epoch may have fewer.
-        steps: batches of an epoch.
-        failure: what went wrong while reading, where TensorFlow's own error hides it.
+        rows: number of rows of the split.
+        size: B, rows of a batch; the last batch of an epoch may have fewer.
+        steps: number of batches of an epoch.
+        failure: the error while reading, if TensorFlow's own error hides it.
     """
 
     rows: int
@@ -39,11 +42,11 @@ class Feed(Protocol):
     failure: MultigateError | None
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
-        """Batches of all rows but those of the first `skip` batches.
+        """The batches of an epoch after the first `skip`.
 
         Args:
-            number: of the epoch, which decides the order; the files' order where None.
-            skip: batches that are left out.
+            number: of the epoch, which decides the order; None for the order of the files.
+            skip: number of batches to leave out.
         """
 
     def sample(self, limit: int) -> Examples:
@@ -53,16 +56,16 @@ class Feed(Protocol):
 class MemoryFeed:
     """A split in memory, shuffled row by row.
 
-    On TensorFlow batches are gathered in C++ ahead of the model (`tf.data`), some ten times as
-    fast as training consumes them; on other backends by NumPy, between two steps.
+    On TensorFlow `tf.data` gathers batches in C++ ahead of the model, some ten times as fast as
+    training consumes them.  On other backends NumPy gathers them between two steps.
 
     Args:
         examples: N rows.
-        contract: whose tasks' targets are made.
+        contract: its tasks give the targets.
         statistics: of the training split.
         size: B.
         seed: of the order.
-        workers: who share each batch; this process has all of it where None.
+        workers: the workers that share each batch; None if this process trains alone.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class MemoryFeed:
         if backend.name() == "tensorflow":
             import tensorflow as tf
 
-            # Tensors once and for all: every epoch's pipeline refers to them, none copies them.
+            # Tensors, so that every epoch's pipeline refers to them and none copies them.
             self._arrays = tf.nest.map_structure(tf.constant, self._arrays)
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
@@ -99,7 +102,7 @@ class MemoryFeed:
         if self._workers is not None:
             order, size = self._shared(order)
         rows = tf.constant(order)
-        # By step, not by row: a worker's share of the last batch may be empty, and still counts.
+        # By step, not by row: a worker must also do a step if it has no rows of the last batch.
         return (
             tf.data.Dataset.range(self.steps - skip)
             .map(lambda step: rows[step * size : (step + 1) * size])
@@ -108,11 +111,11 @@ class MemoryFeed:
         )
 
     def _shared(self, order: np.ndarray) -> tuple[np.ndarray, int]:
-        """The worker's rows of every batch, and how many it has of a whole one."""
+        """The worker's rows of every batch, and its number of rows of a full batch."""
         assert self._workers is not None
         whole = len(order) // self.size * self.size
-        mine = order[:whole].reshape(-1, self.size)[:, self._workers.share(self.size)]
-        rest = order[whole:][self._workers.share(len(order) - whole)]
+        mine = order[:whole].reshape(-1, self.size)[:, self._workers.own_rows(self.size)]
+        rest = order[whole:][self._workers.own_rows(len(order) - whole)]
         return np.concatenate([mine.ravel(), rest]), mine.shape[1]
 
     def sample(self, limit: int) -> Examples:
@@ -121,21 +124,21 @@ class MemoryFeed:
 
 
 class StreamFeed:
-    """A split that is read from disk as training goes on, because memory does not hold it.
+    """A split that is too large for memory and is read from disk during training.
 
-    An epoch reads the row groups in a random order.  Groups are put together until they hold
-    `buffer` rows, which are shuffled among themselves; the next ones are read and encoded
-    meanwhile.  Memory holds two such blocks.
+    An epoch reads the row groups in a random order.  Row groups are joined to blocks of at least
+    `buffer` rows, and the rows of a block are shuffled.  The next block is read and encoded
+    meanwhile, so memory holds two blocks.
 
     Args:
         split: what to read.
-        contract: whose tasks' targets are made.
+        contract: its tasks give the targets.
         statistics: of the training split.
         size: B.
         seed: of the order.
-        buffer: rows that are shuffled together, at least; a row group is never split.
-        workers: who share each batch; this process has all of it where None.  Each reads all
-            rows, and keeps its own.
+        buffer: minimum number of rows that are shuffled together; a row group is never divided.
+        workers: the workers that share each batch; None if this process trains alone.  Each
+            reads all rows and keeps its own.
     """
 
     def __init__(
@@ -174,11 +177,11 @@ class StreamFeed:
             )
 
         def cut(*chunk: Any) -> Any:
-            # Not `unbatch`, which crashes on a batch without rows, as a worker may have.
+            # Not `unbatch`: it crashes on a batch without rows, which a worker may have.
             numbers = tf.data.Dataset.range(tf.shape(chunk[1], tf.int64)[0])
             return numbers.map(lambda n: tf.nest.map_structure(lambda a: a[n], chunk))
 
-        # Whole chunks cross from Python: a call costs as much for a batch as for a thousand.
+        # Python hands over whole chunks: a call costs as much for one batch as for a thousand.
         return (
             tf.data.Dataset.from_generator(
                 lambda: self._chunks(number, skip), output_signature=self._signature
@@ -197,7 +200,7 @@ class StreamFeed:
         return concatenate(parts)
 
     def _chunks(self, number: int | None, skip: int) -> Iterator[Arrays]:
-        """An epoch as arrays (batches, B, ...); what is left at its end comes as (1, rows, ...)."""
+        """An epoch as arrays (batches, B, ...); a smaller last batch comes as (1, rows, ...)."""
         B, left = self.size, None
         for block in self._blocks(number, skip * self.size):
             rows = block if left is None else keras.tree.map_structure(_join, left, block)
@@ -208,7 +211,7 @@ class StreamFeed:
                         lambda a, n=whole: a[:n].reshape(n // B, B, *a.shape[1:]), rows
                     )
                 )
-            # Copied, so that the rest does not hold the block in memory.
+            # A copy, so that these rows do not keep the block in memory.
             left = keras.tree.map_structure(lambda a, n=whole: a[n:].copy(), rows)
         if left is not None and len(left[1]):
             yield self._share(keras.tree.map_structure(lambda a: a[None], left))
@@ -217,11 +220,11 @@ class StreamFeed:
         """The worker's rows of batches (batches, B, ...)."""
         if self._workers is None:
             return chunk
-        mine = self._workers.share(chunk[1].shape[1])
+        mine = self._workers.own_rows(chunk[1].shape[1])
         return keras.tree.map_structure(lambda a: a[:, mine], chunk)
 
     def _blocks(self, number: int | None, skip: int) -> Iterator[Arrays]:
-        """An epoch's rows but the first `skip`, block by block, each read while another is used."""
+        """An epoch's rows after the first `skip`, in blocks; the next is read ahead."""
         plan = []
         for index, groups in enumerate(self._plan(number)):
             rows = sum(group.rows for group in groups)
@@ -235,12 +238,12 @@ class StreamFeed:
                 if ready is not None:
                     yield ready.result()
 
-    def _plan(self, number: int | None) -> list[list[Group]]:
-        """The epoch's row groups in order, those together that are shuffled together."""
+    def _plan(self, number: int | None) -> list[list[RowGroup]]:
+        """The epoch's row groups in order, one list per block."""
         groups = self._split.groups
         if number is not None:
             groups = [groups[i] for i in shuffled(len(groups), self._seed, number)]
-        blocks: list[list[Group]] = []
+        blocks: list[list[RowGroup]] = []
         rows = self._buffer
         for group in groups:
             if rows >= self._buffer:
@@ -250,7 +253,7 @@ class StreamFeed:
             rows += group.rows
         return blocks
 
-    def _load(self, number: int | None, block: int, groups: list[Group], skip: int) -> Arrays:
+    def _load(self, number: int | None, block: int, groups: list[RowGroup], skip: int) -> Arrays:
         try:
             arrays = self._convert(concatenate(list(self._split.read(groups))))
         except MultigateError as error:
@@ -269,7 +272,7 @@ def make_feed(
     options: TrainConfig,
     workers: Workers | None = None,
 ) -> Feed:
-    """A feed from memory where `train.memory` holds the split, else from disk."""
+    """A feed from memory if the split fits into `train.memory`, else from disk."""
     if split.rows * row_bytes(contract) <= options.memory * 2**30:
         examples = concatenate(list(split.read(split.groups)))
         return MemoryFeed(examples, contract, statistics, size, options.seed, workers)
@@ -288,12 +291,12 @@ def row_bytes(contract: Contract) -> int:
 
 
 def shuffled(rows: int, *seeds: int) -> np.ndarray:
-    """A random order of the rows (N,): a function of the seeds alone."""
+    """A random order of the rows (N,) that depends on the seeds only."""
     return np.random.default_rng(list(seeds)).permutation(rows)
 
 
 def to_arrays(examples: Examples, contract: Contract, statistics: Statistics) -> Arrays:
-    """Features, targets and, where rows have them, weights."""
+    """Features, targets and, if the rows have them, weights."""
     aims = targets(examples, contract, statistics)
     if examples.weights is None:
         return examples.features, aims

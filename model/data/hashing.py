@@ -1,12 +1,12 @@
-"""One hash of ids, for values that no vocabulary holds: the same in NumPy and in the graph.
+"""The hash of ids outside the vocabulary, the same in NumPy and in the exported graph.
 
 With P odd and all arithmetic modulo 2^64:
 
     text of bytes c_0 .. c_{n-1}:  h = mixed(n + sum over i < 256 of (c_i + 1) * P^(i + 1))
     integer v:                     h = mixed(v as two's complement)
 
-`mixed` is the finaliser of SplitMix64: without it the low bits of a polynomial depend on the low
-bits of the bytes alone.  Only a text's first 256 bytes and its length count.
+`mixed` is the finaliser of SplitMix64: without it the low bits of the result depend only on the
+low bits of the bytes.  Only the first 256 bytes of a text and its length count.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 LONGEST = 256
-"""Bytes of a text that are looked at."""
+"""Number of bytes of a text that count."""
 
 MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Rounds of the finaliser: h ^= h >> shift, then h *= factor; a last h ^= h >> 31 follows."""
+"""Rounds of the finaliser: h ^= h >> shift, then h *= factor; at the end h ^= h >> 31."""
 
 POWERS = np.cumprod(np.full(LONGEST, 0x9E3779B97F4A7C15, np.uint64))  # wraps modulo 2^64
 """P^1 .. P^256."""
@@ -40,7 +40,7 @@ def hash_ids(values: pa.Array, buckets: int) -> np.ndarray:
     for shift, factor in MIXER:
         h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
     h = h ^ (h >> np.uint64(31))
-    # The top bit goes, so that the remainder is that of a signed integer as well.
+    # Without the top bit, signed and unsigned integers have the same remainder.
     return (h >> np.uint64(1)).astype(np.int64) % buckets
 
 

@@ -1,4 +1,4 @@
-"""Batches padded to a few sizes, so that XLA compiles a graph for each of them once."""
+"""Batches padded to a few sizes, so that XLA compiles one graph per size."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +8,18 @@ import tensorflow as tf
 Tensor = Any
 
 
-class Buckets:
-    """Sizes that batches are padded to.
+class Padding:
+    """Pads batches to a few sizes.
 
     Args:
-        sizes: ascending; what is larger than the last is padded to a multiple of it.
+        sizes: ascending; a batch larger than the last is padded to a multiple of the last.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = tf.constant(list(sizes), tf.int32)
 
     def size(self, rows: Tensor) -> Tensor:
-        """Rows () after padding."""
+        """Number of rows () after padding."""
         largest = self._sizes[-1]
         beyond = (rows + largest - 1) // largest * largest
         fits = tf.where(self._sizes >= rows, self._sizes, beyond)

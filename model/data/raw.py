@@ -1,4 +1,4 @@
-"""Tables of examples as the raw inputs of an exported signature, as a client would send them."""
+"""Tables of examples as raw inputs of an exported signature, as a client would send them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,10 +25,10 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
     Args:
         contract: names, kinds and missing rules.
         table: N rows with the features as columns.
-        names: features to take; no position feature.
+        names: features to take; none of them a position.
 
     Returns:
-        Arrays named as `encoding_tensorflow.raw_inputs` names them; text as objects.
+        Arrays, named as in `encoding_tensorflow.raw_inputs`; text as objects.
     """
     raw: Raw = {}
     for name in names:
@@ -54,7 +54,7 @@ def feature_of(name: str) -> str:
 
 
 def as_json(arrays: Raw) -> dict[str, Any]:
-    """Arrays as a golden request has them: dtype, shape, and values in row-major order."""
+    """Arrays as JSON, in the format of a golden request."""
     return {
         name: {
             "dtype": "string" if values.dtype == object else values.dtype.name,

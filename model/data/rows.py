@@ -1,4 +1,4 @@
-"""The rows of one split as they are in the files: what several models are scored on alike."""
+"""The rows of one split as they are in the files, to score several models on the same rows."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +36,8 @@ class Rows:
         """Labels (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
 
         Raises:
-            DataError: a task has no label here, one that is not finite, or a binary one another
-                than 0 and 1.
+            DataError: a task has no label column, an infinite label, or a binary label other than
+                0 and 1.
         """
         self.check_columns([LABEL + name for name in contract.tasks])
         found = np.full((len(self), len(contract.tasks)), np.nan, np.float32)
@@ -48,23 +48,23 @@ class Rows:
             if np.isinf(known).any():
                 raise DataError(
                     f"{self.source}: {LABEL}{name}: expected finite numbers or null, received "
-                    f"{int(np.isinf(known).sum())} infinite ones; clip the task's label"
+                    f"{int(np.isinf(known).sum())} infinite values; clip the task's label"
                 )
             wrong = known[(known != 0) & (known != 1)] if task.type == "binary" else known[:0]
             if len(wrong):
                 raise DataError(
                     f"{self.source}: {LABEL}{name}: expected 0 or 1 or null, received {wrong[0]}; "
-                    "mend the task's label rule"
+                    "correct the task's label rule"
                 )
         return found
 
     def codes(self, name: str) -> np.ndarray:
-        """A column's values as 0, 1, ...; missing ones are a value of their own, (N,)."""
+        """A column's values as 0, 1, ..., (N,); a missing value counts as a value."""
         column = pc.dictionary_encode(self.table[name], null_encoding="encode")
         return np.asarray(column.combine_chunks().indices).astype(np.int64)
 
     def lists(self, contract: Contract) -> np.ndarray:
-        """The ranked list that each row is of, its request and user, as 0, 1, ..., (N,)."""
+        """Number 0, 1, ... of each row's ranked list (its request and user), (N,)."""
         users = self.codes(contract.user)
         if REQUEST not in self.table.column_names:
             return users
@@ -84,12 +84,12 @@ class Rows:
 
 
 def read_rows(examples: Path, split: str, columns: list[str] | None = None) -> Rows:
-    """Read a split whole.
+    """Read a whole split.
 
     Args:
         examples: folder of examples.
         split: one of `SPLITS`.
-        columns: to read; all where None.
+        columns: columns to read; all if None.
 
     Raises:
         DataError: no such split, no rows, or a file is not Parquet.

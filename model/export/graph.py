@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multigate.configs.contract import PRESENT, Combine
 from multigate.model.data.encoding import Encoder, unseen_codes
-from multigate.model.data.padding import Buckets
+from multigate.model.data.padding import Padding
 from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
@@ -97,7 +97,7 @@ class Servable:
             kind,
             static_shapes=bool(buckets),
         )
-        self._buckets = Buckets(buckets) if buckets else None
+        self._buckets = Padding(buckets) if buckets else None
         self._items = items
         self._precomputed = precompute and items is not None
         self.item_bytes = 0 if items is None else items.bytes()
@@ -243,7 +243,7 @@ class Servable:
         halves: Halves,
         gate_input: Callable[[], Tensor],
         ids: Tensor | None,
-        buckets: Buckets,
+        buckets: Padding,
     ) -> dict[str, Tensor]:
         """`_logits` by XLA on padded batches."""
         rows = tf.shape(halves.item)[0]

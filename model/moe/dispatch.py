@@ -1,4 +1,4 @@
-"""Sparse dispatch: run each expert on the rows that weight it, and mix the results per task.
+"""Sparse dispatch: run each expert on the rows that give it weight, and mix the results per task.
 
 One function, one implementation per backend: TensorFlow has dynamic row counts, JAX static ones.
 """
@@ -20,14 +20,13 @@ def mix(
 ) -> tuple[list[Tensor], Tensor]:
     """Sum over e of weights[t, b, e] * experts[e](x)[b], for every task t and row b.
 
-    Exact: no row is ever dropped, and gradients with respect to x, the weights that are not zero
-    and the experts' variables equal those of the dense computation.  Weights that are zero
-    receive no gradient, unless `dense`.
+    Exact: no row is dropped.  Gradients of x, of the non-zero weights and of the experts' variables
+    equal those of the dense computation.  Zero weights get no gradient, unless `dense`.
 
     Args:
         experts: E row-wise Keras layers of equal output shape.
         x: (B, ...) the experts' input.
-        weights: (T, B, E); an expert runs on row b if some task's weight is not zero.
+        weights: (T, B, E); an expert runs on row b if some task's weight for it is not zero.
         training: passed on to the experts.
         dense: run every expert on every row, for gates whose zero weights carry gradient.
 

@@ -1,12 +1,12 @@
-"""Dispatch on JAX: shapes are static under jit, so an expert gets the smallest bucket that fits.
+"""Dispatch on JAX: shapes are static under jit, so an expert runs at the smallest fitting capacity.
 
-Each expert is compiled for a few row counts: none, B, and B halved as long as that saves rows
-worth compiling for.  The number of rows that chose it picks one while the program runs.  The last
-bucket holds the whole batch, so no row is ever dropped, whatever the routing; a bucket's spare
-places run on a row of the batch with weight zero.
+Each expert is compiled for a few capacities (row counts): 0, B, and B halved several times, down
+to 32 rows.  While the program runs, the number of rows that chose the expert picks the capacity.
+The largest one holds the whole batch, so no row is dropped, whatever the routing.  Spare places run
+on some row of the batch with weight zero.
 
-Where devices share a batch (`model.backend.devices`), each does this with its own rows: B is then
-the number of those, and each chooses its own buckets.
+If several devices share a batch (`model.backend.devices`), each does this for its own rows: B is
+then the number of its rows, and each picks its own capacities.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from multigate.model.backend.devices import over_rows
+from multigate.model.backend.devices import shard_rows
 from multigate.model.gates.parts.base import Tensor
-from multigate.model.moe.experts import run
+from multigate.model.moe.experts import call_expert
 
-# More buckets waste fewer rows, and take longer to compile.
-SMALLEST_BUCKET = 32
+# More capacities waste fewer rows, and take longer to compile.
+SMALLEST_CAPACITY = 32
 HALVINGS = 6
 
 
@@ -47,17 +47,17 @@ def mix(
             after.append([own[index][None] for index in _changing(expert)])
         return mixed, after
 
-    divided = over_rows(compute, B, inputs=(0, 1, 0, None), outputs=(1, 0))
+    divided = shard_rows(compute, B, inputs=(0, 1, 0, None), outputs=(1, 0))
     mixed, after = divided(x, weights, used, state)
     for expert, own in zip(experts, after, strict=True):
         for index, values in zip(_changing(expert), own, strict=True):
-            # By device: a generator's counter stays where an expert had no rows, and moves on.
+            # One value per device: a random generator's counter moved only where there were rows.
             expert.variables[index].assign(jnp.max(values, axis=0))
     return list(mixed), jnp.sum(used, dtype=weights.dtype) / max(B, 1)
 
 
 def _changing(expert: keras.layers.Layer) -> list[int]:
-    """Places of the variables that a call may change."""
+    """Indices of the variables that a call may change."""
     return [index for index, variable in enumerate(expert.variables) if not variable.trainable]
 
 
@@ -77,20 +77,20 @@ def _add(
         state: values of its variables.
         x: (B, ...).
         weights: (T, B).
-        used: (B,) boolean; the rows to run on.
+        used: (B,) bool; the rows to run on.
         training: passed on to the expert.
         mixed: (T, B, ...) the sum so far.
 
     Returns:
-        The sum, and the values of the variables afterwards.
+        The new sum, and the variables' new values.
     """
     B = x.shape[0]
     halved = {-(-B // 2**halving) for halving in range(1, HALVINGS + 1)}
-    capacities = sorted({0, B} | {rows for rows in halved if rows >= SMALLEST_BUCKET})
-    # A branch is traced on its own: it may change no variable, so state goes in and comes out.
-    bucket = jnp.searchsorted(jnp.asarray(capacities), jnp.sum(used))
+    capacities = sorted({0, B} | {rows for rows in halved if rows >= SMALLEST_CAPACITY})
+    # A branch is traced on its own and may change no variable: state goes in and comes out.
+    chosen = jnp.searchsorted(jnp.asarray(capacities), jnp.sum(used))
     branches = [_branch(expert, capacity, training) for capacity in capacities]
-    return jax.lax.switch(bucket, branches, mixed, state, x, weights, used)
+    return jax.lax.switch(chosen, branches, mixed, state, x, weights, used)
 
 
 def _branch(
@@ -107,7 +107,7 @@ def _branch(
         rows = jnp.nonzero(used, size=capacity, fill_value=x.shape[0])[0]  # spare: out of range
         scope = keras.StatelessScope(list(zip(variables, state, strict=True)))
         with scope:
-            y = run(expert, jnp.take(x, rows, axis=0, mode="clip"), training)
+            y = call_expert(expert, jnp.take(x, rows, axis=0, mode="clip"), training)
         w = jnp.take(weights, rows, axis=1, mode="fill", fill_value=0)  # (T, capacity)
         w = jnp.reshape(w, w.shape + (1,) * (y.ndim - 1))
         mixed = mixed.at[:, rows].add((w * y[None]).astype(mixed.dtype), mode="drop")

@@ -1,10 +1,10 @@
 """Dispatch on TensorFlow: row counts are dynamic, so every expert gets exactly its rows.
 
-A *choice* is a non-zero weight (expert, row, task); a *pair* is an (expert, row) that some task
-chose, evaluated once.  Choices and pairs are kept sorted by expert, so that an expert's rows are a
+A *choice* is a non-zero weight (expert, row, task).  A *pair* is an (expert, row) that some task
+chose; it is evaluated once.  Choices and pairs are sorted by expert, so an expert's rows are a
 slice that TensorFlow cuts without copying.
 
-Moving rows costs as much as a small expert, so its two steps have gradients of their own.  The
+Moving rows costs as much as a small expert, so both moves have hand-written gradients.  The
 automatic ones scatter row by row on one core and mask out indices that cannot occur.
 """
 
@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from multigate.model.gates.parts.base import Tensor
-from multigate.model.moe.experts import Expert, run
+from multigate.model.moe.experts import Expert, call_expert
 
 
 def mix(
@@ -53,16 +53,16 @@ def mix(
 def _run(expert: keras.layers.Layer, rows: Tensor, shape: Any, training: bool) -> Tensor:
     """Run an expert on its rows, unless there are none.
 
-    Dense layers take an empty batch in their stride, and a branch costs them some 5 % of a step.
-    Other layers need not: TensorFlow's convolution (oneDNN) returns one of the wrong shape.
+    Dense layers accept an empty batch, and a branch would cost them some 5 % of a step.  Other
+    layers get a branch: TensorFlow's convolution (oneDNN) returns a wrong shape for an empty batch.
     """
     rows.set_shape([None, *shape[1:]])
     if isinstance(expert, Expert):
-        return run(expert, rows, training)
+        return call_expert(expert, rows, training)
     empty = [0, *expert.compute_output_shape(rows.shape)[1:]]
     result = tf.cond(
         tf.shape(rows)[0] > 0,
-        lambda: run(expert, rows, training),
+        lambda: call_expert(expert, rows, training),
         lambda: tf.zeros(empty, expert.compute_dtype),
     )
     result.set_shape([None, *empty[1:]])
@@ -89,7 +89,7 @@ def _combine(y: Tensor, values: Tensor, pair_of: Tensor, target: Tensor, size: T
     Args:
         y: (P, U) results of the pairs.
         values: (N,) weights of the choices.
-        pair_of: (N,) ascending; every pair occurs.
+        pair_of: (N,) the choices' pairs, ascending; every pair occurs.
         target: (N,) in [0, size).
         size: rows of the result.
     """

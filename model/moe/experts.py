@@ -1,8 +1,7 @@
 """Experts: the layers that a mixture chooses between, and what they must not do.
 
-Any Keras layer whose output row depends on its input row alone can be an expert, because the
-mixture runs an expert on a subset of the batch.  `Expert` is the usual one, a stack of dense
-layers.
+The mixture runs an expert on a subset of the batch.  So any Keras layer can be an expert if each
+output row depends on its own input row only.  `Expert` is the usual one, a stack of dense layers.
 """
 
 import inspect
@@ -13,7 +12,7 @@ import keras
 
 from multigate.model.gates.parts.base import Gate, Tensor, derive_seed
 
-# Layers that mix rows by construction.  Layers with an `axis` are judged by that axis instead.
+# Layers that always mix rows.  Layers with an `axis` are judged by that axis.
 _MIXING = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
 
 
@@ -25,8 +24,8 @@ class Expert(keras.layers.Layer):
         units: width of each layer; the last is U.
         activation: activation of every layer.
         dropout: rate in [0, 1) of the dropout after every layer.
-        seed: seed of the initial weights and the dropout masks; each layer derives its own from
-            it.  Experts with the same seed are copies of one another: see `make_experts`.
+        seed: seed of the initial weights and dropout masks; each layer derives its own.  Experts
+            with the same seed are equal: see `make_experts`.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ def make_experts(
     seed: int | None = None,
     dtype: str | None = None,
 ) -> list[Expert]:
-    """Make E experts that differ: each derives its own seed from `seed` and its number.
+    """Make E different experts: each derives its own seed from `seed` and its number.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -125,8 +124,8 @@ def make_experts(
     ]
 
 
-def run(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
-    """Call an expert, with `training` where it takes such an argument."""
+def call_expert(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
+    """Call an expert, with `training` if it has that argument."""
     if "training" in inspect.signature(expert.call).parameters:
         return expert(x, training=training)
     return expert(x)
@@ -135,10 +134,10 @@ def run(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
 def check_row_wise(expert: keras.layers.Layer) -> None:
     """Refuse an expert in which a row's output depends on the batch's other rows.
 
-    An expert sees only the rows that are routed to it, so such a layer would compute something
-    else than it does on the whole batch.  Layers and the operations of functional models are
-    judged by what they declare.  The code of custom layers and lambdas cannot be looked into; it
-    is taken to be row-wise.
+    An expert sees only the rows that are routed to it, so such a layer would not compute what it
+    computes on the whole batch.  Layers, and the operations of functional models, are judged by
+    what they declare.  The code of custom layers and lambdas cannot be inspected; it is assumed to
+    be row-wise.
 
     Raises:
         ValueError: the expert is, or contains, a layer that mixes rows, keeps state from batch to
@@ -160,26 +159,26 @@ def check_row_wise(expert: keras.layers.Layer) -> None:
             raise ValueError(
                 f"experts: expert {expert.name!r} contains {type(layer).__name__} "
                 f"{layer.name!r}, which {reason}; expected row-wise layers, because an expert "
-                "runs only on the rows routed to it. Use LayerNormalization instead of batch "
-                "normalisation, or move the layer in front of the mixture"
+                "runs only on the rows routed to it; use LayerNormalization instead of batch "
+                "normalisation, or put the layer before the mixture"
             )
 
 
 def _axes(operation: Any) -> list[int]:
-    """Axes along which a layer or operation declares to work, counted from 0, the batch.
+    """Axes along which a layer or operation says it works; axis 0 is the batch.
 
-    A negative one can be counted from 0 only where the input's rank is known, which is where the
-    layer is part of a functional or built sequential model; elsewhere it is returned as it is.
+    A negative axis is converted only if the rank of the input is known, as in a functional or a
+    built sequential model; otherwise it is returned unchanged.
     """
     if not hasattr(operation, "axis"):
         return []
     axis = operation.axis
     if axis is None:
-        # A layer takes it for its own features, an operation for all axes.
+        # For a layer None means its features, for an operation all axes.
         return [] if isinstance(operation, keras.layers.Layer) else [0]
     axes = axis if isinstance(axis, (list, tuple)) else [axis]
     try:
         rank = len(keras.tree.flatten(operation.input)[0].shape)
-    except AttributeError:  # Keras's answer for a layer that was never called symbolically
+    except AttributeError:  # raised by Keras if the layer was never called symbolically
         return list(axes)
     return [one + rank if one < 0 else one for one in axes]

@@ -35,17 +35,16 @@ class Mixed(NamedTuple):
 class Mixture(keras.layers.Layer):
     """T gates over E shared experts.
 
-    To be called inside a layer's or model's `call`: the names of its regularisation terms depend
-    on `training`, which a functional model cannot express.
+    Call it inside the `call` of a layer or model: the names of its regularisation terms depend on
+    `training`, which a functional model cannot express.
 
     Args:
-        experts: E Keras layers of equal output shape, each row-wise (see
-            `experts.check_row_wise`).
+        experts: E row-wise Keras layers (see `experts.check_row_wise`) of equal output shape.
         gates: T gates over E experts.
 
     Raises:
-        ValueError: no expert or gate, one of them given twice, a gate over another number of
-            experts, or an expert that mixes rows.
+        ValueError: no expert or no gate, one given twice, a gate for another number of experts, or
+            an expert that mixes rows.
     """
 
     def __init__(
@@ -83,19 +82,19 @@ class Mixture(keras.layers.Layer):
         """Build the experts and gates.
 
         Raises:
-            ValueError: an expert's output shape is not known, or differs from the first one's.
+            ValueError: an expert's output shape is unknown, or differs from the first expert's.
         """
         expected = None
         for expert in self.experts:
             if not expert.built:
                 expert.build(x_shape)
-            check_row_wise(expert)  # again, for experts that create their layers when built
+            check_row_wise(expert)  # again: an expert may create its layers when it is built
             received = tuple(expert.compute_output_shape(x_shape))
             if expected is None:
                 expected = received
             if None in received[1:]:
                 raise ValueError(
-                    "experts: expected an output shape that is known except for the batch, "
+                    "experts: expected a known output shape, apart from the batch; "
                     f"expert {expert.name!r} has {received} on input {tuple(x_shape)}"
                 )
             if received != expected:
@@ -117,10 +116,10 @@ class Mixture(keras.layers.Layer):
         """Route a batch and evaluate the experts that the routing selects.
 
         Args:
-            x: (B, D), or (B, ...) for experts that take such; the experts' input.
+            x: the experts' input, (B, D), or (B, ...) if the experts accept that.
             gate_input: (B, D'); the gates' input, `x` by default.
             ids: (B,) integers, for gates that route by id.
-            training: whether gates draw noise and report regularisers, and dropout is active.
+            training: whether gates draw noise and report regularisers, and whether dropout is on.
 
         Returns:
             `Mixed`.
@@ -137,7 +136,7 @@ class Mixture(keras.layers.Layer):
         weights = ops.stack(
             [ops.broadcast_to(r.weights, (rows, len(self.experts))) for r in routings]
         )  # (T, B, E)
-        # A straight-through gate's zeros carry gradient while training.
+        # In training, the zeros of a straight-through gate carry gradient.
         dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
         outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense)
         return Mixed(outputs, routings, experts_per_row)
@@ -161,20 +160,20 @@ class Mixture(keras.layers.Layer):
 
 
 def _check_distinct(argument: str, layers: Sequence[keras.layers.Layer]) -> None:
-    """Refuse a layer given twice.
+    """Refuse a layer that is given twice.
 
-    Saved and loaded, it would be two; a gate would draw, and count its steps, once per task.
+    Saving and loading would make two of it, and a gate would draw, and count steps, once per task.
     """
     for index, layer in enumerate(layers):
         if any(layer is earlier for earlier in layers[:index]):
             raise ValueError(
-                f"{argument}: expected layers of their own, received {layer.name!r} twice; "
-                "make one for each place"
+                f"{argument}: expected different layers, received {layer.name!r} twice; "
+                "make one layer for each place"
             )
 
 
 def _check_rows(argument: str, given: Tensor | None, x: Tensor) -> None:
-    """Refuse an input with another number of rows than x: a single row would broadcast."""
+    """Refuse an input that has not as many rows as x: a single row would broadcast."""
     if given is None or None in (given.shape[0], x.shape[0]):
         return
     if given.shape[0] != x.shape[0]:

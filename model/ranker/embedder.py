@@ -18,21 +18,21 @@ from multigate.model.gates.parts.base import Tensor, derive_seed
 
 
 class Embedder(keras.layers.Layer):
-    """Looks ids up in embedding tables, pools lists, appends numbers; concatenates in order.
+    """Looks up ids in embedding tables, pools lists, adds numbers, and concatenates all of it.
 
-    Per feature, in the contract's order (position features have no part here):
+    Per feature, in the contract's order (without position features):
 
-        id       its row of the table; row 0, which stands for a missing id, is learnt like others
-        id_list  mean or sum of the rows over the list, padding (0) left out; empty: zeros
+        id       its row of the table; row 0, the row of a missing id, is learnt like the others
+        id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros
         number   the number itself, or its bucket's row under `scale: buckets`
 
-    and after a number under `missing: indicator` 1 where there is a value, else 0.
-    Features that share a vocabulary share the table.
+    A number under `missing: indicator` is followed by 1 where there is a value, else 0.
+    Features that share a vocabulary share its table.
 
     Args:
         contract: names, kinds and order of the features.
         config: widths of the embeddings.
-        rows: rows of the table of each feature that owns one.
+        rows: number of rows of each table, by the feature that owns it.
         seed: seed of the initial tables; each table derives its own.
     """
 
@@ -82,9 +82,9 @@ class Embedder(keras.layers.Layer):
 
         Args:
             encoded: arrays by feature, see `model.data.encoding`.
-            names: the features to use, all by default; their order is always the contract's.
-            tables: what looks codes up, by owner, in the place of the layer's own tables; an
-                exported graph stores them in its own way.
+            names: the features to use, all by default; the order is always the contract's.
+            tables: functions that look up codes, by owner, instead of the layer's own tables; an
+                exported graph stores tables in its own way.
 
         Returns:
             (B, d), d the sum of the features' `widths`.
@@ -102,7 +102,7 @@ class Embedder(keras.layers.Layer):
         encoded: Mapping[str, Tensor],
         tables: Mapping[str, Callable[[Tensor], Tensor]],
     ) -> list[Tensor]:
-        """What one feature contributes: tensors (B, .)."""
+        """Columns of one feature: tensors (B, .)."""
         ops = keras.ops
         feature, value = self.features[name], encoded[name]
         if isinstance(feature, IdListFeature):
@@ -130,5 +130,5 @@ class Embedder(keras.layers.Layer):
 
 
 def _has_indicator(feature: Feature) -> bool:
-    """Whether a companion says which rows have a value; a missing id has a row of its own."""
+    """Whether an indicator column says which rows have a value; a missing id has its own row."""
     return isinstance(feature, NumberFeature) and feature.missing == "indicator"

@@ -3,16 +3,16 @@
     L = sum over tasks t of weight_t * L_t  +  the gates' regularisation terms
     L_t = mean over the batch's rows whose label of t is not masked of loss_t; 0 if there are none
 
-loss_t is binary cross entropy in nats (from the logit), or, for a regression task, the squared
-error of the *standardised* transformed label: ((transform(y) - mean) / std - output)^2 with the
-training split's mean and std, so that tasks of any unit weigh alike.  A mean squared error in the
-label's own units, as the tables on MovieLens in the papers on DSelect-k and MOESART have it, is
-std^2 times as large: the papers' 0.9 * cross entropy + 0.1 * MSE is minimised by the weights 0.9
-and 0.1 * std^2 here (std^2 = 1.25 for the stars), and `model.evaluation.evaluate` reports the
-papers' sum itself as `loss`.
+loss_t is the binary cross entropy in nats (from the logit), or, for a regression task, the squared
+error of the *standardised* transformed label: ((transform(y) - mean) / std - output)^2, with mean
+and std of the training split.  So tasks of any unit have comparable losses.  A mean squared error
+in the label's own units is std^2 times as large; the MovieLens tables of the papers on DSelect-k
+and MOESART use that.  To minimise the papers' 0.9 * cross entropy + 0.1 * MSE, set the weights here
+to 0.9 and 0.1 * std^2 (std^2 = 1.25 for the stars); `model.evaluation.evaluate` reports the papers'
+sum as `loss`.
 
-Rows may have weights w: means over rows are then sum(w loss) / sum(w).  Tasks may learn how much
-they weigh, see `Uncertainty`.
+Rows may have weights w: means over rows are then sum(w loss) / sum(w).  Task weights may be learnt,
+see `Uncertainty`.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from multigate.model.gates.parts.base import Routing, Tensor
 
 
 def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of each row, before masking out.
+    """Loss of each row of one task.
 
     Args:
         kind: "binary" or "regression".
@@ -35,7 +35,7 @@ def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     """
     ops = keras.ops
     known = ops.logical_not(ops.isnan(targets))
-    # Replaced before it is used: NaN times zero is NaN, in the gradient too.
+    # NaN must go before the loss: NaN times zero is NaN, also in the gradient.
     safe = ops.where(known, targets, ops.zeros_like(targets))
     binary = kind == "binary"
     losses = ops.softplus(logits) - safe * logits if binary else ops.square(safe - logits)
@@ -44,29 +44,29 @@ def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tens
 
 
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """Mean of losses (B,) with weights `mask` (B,), 1 or 0 without weights; 0 where all are 0."""
+    """Mean of losses (B,) weighted by `mask` (B,), a weight or 1 per label; 0 if all are 0."""
     ops = keras.ops
     return ops.sum(losses * mask) / _total(mask)
 
 
 def _total(mask: Tensor) -> Tensor:
-    """Sum of a mask or of weights (B,); 1 where it is 0."""
+    """Sum of a mask or of weights (B,), or 1 if that is 0."""
     total = keras.ops.sum(mask)
     return keras.ops.where(total > 0, total, keras.ops.ones_like(total))
 
 
 @keras.saving.register_keras_serializable("multigate")
 class Uncertainty(keras.layers.Layer):
-    """Task weights that are learnt (Kendall, Gal and Cipolla 2018, eqs. 7 and 10).
+    """Learnt task weights (Kendall, Gal and Cipolla 2018, eqs. 7 and 10).
 
     With s_t = log sigma_t^2, one number per task that starts at 0:
 
         exp(-s_t) L_t + s_t / 2
 
-    A task whose loss stays high gets a larger sigma_t and weighs less; s_t / 2 keeps sigma_t from
-    growing without end.  The contract's weights multiply the whole, so that they go on saying
-    what matters.  Deviation: the half of the regression's loss is left out, because our squared
-    error is of a standardised label and starts near 1, as a binary loss does.
+    If a task's loss stays high, its sigma_t grows and the task gets less weight; s_t / 2 limits
+    that growth.  The contract's weights multiply the whole term, so they still set priorities.
+    Deviation: the regression loss has no factor 1/2, because our squared error is of a
+    standardised label and starts near 1, like a binary loss.
     """
 
     def __init__(self, tasks: int, **kwargs: Any) -> None:
@@ -89,20 +89,20 @@ def task_loss(losses: Tensor, mask: Tensor, routing: Routing, estimator: Any = N
         losses: (B,), 0 where masked.
         mask: (B,), the row's weight (1 without weights) where there is a label, else 0.
         routing: of the task's gate.
-        estimator: a `gates.estimators.SampledLoss`, for gates that sample their experts: it turns
-            row losses into a scalar whose gradient also trains the router.
+        estimator: a `gates.sampled.estimators.SampledLoss`, for gates that sample their experts:
+            the gradient of its loss also trains the router.
     """
     ops = keras.ops
     if estimator is None or routing.importance is None:
         return masked_mean(losses, mask)
     value = estimator(losses, routing.importance, routing.kept * mask, routing.log_prob)
-    # The estimator takes the mean over all B rows; ours is over the rows with a label.
+    # The estimator's mean is over all B rows, ours over the rows that have a label.
     rows = ops.cast(ops.shape(losses)[0], losses.dtype)
     return value * rows / _total(mask)
 
 
 def regularisation(routings: list[Routing]) -> Tensor:
-    """Sum of the gates' regularisation terms, a scalar; they carry their strengths already."""
+    """Sum of the gates' regularisation terms, a scalar; each includes its strength."""
     total = keras.ops.zeros(())
     for routing in routings:
         for term in routing.losses.values():

@@ -28,12 +28,12 @@ from multigate.model.ranker.loss import (
 )
 from multigate.model.ranker.towers import PositionTower, Tower
 
-if TYPE_CHECKING:  # JAX may not be there
+if TYPE_CHECKING:  # JAX may not be installed
     from multigate.model.backend.devices import Devices
 
 
 class Forward(NamedTuple):
-    """All that a pass over a batch computes.
+    """Results of a forward pass over a batch.
 
     Attributes:
         logits: by task, (B,) each.
@@ -45,7 +45,7 @@ class Forward(NamedTuple):
 
 
 class _Last:
-    """Holds the latest `Mixed` for the loss, out of sight of Keras's tracking of attributes."""
+    """The latest `Mixed`, for the loss; hidden from Keras, which tracks attributes of layers."""
 
     mixed: Mixed | None = None
 
@@ -53,20 +53,20 @@ class _Last:
 class Ranker(keras.Model):
     """Encoded features to one logit per task.
 
-    Its parts, which export uses one by one: `embed`, `mixture`, `towers` (by task) and, if the
-    contract has a position feature, `position_tower`, which takes part in training only.
+    Export uses its parts one by one: `embed`, `mixture`, `towers` (by task) and, if the contract
+    has a position feature, `position_tower`, which is used in training only.
 
-    A regression task's logit is its label in standardised transformed units; `model.ranker.scores`
+    The logit of a regression task is the transformed, standardised label; `model.ranker.scores`
     turns logits into scores.
 
     Args:
         contract: features and tasks.
         config: widths, experts, gates, towers.
-        rows: rows of the embedding table of each feature that owns one (`Encoder.rows`).
-        statistics: of the training split; base rates start the towers.
-        seed: everything random derives its own seed from it.
+        rows: number of rows of each embedding table, by owner (`Encoder.rows`).
+        statistics: of the training split; the towers start at its base rates.
+        seed: all random parts derive their own seeds from it.
         precision: dtype policy of the experts and of the towers' hidden layers.  Embeddings,
-            gates, logits and losses are float32 in any case: in half precision neighbouring
+            gates, logits and losses are always float32, because in half precision neighbouring
             logits tie.
     """
 
@@ -126,18 +126,18 @@ class Ranker(keras.Model):
         self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
         self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
         self.workers: Workers | None = None
-        """On TensorFlow the processes that train together; set by the training, else nobody."""
+        """The processes that train together on TensorFlow; set by the training, else None."""
         self.devices: Devices | None = None
-        """On JAX the devices that do."""
+        """The devices that train together on JAX; set by the training, else None."""
         self.validates_positions = False
-        """Whether calls without training, too, have the position tower; set by the training."""
+        """Whether the position tower is also used outside training; set by the training."""
         self._last = _Last()
         self.built = True
-        # Not under XLA: on TensorFlow dispatch has dynamic shapes.
+        # No XLA on TensorFlow, where dispatch has dynamic shapes.
         self.supports_jit = backend.name() != "tensorflow"
 
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
-        """The experts' and gates' input (B, d), or its part of some features, see `Embedder`."""
+        """The experts' and gates' input (B, d), or its columns of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
 
     def ids(self, encoded: Mapping[str, Tensor]) -> Tensor | None:
@@ -147,12 +147,12 @@ class Ranker(keras.Model):
     def forward(
         self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
     ) -> Forward:
-        """Logits, and what the gates decided.
+        """Compute logits and routings.
 
         Args:
             encoded: arrays by feature (see `model.data.encoding`), B rows each.
-            training: whether dropout and the gates' noise take part.
-            positions: whether the position tower does; as `training` where None.
+            training: whether dropout and the gates' noise are on.
+            positions: whether to use the position tower; the same as `training` if None.
         """
         mixed = self.mixture(self.embed(encoded), ids=self.ids(encoded), training=training)
         logits = {
@@ -168,10 +168,10 @@ class Ranker(keras.Model):
 
     @cached_property
     def infer(self) -> Callable[[Mapping[str, Tensor]], Forward]:
-        """`forward` without training, for many batches: compiled where that pays.
+        """`forward` outside training, for many batches; compiled on JAX.
 
-        On JAX every branch of the dispatch would be compiled anew at every call; on TensorFlow
-        compiling takes longer than it saves in an evaluation.
+        Without it JAX would compile every branch of the dispatch again at every call.  On
+        TensorFlow, compiling takes longer than it saves in an evaluation.
         """
         if backend.name() == "tensorflow":
             return self.forward
@@ -182,14 +182,14 @@ class Ranker(keras.Model):
             with keras.StatelessScope(state_mapping=list(mapping)):
                 return self.forward(encoded)
 
-        # Every process gets all of the results.
+        # Every process gets the whole results.
         compiled = jax.jit(compute, out_shardings=self.devices and self.devices.whole)
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Logits (B,) by task; arguments as in `forward`."""
         if self.devices is not None:
-            encoded = self.devices.divide(encoded)
+            encoded = self.devices.shard(encoded)
         forward = self.forward(encoded, training, training or self.validates_positions)
         self._last.mixed = forward.mixed
         return forward.logits
@@ -208,8 +208,8 @@ class Ranker(keras.Model):
             x: not read.
             y: (B, T) targets in the contract's order of tasks, NaN where masked.
             y_pred: logits (B,) by task.
-            sample_weight: (B,) weights of the rows; None where all weigh the same.
-            training: whether regularisation takes part and sampled routers are trained.
+            sample_weight: (B,) weights of the rows; None if all are equal.
+            training: whether to add regularisation and to train sampled routers.
         """
         ops = keras.ops
         mixed = self._last.mixed
@@ -221,14 +221,14 @@ class Ranker(keras.Model):
             losses, mask = row_losses(task.type, y_pred[name], y[:, t])
             found.append((losses, mask if sample_weight is None else mask * sample_weight))
         counts = [ops.sum(mask) for _, mask in found]
-        shares = [1.0] * len(found) if workers is None else workers.shares(counts)
+        shares = [1.0] * len(found) if workers is None else workers.fractions(counts)
         for t, (name, task) in enumerate(self.contract.tasks.items()):
             losses, mask = found[t]
             if training:
                 estimator = self.estimators.get(name)
                 value = task_loss(losses, mask, mixed.routings[t], estimator)
                 if self.uncertainty is not None:
-                    # A batch without a label of the task says nothing about its uncertainty.
+                    # A batch without labels of the task says nothing about its uncertainty.
                     known = ops.cast(counts[t] > 0, value.dtype)
                     value = known * self.uncertainty(value, task=t)
             else:
@@ -240,13 +240,13 @@ class Ranker(keras.Model):
             terms = regularisation(mixed.routings) / (1 if workers is None else workers.size)
             total = total + terms
         if workers is not None:
-            # The gradient stays this worker's part; the numbers are everybody's.
+            # The gradient stays that of this worker's rows; the reported numbers are of all rows.
             parts = [mean * share for mean, share in zip(means, shares, strict=True)]
-            whole, terms, *sums = workers.sum([total, terms, *parts, *counts], key=2)
+            whole, terms, *sums = workers.all_reduce([total, terms, *parts, *counts], key=2)
             total = total + ops.stop_gradient(whole - total)
             means, counts = sums[: len(means)], sums[len(means) :]
         for name, mean, count in zip(self.contract.tasks, means, counts, strict=True):
-            # Weighted by the rows that have a label, so that an epoch's mean is that over rows.
+            # Weighted by the number of labels, so that an epoch's mean is the mean over rows.
             self.trackers[name].update_state(mean, count)
         if training:
             self.regularisation_tracker.update_state(terms)
@@ -262,7 +262,7 @@ def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
 
 
 def _base_logit(task: Task, statistics: TaskStatistics) -> float:
-    """Where a tower's output starts: the logit of the label's rate, kept within 1e-4 of 0 and 1."""
+    """Initial output of a tower: the logit of the label's rate, clipped to [1e-4, 1 - 1e-4]."""
     if task.type == "regression":
         return 0.0
     rate = min(max(statistics.mean, 1e-4), 1 - 1e-4)

@@ -47,7 +47,7 @@ def scores(
 
 
 def targets(task: Task, statistics: TaskStatistics, labels: np.ndarray) -> np.ndarray:
-    """What a logit is trained towards; inverse of `score` for regression, but for the clip.
+    """Training targets of the logit; for regression the inverse of `score`, without the clip.
 
     Args:
         task: its type and transform.

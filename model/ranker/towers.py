@@ -1,4 +1,4 @@
-"""From the mixture to the logits: one tower per task, and the position tower of training."""
+"""From the mixture to the logits: one tower per task, and a position tower used in training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from multigate.model.moe.experts import Expert
 
 
 class Tower(keras.layers.Layer):
-    """Hidden dense layers (none: a single linear layer) and one output unit.
+    """Hidden dense layers and one output unit; without hidden layers, a linear layer.
 
     Args:
         width: U, columns of the input.
         units: widths of the hidden layers.
         activation: of the hidden layers.
         dropout: after each hidden layer.
-        bias: initial value of the output; the logit of a label's base rate saves the first
-            steps of training from learning it.
+        bias: initial value of the output; with the logit of the label's base rate, training need
+            not learn that first.
         seed: of initial weights and dropout.
         precision: dtype policy of the hidden layers; the output is float32.
     """
@@ -59,13 +59,13 @@ class Tower(keras.layers.Layer):
 
 
 class PositionTower(keras.layers.Layer):
-    """The effect of the place at which an item was shown: one number per position and task.
+    """The effect of the position at which an item was shown: one number per position and task.
 
-    It is added to the logits while training only, so that the rest of the model learns the
-    preference that remains; at inference nothing is added.  That is why the effect is centred
-    over the batch's rows that have a position: otherwise it would take over part of the towers'
-    bias, and every score would be off without it.  (Centring also keeps it from telling rows with
-    a position, that were really shown, from sampled negatives, that were not.)
+    It is added to the logits in training only, so that the rest of the model learns the user's
+    preference without it.  The effect is centred over the rows of the batch that have a position.
+    Without that it would take over part of the towers' bias, and every score would be off at
+    inference.  Centring also keeps it from separating rows with a position, which were shown, from
+    sampled negatives, which were not.
 
     Args:
         positions: number of positions, index 0 (no position) included.

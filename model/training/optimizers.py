@@ -61,7 +61,7 @@ class Adam(keras.optimizers.Adam):
         if self.workers is not None:
             known = [index for index, gradient in enumerate(grads) if gradient is not None]
             grads = list(grads)
-            totals = self.workers.sum([grads[index] for index in known], key=3)
+            totals = self.workers.all_reduce([grads[index] for index in known], key=3)
             for index, total in zip(known, totals, strict=True):
                 grads[index] = total
         super().apply(grads, trainable_variables)

@@ -15,7 +15,7 @@ from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
-from multigate.model.backend.data_parallel import take_place
+from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.encoding import Encoder
@@ -62,10 +62,10 @@ def train(
             explodes, or the interrupted training was another.
     """
     started = time.perf_counter()
-    group = take_place() if config.train.data_parallel else None
+    group = connect() if config.train.data_parallel else None
     writes = group is None or group.rank == 0
     with group or nullcontext(), Workspace(out, resume, writes) as work, _folder(work) as folder:
-        frozen = checkpoint.start(folder, config, examples)
+        frozen = checkpoint.create(folder, config, examples)
         work.identify(
             {
                 "configuration": config.model_dump(mode="json"),

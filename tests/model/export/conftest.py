@@ -186,7 +186,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         folder = root / f"checkpoint-{made}"
         folder.mkdir()
         config = make_config(**changes)
-        checkpoints.start(folder, config, root / "examples")
+        checkpoints.create(folder, config, root / "examples")
         encoder = checkpoints.Encoder.read(folder)
         ranker = checkpoints.make_ranker(config.contract, config.model, encoder, seed)
         randomise(ranker, seed)

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from multigate.configs.errors import ConfigError
-from multigate.model.data.padding import Buckets
+from multigate.model.data.padding import Padding
 from multigate.model.data.raw import feature_of, raw_values
 from multigate.model.export.export import export
 
 
 def test_sizes_that_batches_are_padded_to() -> None:
-    buckets = Buckets([4, 16])
+    buckets = Padding([4, 16])
     sizes = [int(buckets.size(tf.constant(rows))) for rows in (0, 1, 4, 5, 16, 17, 32, 33)]
     assert sizes == [4, 4, 4, 16, 16, 32, 32, 48]
     padded = buckets.pad(tf.ones([5, 2]))

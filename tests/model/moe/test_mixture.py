@@ -448,5 +448,5 @@ def test_survives_export_with_any_batch_size(tmp_path):
 
 def test_refuses_an_output_of_unknown_shape():
     mixture = Mixture([keras.layers.Conv1D(3, 2)], [gates.make("softmax", 1)])
-    with pytest.raises(ValueError, match=r"known except for the batch.*\(None, None, 3\)"):
+    with pytest.raises(ValueError, match=r"expected a known output shape.*\(None, None, 3\)"):
         mixture.build((None, None, 2), (None, D))

@@ -143,11 +143,11 @@ def test_a_worker_that_never_comes_is_not_waited_for_forever(
 ) -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     monkeypatch.setattr(peers, "WAIT_S", 0.3)
-    message = rf"process 1 \({addresses[1]}\) is not there after 0.3 s"
-    with pytest.raises(ModelError, match=message), peers.meet(addresses, 0):
+    message = rf"process 1 \({addresses[1]}\) did not answer within 0.3 s"
+    with pytest.raises(ModelError, match=message), peers.wait_for_peers(addresses, 0):
         pass
     ports = [int(address.partition(":")[2]) for address in addresses]
-    with socket.create_server(("127.0.0.1", ports[1])), peers.meet(addresses, 0):
+    with socket.create_server(("127.0.0.1", ports[1])), peers.wait_for_peers(addresses, 0):
         # Another may come later, and finds this one.
         socket.create_connection(("127.0.0.1", ports[0])).close()
 

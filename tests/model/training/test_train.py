@@ -279,7 +279,7 @@ def test_weights_that_cannot_be_used(tiny: Any, tmp_path: Path) -> None:
     encoder = Encoder.read(folder)
     with pytest.raises(DataError, match=r"meta/weight: expected weights .* at least 0, received -"):
         examples.read_split(folder, "train", encoder, "meta/weight")
-    with pytest.raises(DataError, match=r"'meta/importance' is missing.* mend train\.weight"):
+    with pytest.raises(DataError, match=r"'meta/importance' is missing.* correct train\.weight"):
         examples.read_split(folder, "train", encoder, "meta/importance")
     with pytest.raises(DataError, match=r"user_id: expected numbers as weights, received .*string"):
         examples.read_split(folder, "train", encoder, "user_id")
