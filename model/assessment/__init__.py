@@ -1,1 +1,4 @@
-"""What the report says about a model, as plain values; `model.report.page` draws it."""
+"""What the report says about a model, as plain values; `model.report.page` draws it.
+
+Public face: `assess.assess`.
+"""

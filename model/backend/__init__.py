@@ -1,7 +1,7 @@
 """Operations that Keras does not offer alike on both backends, and data-parallel training.
 
-Public face: `name`, `check_finite`, `is_traced`, `data_parallel.take_place`, `workers.Workers`,
-`devices.Devices`, `peers.lost_peer`.
+Public face: `name`, `check_finite`, `is_traced`, `data_parallel.connect`, `workers.Workers`,
+`devices.Devices`, `devices.shard_rows`, `peers.PeerError`, `peers.lost_peer`.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
 """The checkpoint folder: a trained ranker with all that is needed to use it again.
 
-Public face: `checkpoint.load`, `checkpoint.save`, `weights.copy`.
+Public face: `checkpoint.load`, `checkpoint.create`, `checkpoint.make_ranker`,
+`checkpoint.read_history`, `weights.save`.
 """

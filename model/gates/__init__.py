@@ -1,4 +1,7 @@
-"""Every gate of the papers behind one signature; `docs/gates.md` holds the formulas."""
+"""The gates: all of the papers' behind one signature; `docs/gates.md` holds the formulas.
+
+Public face: `make`, `names`, `Gate`, `Properties`, `Routing`.
+"""
 
 import inspect
 from typing import Any
@@ -38,7 +41,7 @@ _GATES: dict[str, type[Gate]] = {
     "sampled": Sampled,
 }
 
-# What every Keras layer takes besides; `name` is taken here by the gate's own name.
+# Options of every Keras layer; not `name`, which here is the name of the gate.
 _LAYER_OPTIONS = {"dtype", "trainable"}
 
 __all__ = ["Gate", "Properties", "Routing", "make", "names"]
@@ -66,7 +69,7 @@ def make(
         options: the gate's own options, see its class; and `seed`.
 
     Raises:
-        ValueError: unknown gate or option, or an argument out of its range.
+        ValueError: unknown gate or option, or an argument is out of range.
     """
     if name not in _GATES:
         raise ValueError(f"gate: expected one of {', '.join(_GATES)}; received {name!r}")
@@ -82,6 +85,6 @@ def make(
 
 
 def _options(gate: type[Gate]) -> set[str]:
-    """Options that `make` passes on: the gate's own and those of every gate and layer."""
+    """Options that `make` accepts: the gate's own and those of every gate and layer."""
     parameters = {*inspect.signature(Gate).parameters, *inspect.signature(gate).parameters}
     return parameters - {"num_experts", "num_selected", "static", "kwargs"} | _LAYER_OPTIONS

@@ -1,4 +1,4 @@
 """The mixture of experts: T gates over shared experts, and the dispatch that skips zero weights.
 
-Public face: `mixture.MixtureOfExperts`, `experts.Expert`, `dispatch.dispatch`.
+Public face: `mixture.Mixture`, `mixture.Mixed`, `experts.Expert`, `experts.make_experts`.
 """

@@ -1,4 +1,4 @@
 """Versions of models: found, loaded, warmed up, batched, swapped, unloaded.
 
-Public face: `manager.VersionManager`, `models.Models`, `folders.scan`.
+Public face: `manager.Manager`, `models.Models`, `folders.scan`.
 """

@@ -1,4 +1,4 @@
 """Several server processes on one port: the supervisor and its workers.
 
-Public face: `supervisor.serve`.
+Public face: `supervisor.supervise`.
 """

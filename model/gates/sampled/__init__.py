@@ -1,4 +1,4 @@
-"""Routers trained by drawing one expert per example, with or without expert capacity.
+"""The sampled router: one drawn expert per example, with or without an expert capacity.
 
-Public face: `router.SampledRouter`, `estimators.Estimator`, `assignment.assign`.
+Public face: `router.Sampled`, `estimators.SampledLoss`.
 """
