@@ -1,4 +1,4 @@
-"""Operations that Keras does not offer alike on both backends, and data-parallel training.
+"""Operations that Keras does not offer in the same way on both backends; data-parallel training.
 
 Public face: `name`, `check_finite`, `is_traced`, `data_parallel.connect`, `workers.Workers`,
 `devices.Devices`, `devices.shard_rows`, `peers.PeerError`, `peers.lost_peer`.

@@ -61,7 +61,7 @@ def create(folder: Path, config: Config, examples: Path) -> FrozenContract:
         raise ModelError(
             f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
             f"contract has schema {schema}: features, labels or tasks differ; build the examples "
-            "anew with this configuration"
+            "again with this configuration"
         )
     frozen = frozen.model_copy(update={"contract": config.contract})
     write_json(folder / CONFIG, config.model_dump(mode="json"))
@@ -120,7 +120,7 @@ def read_config(folder: Path) -> tuple[Config, FrozenContract]:
             f"{path}: no such file; expected a folder that `multigate train` wrote"
         ) from None
     except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
+        raise ModelError(f"{path}: not valid JSON: {error}; train again") from None
     config = parse(Config, values, str(path))
     return config, FrozenContract.read(ExamplesFolder(folder).contract)
 
@@ -137,8 +137,8 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}; train anew") from None
+        raise ModelError(f"{path}: not valid JSON: {error}; train again") from None
     history = found.get("epochs") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(epoch, dict) for epoch in history):
-        raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train anew')
+        raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train again')
     return history

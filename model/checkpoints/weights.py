@@ -72,9 +72,9 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 )
             )
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file; train anew") from None
+        raise ModelError(f"{path}: no such file; train again") from None
     except (OSError, KeyError) as error:
-        raise ModelError(f"{path}: damaged: {error}; train anew") from None
+        raise ModelError(f"{path}: damaged: {error}; train again") from None
     return found
 
 
@@ -87,12 +87,12 @@ def assign(ranker: Ranker, found: dict[str, np.ndarray], path: Path) -> None:
     expected = variables(ranker)
     for name in sorted(expected.keys() ^ found.keys()):
         where = "missing in the file" if name in expected else "unknown to this configuration"
-        raise ModelError(f"{path}: variable {name}: {where}; train anew")
+        raise ModelError(f"{path}: variable {name}: {where}; train again")
     for name, variable in expected.items():
         if tuple(variable.shape) != found[name].shape:
             raise ModelError(
                 f"{path}: variable {name}: expected shape {tuple(variable.shape)}, received "
-                f"{found[name].shape}; train anew"
+                f"{found[name].shape}; train again"
             )
     for name, variable in expected.items():
         variable.assign(found[name])

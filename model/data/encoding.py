@@ -74,7 +74,7 @@ class Encoder:
                 if keeps_vocabulary(contract, name) and name not in self.vocabularies:
                     raise DataError(
                         f"feature {name!r}: no vocabulary, received those of "
-                        f"{', '.join(self.vocabularies) or 'no feature'}; build the examples anew"
+                        f"{', '.join(self.vocabularies) or 'no feature'}; build the examples again"
                     )
             elif (
                 isinstance(feature, NumberFeature)
@@ -83,7 +83,7 @@ class Encoder:
             ):
                 raise DataError(
                     f"feature {name!r}: no statistics, received those of "
-                    f"{', '.join(statistics.features) or 'no feature'}; build the examples anew"
+                    f"{', '.join(statistics.features) or 'no feature'}; build the examples again"
                 )
 
     @classmethod
@@ -103,7 +103,7 @@ class Encoder:
             try:
                 vocabularies[name] = pq.read_table(path)["value"].combine_chunks()
             except FileNotFoundError:
-                raise DataError(f"{path}: no vocabulary here; build the examples anew") from None
+                raise DataError(f"{path}: no vocabulary here; build the examples again") from None
             except (pa.ArrowInvalid, KeyError) as error:
                 raise DataError(f"{path}: not a vocabulary: {error}") from None
         return cls(contract, Statistics.read(files.statistics), vocabularies)

@@ -180,7 +180,7 @@ def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.Parqu
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file: {error}; build the examples anew") from None
+        raise DataError(f"{path}: not a Parquet file: {error}; build the examples again") from None
     missing = [name for name in columns if name not in file.schema_arrow.names]
     if missing:
         file.close()

@@ -1,7 +1,7 @@
 """Tables of examples as raw inputs of an exported signature, as a client would send them."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,16 @@ from multigate.configs.contract import (
 )
 
 Raw = dict[str, np.ndarray]
+
+
+class JsonArray(TypedDict):
+    """An array in a golden request."""
+
+    dtype: str
+    """NumPy's name of the type, or "string"."""
+    shape: list[int]
+    values: list[Any]
+    """In row-major order; text as str."""
 
 
 def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw:
@@ -53,7 +63,7 @@ def feature_of(name: str) -> str:
     return name.removesuffix(PRESENT).removesuffix(LENGTH)
 
 
-def as_json(arrays: Raw) -> dict[str, Any]:
+def as_json(arrays: Raw) -> dict[str, JsonArray]:
     """Arrays as JSON, in the format of a golden request."""
     return {
         name: {

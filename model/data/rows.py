@@ -102,7 +102,7 @@ def read_rows(examples: Path, split: str, columns: list[str] | None = None) -> R
         tables = [pq.read_table(path, columns=columns) for path in paths]
     except pa.ArrowInvalid as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{folder}: not Parquet: {reason}; build the examples anew") from None
+        raise DataError(f"{folder}: not Parquet: {reason}; build the examples again") from None
     if not sum(table.num_rows for table in tables):
         raise DataError(
             f"{folder}: no examples in {len(paths)} Parquet files; expected at least one row; see "

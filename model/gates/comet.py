@@ -1,4 +1,4 @@
-"""COMET gate: k soft trees whose leaves are the experts (MOESART, appendix S4; Ibrahim et al.)."""
+"""COMET gate: k soft trees with the experts as leaves (MOESART, appendix S4; Ibrahim et al.)."""
 
 from typing import Any
 
@@ -22,27 +22,28 @@ class Comet(ScheduledGate):
     """k binary trees with E leaves each; one softmax over the scores of all their leaves.
 
     Split i of tree r decides by t = (xV + c)_{r,i}: the share S(t) goes left and 1 - S(t) right,
-    S the smooth-step of width gamma.  Leaf e of tree r has path probability p[r, e], the product
-    along its path, and score xA[r, e] + b[r, e] + log p[r, e]; a leaf with p = 0 is dead (-inf).
+    with S the smooth-step of width gamma.  Leaf e of tree r has path probability p[r, e], the
+    product along its path, and score xA[r, e] + b[r, e] + log p[r, e].  A leaf with p = 0 is dead
+    (score -inf).
 
         w_e = sum_r softmax(all k * E scores)[r, e]
 
-    When every decision is 0 or 1, each tree has one live leaf: at most k experts.  The trees are
-    heaps: split i has children 2i + 1 and 2i + 2, and node E - 1 + e is leaf e.  So any E works
-    without unreachable leaves; where E is not a power of two, depths differ by one.
+    When every decision is 0 or 1, each tree has one live leaf, so at most k experts have weight.
+    The trees are heaps: split i has children 2i + 1 and 2i + 2, and node E - 1 + e is leaf e.  So
+    every E works without unreachable leaves; if E is not a power of two, depths differ by one.
 
-    Loss while training:
+    Loss in training:
         entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), in nats.
 
-    With `permutation`, leaf weights pass through a learnt doubly stochastic matrix (E, E), shared
-    by the trees, before they are expert weights: w' = w P (`permutation_matrix`).  P is dense
-    until it converges, so then `harden` is what makes the gate sparse.
+    With `permutation`, a learnt doubly stochastic matrix P (E, E), shared by the trees, maps leaf
+    weights to expert weights: w' = w P (`permutation_matrix`).  P is dense until it converges, so
+    with it only `harden` makes the gate sparse.
 
     Args:
         gamma: width of the smooth-step, > 0.
         entropy_weight: lambda.
-        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
-            between the pairs and constant outside.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
+            is linear between the pairs and constant outside.
         permutation: learn which expert sits at which leaf.
         permutation_temperature: temperature of P, > 0; lower is closer to a permutation.
     """
@@ -83,7 +84,7 @@ class Comet(ScheduledGate):
         """Create V (D, k(E-1)), c (k(E-1),), A (D, kE), b (kE,) and the permutation's logits."""
         super().build(input_shape)
         D, k, E = input_shape[-1], self.num_selected, self.num_experts
-        near_half = self.gamma / 100  # decisions start near 1/2, where gradients are alive
+        near_half = self.gamma / 100  # decisions start near 1/2, where they have gradients
 
         def uniform(label: str) -> Any:
             return keras.initializers.RandomUniform(
@@ -118,7 +119,7 @@ class Comet(ScheduledGate):
         return Properties(False, sparse_in_training=False, sparse_at_inference=self.hardened)
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
-        """Weights (B, E); loss `entropy` while training; diagnostics `convergence`, `path_entropy`.
+        """Weights (B, E); loss `entropy` in training; diagnostics `convergence`, `path_entropy`.
 
         `convergence` is the share of decisions with |t| >= gamma / 2.
         """
@@ -130,7 +131,7 @@ class Comet(ScheduledGate):
         alive, log_p, convergence = self._paths(x)
         hard = self.hardened and not training
         if hard:
-            # The likeliest leaf of each tree gets all of the tree's probability: log p = 0.
+            # The likeliest leaf of each tree gets the whole probability of the tree: log p = 0.
             live = ops.one_hot(ops.argmax(log_p, axis=-1), E, dtype="bool")
         else:
             live, scores = alive, scores + log_p
@@ -156,8 +157,8 @@ class Comet(ScheduledGate):
     def _paths(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Follow the decisions of x (B, D) to the leaves.
 
-        Logarithms are summed rather than factors multiplied: near its ends a decision moves in
-        steps of about 1e-15, so no factor underflows, but a product of several would.
+        It adds logarithms instead of multiplying factors: near 0 a factor moves in steps of about
+        1e-15, so no single factor underflows, but a product of several would.
 
         Returns:
             Which leaves are alive, (B, k, E) bool; their log path probabilities, (B, k, E), finite,
@@ -197,8 +198,8 @@ def heap_paths(num_leaves: int) -> np.ndarray:
     """Paths from the leaves of a heap-shaped tree to its root.
 
     Returns:
-        (depth, E) int32 columns of [shares that go left (E-1), shares that go right (E-1), 1]: the
-        factors whose product is a leaf's path probability.
+        (depth, E) int32 columns of [shares that go left (E-1), shares that go right (E-1), 1]; the
+        product of a leaf's columns is its path probability.
     """
     E = num_leaves
     columns = np.full(((E - 1).bit_length(), E), 2 * (E - 1), "int32")

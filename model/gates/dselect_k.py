@@ -16,39 +16,39 @@ from multigate.model.gates.parts.schedule import (
 from multigate.model.gates.parts.selection import batch_mean, softmax
 from multigate.model.gates.parts.smooth_step import code_probabilities, saturated, smooth_step
 
-_SMALLEST_MASS = 1e-6  # clamp of the reachable mass: all of a selector may sit on unreachable codes
+_SMALLEST_MASS = 1e-6  # clamp of the reachable mass, which is 0 if all is on unreachable codes
 
 
 @keras.saving.register_keras_serializable("multigate")
 class DSelectK(ScheduledGate):
     """w_e = sum_r softmax(a)_r p[r, e], with p[r, e] the product of selector r's bits on code e.
 
-    Each of the k selectors r has m = ceil(log2 E) bits z_r and a weight logit a_r.  Bit j takes
-    the value S(z_rj), S the smooth-step of width gamma.  Static: z and a are variables; per
-    example: z = x W_z + c_z, a = x W_a + c_a (the paper's section 3.2 has no biases; they cost
-    nothing and make the static gate a special case).  Once every bit is 0 or 1 each selector
-    picks one expert, so at most k weights are non-zero: two selectors may pick the same one.
+    Each of the k selectors r has m = ceil(log2 E) bits z_r and a weight logit a_r.  Bit j has the
+    value S(z_rj), with S the smooth-step of width gamma.  Static: z and a are variables.  Per
+    example: z = x W_z + c_z, a = x W_a + c_a (section 3.2 of the paper has no biases; they cost
+    nothing and make the static gate a special case).  Once every bit is 0 or 1, each selector
+    picks one expert, so at most k weights are non-zero; two selectors may pick the same expert.
 
-    Where E is not a power of two, codes E to 2^m - 1 lead nowhere: w is divided by its sum over
-    the reachable experts (clamped at 1e-6), and a penalty draws selectors to them.
+    If E is not a power of two, codes E to 2^m - 1 have no expert: w is divided by its sum over the
+    reachable experts (clamped at 1e-6), and a penalty pulls the selectors to reachable codes.
 
-    Losses, while training:
+    Losses in training:
         entropy: lambda(step) * mean over the batch of sum_r H(p[r, :]), nats, over all 2^m codes.
-            (The paper's is summed over the batch: its lambda is this one divided by B.)
-        reachability: xi * mean over the batch of sum_r (1 / sum_{e < E} p[r, e] - 1).  The -1
-            takes away the penalty's floor, so that a converged gate adds zero.
+            (The paper sums over the batch, so its lambda is ours divided by B.)
+        reachability: xi * mean over the batch of sum_r (1 / sum_{e < E} p[r, e] - 1).  Because of
+            the -1, a converged gate adds zero.
     Diagnostics: convergence, the share of bits that are exactly 0 or 1.
 
-    `harden()` makes inference take, for each selector, the reachable expert of largest p[r, e].
+    After `harden()`, inference takes each selector's reachable expert with the largest p[r, e].
 
     Args:
         gamma: width of the smooth-step.
-        gamma_end: where given, gamma goes to it geometrically over `gamma_steps` training steps;
-            near zero every bit saturates for every example.
+        gamma_end: if given, gamma goes to it geometrically over `gamma_steps` training steps; near
+            zero, every bit saturates for every example.
         gamma_steps: see `gamma_end`.
         entropy_weight: lambda.
-        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
-            between the pairs and constant outside.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
+            is linear between the pairs and constant outside.
         reachability_weight: xi.
     """
 
@@ -86,7 +86,7 @@ class DSelectK(ScheduledGate):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create c_z (k, m), c_a (k,) and, per example, W_z (D, k*m) and W_a (D, k).
 
-        The bits start within gamma/100 of 1/2, where gradients are largest.
+        z starts within gamma/100 of 0, so the bits start near 1/2, where gradients are largest.
         """
         super().build(input_shape)
         k, bits = self.num_selected, self.num_selected * self.num_bits
@@ -117,9 +117,9 @@ class DSelectK(ScheduledGate):
 
     @property
     def properties(self) -> Properties:
-        """Dense at first; k-sparse at inference once hardened, before that only where it converged.
+        """Dense at first; k-sparse at inference once it is hardened, or where it has converged.
 
-        Weights sum to one unless every selector sits on an unreachable code.
+        Weights sum to one unless every selector is on an unreachable code.
         """
         return Properties(self.static, sparse_in_training=False, sparse_at_inference=self.hardened)
 
@@ -181,7 +181,7 @@ class DSelectK(ScheduledGate):
 
 
 def _share(marks: Tensor) -> Tensor:
-    """Share of True in `marks`; 1.0 where it is empty (E = 1 has no bits, B = 0 no rows)."""
+    """Share of True in `marks`; 1.0 if it is empty (E = 1 has no bits, B = 0 no rows)."""
     ops = keras.ops
     missing = 1.0 - ops.cast(marks, "float32")
     count = ops.cast(ops.size(marks), "float32")

@@ -11,14 +11,14 @@ from multigate.model.gates.parts.selection import keep_where, softmax, top_k_mas
 
 @keras.saving.register_keras_serializable("multigate")
 class ExpertChoice(LinearGate):
-    """S = softmax(xA + b); while training each expert keeps the k' examples with its largest S.
+    """S = softmax(xA + b); in training each expert takes the k' examples with its largest S.
 
-    k' = max(1, ceil(B k / E)), so that k experts take an example on average; w = S where the
-    example was taken and 0 elsewhere, without renormalising: weights sum to at most one, and an
-    example that no expert takes has all zeros.  Of equal scores the earlier row wins.
+    k' = max(1, ceil(B k / E)), so that an example is taken by k experts on average.  w = S if the
+    expert took the example, else 0, without renormalising: weights sum to at most one, and an
+    example that no expert took has zeros only.  Of equal scores the earlier row wins.
 
-    That rule makes a row's weights depend on its batch.  At inference the same request must
-    score the same whatever it is batched with, so there w is the k largest S of each row.
+    With that rule a row's weights depend on its batch.  At inference a request must get the same
+    score in any batch, so there w is the k largest S of each row.
     """
 
     has_static = False
@@ -34,8 +34,8 @@ class ExpertChoice(LinearGate):
         scores = softmax(self.logits(x))  # (B, E)
         if not training:
             return Routing(keep_where(top_k_mask(scores, self.num_selected), scores), {}, {})
-        # Ranks rather than top_k: B, and with it k', may be unknown until the graph runs.
-        order = ops.argsort(-scores, axis=0)  # (B, E), row numbers by falling score
+        # Ranks, not top_k: B, and so k', may be unknown until the graph runs.
+        order = ops.argsort(-scores, axis=0)  # (B, E), row numbers, largest score first
         rank = ops.argsort(order, axis=0)  # (B, E), 0 is the expert's best example
         B = ops.shape(scores)[0]
         taken = (B * self.num_selected + self.num_experts - 1) // self.num_experts  # k'

@@ -14,17 +14,17 @@ from multigate.model.gates.parts.selection import softmax
 class GumbelSoftmax(Gate):
     """w_e = softmax(alpha)_e U_e, with U_e a relaxed Bernoulli(pi_e); static only.
 
-    While training, U_e = sigmoid((logit(pi_e) + L_e) / temperature) with L_e logistic noise (the
+    In training, U_e = sigmoid((logit(pi_e) + L_e) / temperature) with logistic noise L_e (the
     binary concrete distribution), drawn once per call; at inference U_e = [pi_e > 1/2].
-    `num_selected` is accepted for the common signature and has no effect: only the penalty
-    governs how many experts stay.
+    `num_selected` exists for the common signature and has no effect: only the penalty decides how
+    many experts stay.
 
-    The hard form rounds U_e while training and passes the relaxed one's gradient, so experts of
-    weight zero still carry gradient and must be evaluated: it saves nothing while training.
+    The hard form rounds U_e in training and passes the gradient of the relaxed form.  So experts
+    with weight zero carry gradient and must run: it saves nothing in training.
 
-    Losses, while training:
-        sparsity: mu * sum_e log pi_e, which falls without end as the pi go to zero; balance it
-            against the task's loss through mu.
+    Losses in training:
+        sparsity: mu * sum_e log pi_e.  It falls without limit as the pi go to zero; mu balances it
+            against the task's loss.
 
     Args:
         temperature: of the relaxed Bernoulli.
@@ -75,7 +75,7 @@ class GumbelSoftmax(Gate):
 
     @property
     def properties(self) -> Properties:
-        """Dense while training; how sparse at inference is not bounded by k."""
+        """Dense in training; at inference k does not limit the number of experts."""
         return Properties(
             self.static,
             sparse_in_training=False,
@@ -91,7 +91,7 @@ class GumbelSoftmax(Gate):
         logit = self.check_logits(ops.convert_to_tensor(self.switch))  # (E,)
         if not training:
             return Routing(alpha * ops.cast(logit > 0, alpha.dtype), {}, {})
-        # Within (0, 1) by more than float32's spacing, so that the noise is finite.
+        # Away from 0 and 1 by more than float32's spacing, so that the noise is finite.
         u = keras.random.uniform(
             (self.num_experts,), 1e-6, 1 - 1e-6, dtype="float32", seed=self.noise
         )
@@ -99,7 +99,7 @@ class GumbelSoftmax(Gate):
         switch = ops.sigmoid((logit + logistic) / self.temperature)
         if self.hard:
             rounded = ops.cast(switch > 0.5, switch.dtype)
-            # The bracket is exactly zero in value and carries the relaxed form's gradient.
+            # The bracket is exactly zero, with the gradient of the relaxed form.
             switch = rounded + (switch - ops.stop_gradient(switch))
         losses = {}
         if self.sparsity_weight:

@@ -9,13 +9,14 @@ from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
 
 @keras.saving.register_keras_serializable("multigate")
 class Hash(Gate):
-    """w = 1 for the expert hash(id) mod E and 0 for all others; nothing is learnt.
+    """w = 1 for expert hash(id) mod E and 0 for all others; nothing is learnt.
 
-    The hash is a 32-bit integer mix, the same on every backend and in every process.  (JAX holds
-    integers of 32 bits unless told otherwise, and cuts wider ids to them before any layer.)
+    The hash is a 32-bit integer mix, the same on every backend and in every process.  (By default
+    JAX has integers of 32 bits, and truncates wider ids before any layer sees them.)  The ranker
+    passes the hash of the user's raw id, which does not change when the vocabulary does.
 
     Args:
-        salt: changes the assignment; gates with different salts disagree independently.
+        salt: changes the assignment; assignments with different salts are independent.
         num_selected: k, always 1.
     """
 
@@ -70,7 +71,7 @@ class Hash(Gate):
 
 
 def _mix_id(ids: Tensor, dtype: str, salt: int) -> Tensor:
-    """Hash of ids (B,) as uint32; an id has the same hash whatever integer type holds it."""
+    """Hash of ids (B,) as uint32; the same for every integer type that holds the id."""
     ops = keras.ops
     wide = dtype.endswith("64")
     # The bits above the lowest 32; for a narrower type, its sign.
@@ -80,14 +81,14 @@ def _mix_id(ids: Tensor, dtype: str, salt: int) -> Tensor:
 
 
 def _mix(h: Tensor) -> Tensor:
-    """Spread every bit of h (uint32) over all bits; products wrap modulo 2^32."""
+    """Spread each bit of h (uint32) over all bits; products wrap modulo 2^32."""
     h = _fold(h, 16) * _uint32(0x7FEB352D)
     h = _fold(h, 15) * _uint32(0x846CA68B)
     return _fold(h, 16)
 
 
 def _fold(h: Tensor, bits: int) -> Tensor:
-    """Exclusive or of h and its upper bits, moved down by `bits`."""
+    """Exclusive or of h and h shifted right by `bits`."""
     return keras.ops.bitwise_xor(h, keras.ops.right_shift(h, bits))
 
 

@@ -11,16 +11,16 @@ from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor, 
 class Hierarchical(Gate):
     """E = G * M experts in G groups: w[g, m] = primary(x)_g * secondary_g(x)_m.
 
-    Exactly the product, so a zero of the primary skips its whole group.  Expert g * M + m is
-    member m of group g.  Each level is any other gate; each group has a secondary of its own.
-    Every secondary sees every example, so its regularisers count examples that the primary sends
-    elsewhere; their sum over the groups is reported.
+    It is exactly the product, so a zero of the primary skips a whole group.  Expert g * M + m is
+    member m of group g.  Each level can be any other gate; each group has its own secondary.
+    Every secondary sees every example, so its regularisers also count examples that the primary
+    sends to other groups; the sum over the groups is reported.
 
-    k is the primary's k times the secondaries' k.  The static form has static levels; in the
-    per-example form a level is static where its settings say so.
+    k is the primary's k times the secondaries' k.  In the static form both levels are static; in
+    the per-example form a level is static if its settings say so.
 
     Args:
-        num_selected: k, the product of the levels' own `num_selected` (1 where not given).
+        num_selected: k, the product of the levels' own `num_selected` (1 by default).
         primary: settings of the gate over groups: {"name": ..., **options}.
         secondary: settings of the gates within the groups.
         num_groups: G, a divisor of E.
@@ -64,7 +64,7 @@ class Hierarchical(Gate):
         )
 
     def _settings(self, level: str, settings: dict[str, Any] | None) -> dict[str, Any]:
-        """Check a level's settings and fill in whether it is static."""
+        """Check the settings of a level and set whether it is static."""
         if not isinstance(settings, dict) or "name" not in settings:
             raise ValueError(
                 f"{level}: Hierarchical expected settings of a gate, {{'name': ..., **options}}, "
@@ -77,18 +77,18 @@ class Hierarchical(Gate):
             )
         if settings["name"] == "sampled":
             raise ValueError(
-                f"{level}: Hierarchical expected a gate that is trained through its weights; "
-                "received 'sampled', which is trained through the loss of its own draw"
+                f"{level}: Hierarchical expected a gate that learns through its weights; received "
+                "'sampled', which learns through the loss of the expert that it draws"
             )
         return settings
 
     def _make(self, label: str, settings: dict[str, Any], size: int, salt: int) -> Gate:
         """Make the gate of one level, over `size` groups or members."""
-        from multigate.model.gates import make  # this module is one of those that `make` knows
+        from multigate.model.gates import make  # here, because `make` imports this module
 
         options = {"seed": derive_seed(self.seed, label), "dtype": self.dtype_policy} | settings
         if options["name"] == "hash":
-            # With one hash on both levels a group would only ever use some of its members.
+            # With the same hash on both levels, a group would use only some of its members.
             options.setdefault("salt", salt)
         name = options.pop("name")
         return make(name, num_experts=size, **options)
@@ -100,7 +100,7 @@ class Hierarchical(Gate):
 
     @property
     def properties(self) -> Properties:
-        """What both levels promise, the product promises."""
+        """The product guarantees what both levels guarantee."""
         levels = self.primary.properties, self.secondaries[0].properties
         return Properties(
             static=self.static,

@@ -22,21 +22,21 @@ ADJUSTMENTS = ("randomised", "none", "counts", "expected_counts")
 class Moesart(LinearGate):
     """Softmax router g = softmax(o), o = (xA + b) / tau, approximated by k sampled experts.
 
-    Training: draw k experts from g, r_e the number of times each came, s those with r_e > 0.
-    `adjusted_weights` turns the draw into weights on s; the draw itself passes no gradient, the
-    weights do, through g.  A static gate has o = b / tau, and while training still draws anew for
-    every row: its weights are (B, E) then, and (E,) at inference.
+    Training: draw k experts from g; r_e is how often expert e was drawn, s the set with r_e > 0.
+    `adjusted_weights` turns the draw into weights on s.  The draw passes no gradient; the weights
+    do, through g.  A static gate has o = b / tau.  In training it still draws for every row, so its
+    weights are (B, E) there, and (E,) at inference.
 
     Inference: the k largest g with equal weights 1/k (section 3.1.1).
 
-    Losses, while training:
+    Losses in training:
         trimmed_lasso: lambda * mean over the batch of the sum of g beyond its k largest entries
             (section 3.2).
         balance: the Switch Transformer's balance loss on g times its strength.
 
     Args:
         temperature: tau.
-        replacement: draw with replacement, which the paper finds to be worse.
+        replacement: draw with replacement, which is worse according to the paper.
         adjustment: one of `ADJUSTMENTS`, see `adjusted_weights`.
         trimmed_lasso_weight: lambda.
         balance_weight: strength of the balance loss.
@@ -61,8 +61,8 @@ class Moesart(LinearGate):
             "num_selected",
             num_selected,
             num_selected >= 2,
-            "at least 2 (the weight of a single sampled expert is 1 whatever its logit, so the "
-            "router would get no gradient)",
+            "at least 2 (a single sampled expert has weight 1 for any logit, so the router would "
+            "get no gradient)",
         )
         self.check_option("temperature", temperature, temperature > 0, "more than 0")
         self.check_option(
@@ -81,7 +81,7 @@ class Moesart(LinearGate):
 
     @property
     def properties(self) -> Properties:
-        """At most k-sparse while training, exactly k-sparse at inference."""
+        """At most k experts in training, exactly k at inference."""
         return Properties(self.static, sparse_in_training=True, sparse_at_inference=True)
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
@@ -118,8 +118,8 @@ class Moesart(LinearGate):
 def draw_counts(logits: Tensor, k: int, replacement: bool, seed: Any) -> Tensor:
     """Draw k experts per row from softmax(logits); r (B, E) float counts, without gradient.
 
-    Without replacement these are the k largest logits under Gumbel noise; with it, k independent
-    ones.
+    Without replacement these are the k largest logits with Gumbel noise; with replacement, k
+    independent draws.
     """
     ops = keras.ops
     logits = ops.stop_gradient(logits)
@@ -144,7 +144,7 @@ def adjusted_weights(
 ) -> Tensor:
     """Weights of the drawn experts s (MOESART, section 3.1.1).
 
-    With g = softmax(logits), r the counts and z the chosen expert of s:
+    With g = softmax(logits), r the counts and z the chosen expert in s:
 
         randomised (eq. 3)     w_z = g_z r_z / Q, w_e = r_e / ((k-1) Q) for the others of s,
                                Q = g_z r_z + sum over s without z of r_e / (k-1)
@@ -152,8 +152,8 @@ def adjusted_weights(
         counts (ii)            w_e = g_e r_e / sum over s of g r
         expected_counts (iii)  w_e = r_e / k: unbiased with replacement, but without gradient
 
-    Eq. 3 adds log r_e - log((k-1) g_e) to o_e; o - log g is the same number for every expert of a
-    row, so it is left out of all logits here, and no logarithm of an underflowed g arises.
+    Eq. 3 adds log r_e - log((k-1) g_e) to o_e.  Within a row o - log g is the same for all experts,
+    so all logits here leave it out, and no logarithm of an underflowed g occurs.
 
     Args:
         logits: (B, E).

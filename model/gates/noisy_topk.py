@@ -9,20 +9,20 @@ from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor
 from multigate.model.gates.parts.linear import noise_generator, product
 from multigate.model.gates.parts.selection import cv_squared, masked_softmax, top_k_mask
 
-# softplus reaches 0 in float32 below about -104, and the load loss divides by it.
+# In float32 softplus is 0 below about -104, and the load loss divides by it.
 _SMALLEST_SCALE = 1e-6
 
 
 @keras.saving.register_keras_serializable("multigate")
 class NoisyTopK(Gate):
-    """w = softmax(KeepTopK(h, k)), h = xW_g + N(0, 1) * softplus(xW_noise) while training.
+    """w = softmax(KeepTopK(h, k)), h = xW_g + N(0, 1) * softplus(xW_noise) in training.
 
-    At inference h = xW_g.  Both matrices start at zero, so that noise alone decides at first and
-    the load starts balanced.  Losses, each with CV = std / mean over the experts:
+    At inference h = xW_g.  Both matrices start with zeros, so at first only noise decides and the
+    load is balanced.  Losses, with CV = std / mean over the experts:
 
         importance: lambda_imp * CV(sum_b w[b, e])^2
-        load: lambda_load * CV(sum_b P[b, e])^2, P[b, e] = the probability that e stays among
-            the k largest if only its own noise is drawn anew
+        load: lambda_load * CV(sum_b P[b, e])^2, with P[b, e] the probability that e is among the k
+            largest if only its own noise is drawn again
             = Phi(((xW_g)_e - kth_excluding_e(h)) / softplus((xW_noise)_e)); k = E: P = 1
 
     Args:
@@ -66,7 +66,7 @@ class NoisyTopK(Gate):
         return Properties(False, sparse_in_training=True, sparse_at_inference=True)
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
-        """Weights (B, E); losses `importance` and `load` while training."""
+        """Weights (B, E); losses `importance` and `load` in training."""
         ops = keras.ops
         clean = self.check_logits(product(x, self.kernel))  # (B, E)
         if not training:
@@ -92,7 +92,7 @@ class NoisyTopK(Gate):
 
 
 def stay_probability(clean: Tensor, noisy: Tensor, scale: Tensor, k: int) -> Tensor:
-    """P(e stays in the top k if only its own noise is drawn anew), (B, E) (appendix A).
+    """P(e is in the top k if only its own noise is drawn again), (B, E) (appendix A).
 
     Args:
         clean: (B, E) logits without noise.
@@ -104,7 +104,7 @@ def stay_probability(clean: Tensor, noisy: Tensor, scale: Tensor, k: int) -> Ten
     if k == clean.shape[-1]:
         return ops.ones_like(clean)
     largest, _ = ops.top_k(noisy, k + 1)  # (B, k + 1), descending
-    # The k-th largest of the others: an entry inside the top k has one fewer above it.
+    # The k-th largest of the others: for an entry in the top k that is the (k+1)-th of all.
     inside = top_k_mask(noisy, k)
     threshold = ops.where(inside, largest[:, k:], largest[:, k - 1 : k])  # (B, E)
     return 0.5 * (1.0 + ops.erf((clean - threshold) / (scale * math.sqrt(2.0))))

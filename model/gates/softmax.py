@@ -13,8 +13,8 @@ from multigate.model.gates.parts.selection import softmax
 class Softmax(LinearGate):
     """w = softmax(xA + b); static: w = softmax(b).
 
-    `num_selected` is accepted for the common signature and has no effect: the gate is dense in
-    training and at inference.
+    `num_selected` exists for the common signature and has no effect: the gate is dense in training
+    and at inference.
     """
 
     @property

@@ -20,22 +20,22 @@ from multigate.model.gates.parts.selection import batch_mean, softmax
 class SoftmaxSelector(ScheduledGate):
     """w_e = sum_r softmax(a)_r softmax(psi_r / temperature)_e, with k selectors r.
 
-    Static: psi (k, E) and a (k,) are variables; per example both are linear in x.  A softmax
-    never is one-hot exactly, so inference takes each selector's argmax.  Two selectors may take
-    the same expert.  The paper's two variants are settings: "annealing" gives the temperature an
-    end, "entropy" gives `entropy_weight`; both together are allowed.
+    Static: psi (k, E) and a (k,) are variables; per example both are linear in x.  A softmax is
+    never exactly one-hot, so inference takes each selector's argmax.  Two selectors may take the
+    same expert.  The paper's two variants are settings: "annealing" sets `temperature_end`,
+    "entropy" sets `entropy_weight`; both together are allowed.
 
-    Losses, while training:
+    Losses in training:
         entropy: lambda(step) * mean over the batch of sum_r H(softmax(psi_r / temperature)), nats.
 
     Args:
         temperature: of the selectors' softmax.
-        temperature_end: where given, the temperature goes to it geometrically over
+        temperature_end: if given, the temperature goes to it geometrically over
             `temperature_steps` training steps (the paper ends at 1e-16).
         temperature_steps: see `temperature_end`.
         entropy_weight: lambda.
-        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, linear
-            between the pairs and constant outside.
+        entropy_schedule: (training step, factor) pairs; lambda is multiplied by the factor, which
+            is linear between the pairs and constant outside.
     """
 
     reads_products = True
@@ -66,7 +66,7 @@ class SoftmaxSelector(ScheduledGate):
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create the biases of psi (k*E,) and a (k,), and per example their kernels.
 
-        psi's bias starts in U(-0.05, 0.05): equal selectors would get equal gradients for ever.
+        psi's bias starts in U(-0.05, 0.05), because equal selectors would stay equal for ever.
         """
         super().build(input_shape)
         k, E = self.num_selected, self.num_experts
@@ -89,7 +89,7 @@ class SoftmaxSelector(ScheduledGate):
 
     @property
     def properties(self) -> Properties:
-        """Dense while training, k-sparse at inference."""
+        """Dense in training, k-sparse at inference."""
         return Properties(self.static, sparse_in_training=False, sparse_at_inference=True)
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:

@@ -16,18 +16,18 @@ from multigate.model.gates.parts.selection import (
 
 @keras.saving.register_keras_serializable("multigate")
 class Switch(LinearGate):
-    """w = TopK(softmax((x * eps)A + b), k), eps ~ U(1 - jitter, 1 + jitter) while training.
+    """w = TopK(softmax((x * eps)A + b), k), eps ~ U(1 - jitter, 1 + jitter) in training.
 
-    The weights are not renormalised after the cut, so they sum to at most one.  The noise
-    multiplies each of the router's inputs, as in the Switch Transformer; MOESART (section 3)
-    writes it beside the logits, w = TopK(softmax((xA) * eps + b), k): `noise="logits"`.
+    The weights are not renormalised after TopK, so they sum to at most one.  As in the Switch
+    Transformer, the noise multiplies each input of the router.  In MOESART (section 3) it
+    multiplies the logits, w = TopK(softmax((xA) * eps + b), k): `noise="logits"`.
 
-    Loss while training, with p the softmax before the cut:
+    Loss in training, with p the softmax before TopK:
 
-        balance: lambda * E * sum_e (share of examples whose first choice is e) * mean_b p[b, e]
+        balance: lambda * E * sum_e (share of examples with first choice e) * mean_b p[b, e]
 
     Args:
-        noise: what the noise multiplies, "inputs" (B, D) or "logits" (B, E).
+        noise: what it multiplies, "inputs" (B, D) or "logits" (B, E).
         jitter: half-width of the noise's interval, 0 <= jitter < 1.
         balance_weight: lambda.
     """
@@ -61,7 +61,7 @@ class Switch(LinearGate):
         return Properties(False, True, True, normalised=False)
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
-        """Weights (B, E); loss `balance` while training."""
+        """Weights (B, E); loss `balance` in training."""
         if training and self.noise == "inputs":
             x = x * self._draw(x)
         projected = product(x, self.kernel)  # (B, E)

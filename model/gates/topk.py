@@ -13,12 +13,12 @@ from multigate.model.gates.parts.selection import masked_softmax, top_k_mask
 class TopK(LinearGate):
     """w = softmax(KeepTopK(xA + b, k)); static: the logits are the vector b.
 
-    KeepTopK sets all but the k largest logits to -inf and selects by index: of equal logits the
-    lower index wins, so exactly k experts are kept.
+    KeepTopK sets all but the k largest logits to -inf.  Of equal logits the lower index wins, so
+    exactly k experts are kept.
     """
 
     def bias_initializer(self) -> Any:
-        """Small random numbers when static: from all zeros every gate would keep experts 0..k-1."""
+        """Small random numbers if static: with zeros every gate would keep experts 0..k-1."""
         if self.static:
             return keras.initializers.RandomNormal(stddev=0.01, seed=self.seed)
         return "zeros"

@@ -11,9 +11,9 @@ from multigate.model.gates.parts.selection import keep_where, softmax, top_k_mas
 
 @keras.saving.register_keras_serializable("multigate")
 class VMoE(LinearGate):
-    """w = TopK(softmax(xA + b + eps), k), eps ~ N(0, 1/E^2) while training, 0 at inference.
+    """w = TopK(softmax(xA + b + eps), k), eps ~ N(0, 1/E^2) in training, 0 at inference.
 
-    The weights are not renormalised after the cut, so they sum to at most one.
+    The weights are not renormalised after TopK, so they sum to at most one.
     """
 
     has_static = False

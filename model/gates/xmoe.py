@@ -16,11 +16,11 @@ _SMALLEST_SQUARED_NORM = 1e-12
 class XMoE(Gate):
     """w = TopK(softmax(cosine(A_e, xP) / tau), k), with P (D, H), A (E, H) and tau > 0 learnt.
 
-    The weights are not renormalised after the cut, so they sum to at most one.  H = max(2, E // 2):
-    a cosine in one dimension is +-1 and has no gradient.  MOESART prints the division by tau
-    outside the softmax, where it would cancel nothing and only scale the weights; here, as in
-    X-MoE, it is inside.  tau is kept positive by learning its logarithm.  A row with xP = 0 has
-    cosine 0 with every expert.
+    The weights are not renormalised after TopK, so they sum to at most one.  H = max(2, E // 2),
+    because a cosine in one dimension is +-1 and has no gradient.  MOESART prints the division by
+    tau outside the softmax, where it would only scale the weights; here, as in X-MoE, it is inside.
+    tau stays positive because its logarithm is learnt.  A row with xP = 0 has cosine 0 with every
+    expert.
 
     Args:
         temperature: tau before training, > 0.
@@ -83,7 +83,7 @@ class XMoE(Gate):
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Rows of `vectors` (N, H) at length one; a zero row stays zero, with a finite gradient."""
+    """Rows of `vectors` (N, H) scaled to length one; a zero row stays zero, its gradient finite."""
     ops = keras.ops
     squared = ops.sum(ops.square(vectors), axis=-1, keepdims=True)
     return vectors * ops.rsqrt(ops.maximum(squared, _SMALLEST_SQUARED_NORM))

@@ -28,7 +28,7 @@ def mix(
         x: (B, ...) the experts' input.
         weights: (T, B, E); an expert runs on row b if some task's weight for it is not zero.
         training: passed on to the experts.
-        dense: run every expert on every row, for gates whose zero weights carry gradient.
+        dense: run every expert on every row, for gates with gradient at zero weights.
 
     Returns:
         T tensors (B, ...) of the weights' dtype, and the mean number of experts evaluated per row,

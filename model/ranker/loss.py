@@ -1,7 +1,7 @@
 """The training loss: masked per task, weighted over tasks.
 
     L = sum over tasks t of weight_t * L_t  +  the gates' regularisation terms
-    L_t = mean over the batch's rows whose label of t is not masked of loss_t; 0 if there are none
+    L_t = mean of loss_t over the rows of the batch with an unmasked label of t; 0 without any
 
 loss_t is the binary cross entropy in nats (from the logit), or, for a regression task, the squared
 error of the *standardised* transformed label: ((transform(y) - mean) / std - output)^2, with mean

@@ -1,14 +1,14 @@
 """What every gate is: a Keras layer from features to expert weights.
 
-Axis legend, used in code, docstrings and tests alike:
+Axis legend of code, docstrings and tests:
 
     B  examples in a batch      D  input features of a gate
     E  experts                  k  experts selected per example and task
     T  tasks (one gate each)    U  units of an expert's output
 
-The rule that ties gates to compute: an expert is evaluated on an example if, and only if, some
-task's weight for it is not exactly zero.  Where a gate's weight is exactly zero its gradient is
-exactly zero too, so skipping changes neither output nor gradient.
+Gates decide what is computed: an expert runs on an example if, and only if, some task's weight for
+it is not exactly zero.  Where a gate's weight is exactly zero, its gradient is exactly zero too, so
+skipping the expert changes neither output nor gradient.
 """
 
 import zlib
@@ -20,7 +20,7 @@ import keras
 
 from multigate.model import backend
 
-Tensor = Any  # a tensor of whichever backend Keras runs on
+Tensor = Any  # a tensor of the backend that Keras runs on
 
 
 class Routing(NamedTuple):
@@ -28,14 +28,14 @@ class Routing(NamedTuple):
 
     Attributes:
         weights: (B, E), or (E,) from a static gate; float; weight of each expert, >= 0.
-        losses: named regularisation terms, each a scalar that is already multiplied by its
-            strength; the training loss adds them up.  Empty outside training.
+        losses: named regularisation terms, scalars that include their strength; the training loss
+            adds them up.  Empty outside training.
         diagnostics: named scalars or vectors to log: `entropy` (nats, mean over the batch),
             `experts_per_example` (mean number of non-zero weights), `load` (E,) (share of the
             examples that use each expert); gates add their own, such as `convergence`.
         log_prob: (B,) log probability of the drawn expert; sampled routers only.
         importance: (B,) importance weight, without gradient; sampled routers only.
-        kept: (B,) 1.0 where the example found room at its expert; sampled routers only.
+        kept: (B,) 1.0 if the example found room at its expert, else 0.0; sampled routers only.
     """
 
     weights: Tensor
@@ -48,17 +48,17 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class Properties:
-    """What a gate promises; tests and export hold it to them.
+    """What a gate guarantees; tests check it and export relies on it.
 
     Attributes:
         static: one weight vector for all examples.
         sparse_in_training: at most k non-zero weights per example from the first step.
         sparse_at_inference: at most k non-zero weights per example at inference.
-        batch_dependent: while training, a row's weights depend on the batch's other rows.
-            (At inference no gate's do.)
-        normalised: weights sum to one, rather than to at most one.
-        straight_through: while training, a zero weight may carry gradient, so every expert has
-            to be evaluated on every example (hard Gumbel-softmax only).
+        batch_dependent: in training, a row's weights depend on other rows of the batch (never at
+            inference).
+        normalised: weights sum to one; otherwise to at most one.
+        straight_through: in training, a zero weight may carry gradient, so every expert must run
+            on every example (hard Gumbel-softmax only).
     """
 
     static: bool
@@ -70,36 +70,36 @@ class Properties:
 
 
 class _Traced:
-    """Checks that cannot raise, of the call that JAX traces; hidden from Keras's tracking."""
+    """Checks of a call that JAX traces, which cannot raise; hidden from Keras's tracking."""
 
     def __init__(self) -> None:
         self.finite: list[Tensor] = []
 
 
 class Gate(keras.layers.Layer):
-    """Base class of the gates: checks the common arguments and assembles the `Routing`.
+    """Base class of the gates: checks the common arguments and completes the `Routing`.
 
-    A subclass implements `build` (its variables), `route` and `properties`, and says in
-    `has_static` and `has_per_example` in which of the two forms it exists.
+    A subclass implements `build` (its variables), `route` and `properties`.  `has_static` and
+    `has_per_example` say which of the two forms it has.
 
-    Gates compute in float32 whatever the global dtype policy is, unless `dtype` says otherwise:
-    in half precision, neighbouring logits tie and small weights vanish.
+    Gates compute in float32 under any global dtype policy, unless `dtype` is given: in half
+    precision neighbouring logits tie and small weights vanish.
 
     Args:
         num_experts: E >= 1.
         num_selected: k, 1 <= k <= E.
         static: one weight vector for all examples instead of one per example.
-        seed: seed of the initialisers and of the noise drawn while training.
+        seed: seed of the initialisers and of the training noise.
 
     Raises:
-        ValueError: an argument is out of its range, or the gate has no such form.
+        ValueError: an argument is out of range, or the gate does not have that form.
     """
 
     has_static: ClassVar[bool] = True
     has_per_example: ClassVar[bool] = True
     reads_products: ClassVar[bool] = False
-    """Whether inference reads its input through `linear.product` alone, by kernels (D, .) that
-    are weights of the gate."""
+    """Whether inference reads its input only through `linear.product`, with kernels (D, .) that are
+    weights of the gate."""
 
     reads_ids = False
     """Whether routing needs `ids`."""
@@ -138,15 +138,15 @@ class Gate(keras.layers.Layer):
 
     @property
     def properties(self) -> Properties:
-        """What this gate promises, see `Properties`."""
+        """What the gate guarantees, see `Properties`."""
         raise TypeError(f"{type(self).__name__} does not state its properties")
 
     def route(self, x: Tensor, training: bool, ids: Tensor | None) -> Routing:
-        """Compute the routing; `call` checks the input first and adds the common diagnostics.
+        """Compute the routing; `call` has checked the input and adds the common diagnostics.
 
         Args:
             x: (B, D) float.
-            training: whether noise is drawn and regularisers are reported.
+            training: whether to draw noise and report regularisers.
             ids: (B,) integers, needed where `reads_ids`.
         """
         raise TypeError(f"{type(self).__name__} does not route")
@@ -154,9 +154,9 @@ class Gate(keras.layers.Layer):
     def harden(self) -> None:
         """Switch inference to the k-sparse form that export freezes (DSelect-k, COMET).
 
-        Gates that are k-sparse at inference anyway, and dense ones, are left as they are.
-        Weights are not changed and training is not affected.  The switch is not part of the
-        configuration: a gate loaded from a file is soft again until it is hardened.
+        Other gates stay as they are: they are k-sparse at inference anyway, or dense.  Variables
+        and training do not change.  The switch is not saved: a gate loaded from a file is soft
+        until it is hardened again.
         """
         self.hardened = True
 
@@ -165,7 +165,7 @@ class Gate(keras.layers.Layer):
 
         Args:
             x: (B, D) float; a static gate ignores its values.
-            training: whether noise is drawn and regularisers are reported.
+            training: whether to draw noise and report regularisers.
             ids: (B,) integers, needed where `reads_ids`.
 
         Returns:
@@ -188,7 +188,7 @@ class Gate(keras.layers.Layer):
         )
 
     def check_option(self, name: str, value: Any, valid: bool, expected: str) -> None:
-        """Raise ValueError naming the option, what it has to be and what came, unless `valid`."""
+        """Unless `valid`, raise a ValueError that names option, expected and received value."""
         if not valid:
             raise ValueError(
                 f"{name}: {type(self).__name__} expected {expected}, received {value!r}"
@@ -206,7 +206,7 @@ class Gate(keras.layers.Layer):
         return backend.check_finite(logits, f"logits of gate {self.name!r}")
 
     def compute_output_spec(self, x: Any, training: bool = False, ids: Any = None) -> Routing:
-        """Symbolic output: weights only (losses and diagnostics are values of a run)."""
+        """Symbolic output: weights only, because losses and diagnostics need values."""
         shape = (self.num_experts,) if self.static else (x.shape[0], self.num_experts)
         return Routing(keras.KerasTensor(shape, dtype=self.compute_dtype), {}, {})
 
@@ -221,7 +221,7 @@ class Gate(keras.layers.Layer):
 
 
 def derive_seed(seed: int | None, *labels: str | int) -> int | None:
-    """Seed of one use among several, so that no two draws repeat each other; None stays None."""
+    """Seed for one of several uses of `seed`, so that no two draw the same; None stays None."""
     if seed is None:
         return None
     return zlib.crc32("/".join(map(str, (seed, *labels))).encode())
@@ -230,10 +230,10 @@ def derive_seed(seed: int | None, *labels: str | int) -> int | None:
 def exact_zeros(weights: Tensor) -> Tensor:
     """Stop the gradient where a weight is exactly zero.
 
-    A product of small factors can underflow to zero while a factor's derivative has not yet
-    (a smooth-step of 1e-20 has slope 4e-10), and a processor that flushes subnormal numbers takes
-    them for zero in one place and not in another.  After this, zero means zero in both senses.
-    NaN stays NaN, for the guard on the loss to see.
+    A product of small factors can underflow to zero while its derivative does not: a smooth-step
+    of 1e-20 has slope 4e-10.  And a processor that flushes subnormal numbers treats them as zero
+    in some operations only.  After this function, both weight and gradient are zero.  NaN stays
+    NaN, so that the guard on the loss sees it.
     """
     ops = keras.ops
     return ops.where(weights <= 0, ops.zeros_like(weights), weights)
@@ -248,7 +248,7 @@ def entropy(p: Tensor, axis: int = -1) -> Tensor:
 
 
 def _diagnose(weights: Tensor) -> dict[str, Tensor]:
-    """Diagnostics that every gate reports; gradients never flow through them."""
+    """Diagnostics of every gate; no gradient flows through them."""
     ops = keras.ops
     w = ops.stop_gradient(weights)
     rows = ops.reshape(w, (-1, w.shape[-1]))  # (B, E), or (1, E) from a static gate

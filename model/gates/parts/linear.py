@@ -1,4 +1,4 @@
-"""The part that most gates share: logits that are linear in the gate's input."""
+"""What most gates share: logits that are linear in the gate's input."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from multigate.model.gates.parts.base import Gate, Tensor, derive_seed
 
 
 class LinearGate(Gate):
-    """A gate with logits xA + b, or b alone in its static form.
+    """A gate with logits xA + b, or just b in its static form.
 
-    A (D, E) starts at Glorot's uniform initialiser, b (E,) at zero.
+    A (D, E) starts with Glorot's uniform initialiser, b (E,) with zeros.
     """
 
     reads_products = True
@@ -43,12 +43,12 @@ class LinearGate(Gate):
 def product(x: Tensor, kernel: Any) -> Tensor:
     """The input x (B, D) times a gate's kernel (D, .).
 
-    An exported graph gives its gates an input that is known by its products only, because it
-    computes the user's part of each once per user (`Gate.reads_products`).
+    An exported graph computes the user's part of each product once per user.  So it gives its
+    gates an object that has products but no values (`Gate.reads_products`).
     """
     return x.product(kernel) if hasattr(x, "product") else keras.ops.matmul(x, kernel)
 
 
 def noise_generator(seed: int | None) -> keras.random.SeedGenerator:
-    """Generator of a gate's training noise; its draws do not repeat the initialisers'."""
+    """Generator of a gate's training noise, with another seed than its initialisers."""
     return keras.random.SeedGenerator(derive_seed(seed, "noise"))

@@ -1,4 +1,4 @@
-"""Noise that gates draw while training."""
+"""Noise that gates draw in training."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from multigate.model.gates.parts.base import Tensor
 
 
 def gumbel(shape: Any, seed: Any, dtype: str = "float32") -> Tensor:
-    """Standard Gumbel noise of the given shape; adding it to logits and taking argmax samples.
+    """Standard Gumbel noise: the argmax of logits plus this noise is a sample of their softmax.
 
-    It is drawn in float32 whatever `dtype` is, because its tails are as fine as the uniforms
-    behind it.  These lie 1.2e-7 apart, so the noise stays within (-3, 16].
+    It is always drawn in float32, because its tails are only as fine as the uniform numbers it is
+    made of.  These are 1.2e-7 apart, so the noise lies in (-3, 16].
 
     Args:
         shape: as `keras.random.uniform` takes it.

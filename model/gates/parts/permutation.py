@@ -10,9 +10,9 @@ _SINKHORN_STEPS = 20
 def permutation_matrix(logits: Tensor, temperature: float) -> Tensor:
     """Sinkhorn's normalisation of exp(logits / temperature).
 
-    Rows and columns are brought to sum 1 in turn, in logarithms; rows last, so that weights (B, E)
-    times the matrix keep their sums.  As logits grow or the temperature falls, it becomes a
-    permutation.
+    Columns and rows are normalised to sum 1 in turn, in logarithms; rows last, so that weights
+    (B, E) times the matrix keep their sums.  With growing logits or falling temperature the matrix
+    approaches a permutation.
 
     Args:
         logits: (E, E) float.
@@ -30,14 +30,14 @@ def permutation_matrix(logits: Tensor, temperature: float) -> Tensor:
 
 
 def round_permutation(matrix: Tensor) -> Tensor:
-    """Nearest permutation by greed: the largest entry first, then without its row and column.
+    """Greedy permutation: take the largest entry, remove its row and column, and repeat.
 
     Args:
         matrix: (E, E), entries in [0, 1].
 
     Returns:
-        (E, E) of zeros and ones, exactly one 1 in each row and column.  Exact, not only greedy,
-        where every row's largest entry lies in a column of its own.
+        (E, E) of zeros and ones, exactly one 1 in each row and column.  It is the nearest
+        permutation if the rows have their largest entries in different columns.
     """
     ops = keras.ops
     E = matrix.shape[0]

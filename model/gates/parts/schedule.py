@@ -15,8 +15,8 @@ Points = Sequence[Sequence[float]]  # (step, value) pairs
 class ScheduledGate(Gate):
     """A gate that counts its own training steps.
 
-    The count is a non-trainable variable of the gate, incremented once per training call; it is
-    saved with the model, so inference sees the value that training ended with.
+    The count is a non-trainable variable, incremented once per training call.  It is saved with the
+    model, so inference uses the value at the end of training.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -26,14 +26,14 @@ class ScheduledGate(Gate):
         )
 
     def read_step(self, training: bool) -> Tensor:
-        """Number of training calls before this one, float32 scalar; a training call counts on."""
+        """Number of earlier training calls, float32 scalar; a training call increments it."""
         now = keras.ops.cast(self.step, "float32")
         if training:
             self.step.assign(self.step + 1)
         return now
 
     def check_annealing(self, name: str, start: float, end: float | None, steps: int) -> None:
-        """Check the three settings `name`, `name`_end and `name`_steps of `geometric`.
+        """Check the settings `name`, `name`_end and `name`_steps, which `geometric` takes.
 
         Raises:
             ValueError: a value or the number of steps is not positive.
@@ -44,11 +44,11 @@ class ScheduledGate(Gate):
 
 
 def check_points(points: Points | None, argument: str) -> list[list[float]] | None:
-    """Points as plain lists, checked.
+    """Check schedule points and return them as plain lists.
 
     Raises:
-        ValueError: `points` is empty, not made of (step, value) pairs, its steps do not increase
-            from at least 0, or a value is negative.
+        ValueError: there are no points, one is not a (step, value) pair, steps are negative or do
+            not increase, or a value is negative.
     """
     if points is None:
         return None
@@ -77,7 +77,7 @@ def piecewise_linear(points: Points | None, step: Tensor) -> Any:
 
 
 def geometric(start: float, end: float | None, steps: int, step: Tensor) -> Any:
-    """From `start` to `end` in equal ratios over `steps`, then constant; `start` without an end."""
+    """From `start` to `end` in equal ratios over `steps`, then constant; `start` if no end."""
     if end is None:
         return start
     share = keras.ops.clip(step / steps, 0.0, 1.0)

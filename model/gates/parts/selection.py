@@ -1,7 +1,7 @@
-"""Selecting k experts by index, softmax over a selection, and the losses that balance load.
+"""Selection of k experts by index, softmax over a selection, and losses that balance the load.
 
-Selection is always by index, never by comparing values with a threshold or with zero: ties would
-select more than k experts, and a logit that happens to be zero would drop out.
+Selection is always by index, never by comparing values with a threshold or with zero: with ties it
+would select more than k experts, and it would drop a logit that happens to be zero.
 """
 
 import functools
@@ -24,22 +24,22 @@ def top_k_mask(values: Tensor, k: int) -> Tensor:
     ops = keras.ops
     _, indices = ops.top_k(values, k)  # (..., k)
     chosen = ops.one_hot(indices, values.shape[-1], dtype="bool")  # (..., k, E)
-    # k steps over all rows; a reduction over this axis takes five times as long.
+    # A loop of k steps over all rows: a reduction over this axis takes five times as long.
     return functools.reduce(ops.logical_or, ops.unstack(chosen, k, axis=-2))
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
     """Set all but the k largest logits (..., E) to -inf (sparsely-gated MoE, section 2.1).
 
-    For weights, prefer `masked_softmax`: it has no infinities on the gradient's way.
+    For weights, prefer `masked_softmax`: no infinities on the path of the gradient.
     """
     return keras.ops.where(top_k_mask(logits, k), logits, -float("inf"))
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Softmax over the last axis; over a single entry 1, which Keras would warn about."""
+    """Softmax over the last axis; 1 for a single entry, about which Keras would warn."""
     if logits.shape[-1] == 1:
-        return 1 + (logits - logits)  # a gradient of zeros: with none, optimisers would warn
+        return 1 + (logits - logits)  # a zero gradient: without any, optimisers would warn
     return keras.ops.softmax(logits)
 
 
@@ -47,35 +47,35 @@ def masked_softmax(logits: Tensor, mask: Tensor) -> Tensor:
     """Softmax over the entries that `mask` selects.
 
     Args:
-        logits: (..., E) float; what the mask leaves out may hold anything, -inf and NaN included.
+        logits: (..., E) float; outside the mask any values, also -inf and NaN.
         mask: (..., E) bool.
 
     Returns:
-        (..., E) float.  Entries outside the mask are exactly zero and pass exactly zero gradient.
+        (..., E) float.  Entries outside the mask are exactly zero, with exactly zero gradient.
         A row without any True is all zeros.
     """
-    # Far below any logit, so that its exponential is exactly zero, yet finite: infinities on the
-    # gradient's way would make it NaN.
+    # So low that its exponential is exactly zero, yet finite: an infinity on the path of the
+    # gradient would make it NaN.
     lowest = keras.ops.full_like(logits, -1e30)
     return keep_where(mask, softmax(keras.ops.where(mask, logits, lowest)))
 
 
 def keep_where(mask: Tensor, weights: Tensor) -> Tensor:
-    """Cut `weights` (..., E) to exact zeros outside `mask`, without renormalising."""
+    """Set `weights` (..., E) to exact zeros outside `mask`, without renormalising."""
     return keras.ops.where(mask, weights, keras.ops.zeros_like(weights))
 
 
 def batch_mean(values: Tensor) -> Tensor:
-    """Mean over the first axis; zero, not NaN, where the batch is empty.
+    """Mean over the first axis; zero, not NaN, for an empty batch.
 
-    Means rather than sums, so that a regulariser's strength does not change with batch size.
+    Regularisers use means, not sums, so that their strength does not depend on the batch size.
     """
     ops = keras.ops
     return ops.sum(values, axis=0) / ops.maximum(ops.cast(ops.shape(values)[0], values.dtype), 1)
 
 
 def cv_squared(v: Tensor) -> Tensor:
-    """Squared coefficient of variation, (std / mean)^2, of v (E,); zero where the mean is zero."""
+    """Squared coefficient of variation, (std / mean)^2, of v (E,); zero if the mean is zero."""
     ops = keras.ops
     mean = ops.mean(v)
     safe = ops.where(mean == 0, ops.ones_like(mean), mean)
@@ -85,8 +85,8 @@ def cv_squared(v: Tensor) -> Tensor:
 def switch_balance_loss(probabilities: Tensor) -> Tensor:
     """Switch Transformer's balance loss, without its strength.
 
-    E * sum_e (share of examples whose first choice is e) * (mean probability of e): one when both
-    are uniform, E when one expert takes everything.  The shares pass no gradient.
+    E * sum_e (share of examples with first choice e) * (mean probability of e): 1 if both are
+    uniform, E if one expert takes all.  The shares pass no gradient.
 
     Args:
         probabilities: (B, E) softmax probabilities before any cut; or (E,), one row.

@@ -6,12 +6,12 @@ from multigate.model.gates.parts.base import Tensor
 
 
 def smooth_step(t: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
-    """S(t) and 1 - S(t), each to full float32 precision near its own zero.
+    """S(t) and 1 - S(t), each with full float32 precision near its own zero.
 
     S(t) = 0 for t <= -gamma/2; 1 for t >= gamma/2; else -2 t^3/gamma^3 + 3t/(2 gamma) + 1/2.
-    With u = clip(t/gamma + 1/2, 0, 1) this is S = u^2 (3 - 2u) and 1 - S = (1-u)^2 (1 + 2u).  The
-    polynomial in t would round to S = 0 inside the open interval, where its slope is still up to
-    8e-4 in float32; in u, value and slope 6u(1-u)/gamma vanish together.
+    With u = clip(t/gamma + 1/2, 0, 1) this is S = u^2 (3 - 2u) and 1 - S = (1-u)^2 (1 + 2u).  In
+    float32 the polynomial in t would round to S = 0 inside the open interval, where its slope is
+    still up to 8e-4; in u, the value and the slope 6u(1-u)/gamma become zero together.
 
     Args:
         t: any shape, float.
@@ -22,17 +22,17 @@ def smooth_step(t: Tensor, gamma: float | Tensor) -> tuple[Tensor, Tensor]:
     """
     ops = keras.ops
     u = ops.clip(t / gamma + 0.5, 0.0, 1.0)
-    v = 1.0 - u  # exact in float32 where u >= 1/2, which is where it is small
+    v = 1.0 - u  # exact in float32 for u >= 1/2, where it is small
     return ops.square(u) * (3.0 - 2.0 * u), ops.square(v) * (1.0 + 2.0 * u)
 
 
 def saturated(t: Tensor, gamma: float | Tensor) -> Tensor:
-    """Mark the entries whose smooth-step is exactly 0 or 1: |t| >= gamma/2."""
+    """Mark entries with a smooth-step of exactly 0 or 1: |t| >= gamma/2."""
     return keras.ops.abs(t) >= gamma / 2
 
 
 def code_probabilities(on: Tensor, off: Tensor) -> Tensor:
-    """Probability of every binary code when the bits are independent.
+    """Probability of every binary code, for independent bits.
 
     p[c] = product over bits j of (on_j if bit j of c is set else off_j), bit 0 the least
     significant (DSelect-k, B.8, which counts bits from 1).  Appending one bit doubles the codes:

@@ -1,7 +1,7 @@
-"""Drawing one expert per row under a capacity, with the weights that correct for how it was drawn.
+"""Draw one expert per row under a capacity, with importance weights for the way it was drawn.
 
 Kool, Maddison and Mnih, "Unbiased gradient estimation with balanced assignments", section 2.  All
-functions take any leading axes, so that many routers can be trained side by side.
+functions accept leading axes, so that many routers can be trained side by side.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ STRATEGIES = (
     "gumbel_matching_sinkhorn",
 )
 _SINKHORN_TOLERANCE = 1e-2  # relative error of the column sums
-_SINKHORN_ROUNDS = 25  # at most, on each level
+_SINKHORN_ROUNDS = 25  # maximum on each level
 _SINKHORN_LEVELS = 5  # log p is divided by 4^4, 4^3, ..., 1
 
 
@@ -32,7 +32,7 @@ class Assignment(NamedTuple):
         expert: (..., B) int32.
         log_prob: (..., B) log p(z_b | x_b), with gradient.
         importance: (..., B) weight of the row's loss, without gradient; see `assign`.
-        kept: (..., B) 1.0 where the row found room, else 0.0.
+        kept: (..., B) 1.0 if the row found room, else 0.0.
     """
 
     expert: Tensor
@@ -44,10 +44,10 @@ class Assignment(NamedTuple):
 def assign(
     logits: Tensor, temperature: Any, strategy: str, sinkhorn_proposal: bool, seed: Any
 ) -> Assignment:
-    """Draw experts z from a proposal q and weight them for the target p = softmax(logits).
+    """Draw experts z from a proposal q, with importance weights for p = softmax(logits).
 
-    q = softmax(logits / temperature), Sinkhorn-balanced where asked for.  With capacity
-    c = ceil(B / E) and n_j the number of rows that drew expert j:
+    q = softmax(logits / temperature), optionally Sinkhorn-balanced.  With capacity c = ceil(B / E)
+    and n_j the number of rows that drew expert j:
 
         strategy                  draws                           importance
         none                      without capacity                p/q
@@ -57,14 +57,14 @@ def assign(
         gumbel_matching_iw        the same                        p / its conditionals
         gumbel_matching_sinkhorn  the same                        p / Sinkhorn-balanced q; biased
 
-    The estimate is always the mean of kept * importance * loss over all B rows: the factor
-    B / (rows kept) turns that into the mean over the kept ones, which is what biased skip takes.
+    The estimate is always the mean of kept * importance * loss over all B rows.  Biased skip takes
+    the mean over the kept rows instead, hence its factor B / (rows kept).
 
     Args:
         logits: (..., B, E).
         temperature: of the proposal; a float, or a tensor that broadcasts against `logits`.
         strategy: one of `STRATEGIES`.
-        sinkhorn_proposal: balance q first; not for Gumbel-Matching, which it would not change.
+        sinkhorn_proposal: balance q first; not for Gumbel-Matching, where it has no effect.
         seed: a `keras.random.SeedGenerator`.
     """
     ops = keras.ops
@@ -101,7 +101,7 @@ def assign(
 
 
 def keep_up_to_capacity(drawn: Tensor, seed: Any) -> Tensor:
-    """Keep c = ceil(B / E) rows of every expert, at random where more drew it.
+    """Keep at most c = ceil(B / E) rows of every expert, chosen at random.
 
     Args:
         drawn: (..., B, E) one-hot.
@@ -124,15 +124,15 @@ def keep_up_to_capacity(drawn: Tensor, seed: Any) -> Tensor:
 def sinkhorn(log_p: Tensor) -> Tensor:
     """Normalise columns to B/E and rows to 1 in turn until both hold (section 2.3).
 
-    The result is log p plus a term v_e of the expert plus one of the row.  Plain alternation needs
-    rounds in proportion to the spread of log p (with nearly one-hot rows, more than 1,000), so
-    flatter problems come first: v balances log p / 256, and 4 v starts on log p / 64, and so on to
-    log p itself.
+    The result is log p plus a term v_e per expert plus a term per row.  Plain alternation needs a
+    number of rounds in proportion to the spread of log p: more than 1,000 for nearly one-hot rows.
+    So it solves flatter problems first: v for log p / 256, then from 4 v for log p / 64, and so on
+    up to log p itself.
 
-    A level ends when every column is within 1% of B/E, or after 25 rounds.  The rows always sum
-    to 1: a proposal that is still unbalanced is a distribution nevertheless, and importance
-    weights with it are exact.  Where the spread of log p is in the thousands, columns stay up to
-    some 5% off (measured for E = 2 to 64; 1,000 rounds of plain alternation: up to 270%).
+    A level ends when every column is within 1% of B/E, or after 25 rounds.  Rows always sum to 1,
+    so even an unbalanced proposal is a distribution, and importance weights with it are exact.  If
+    the spread of log p is in the thousands, columns stay up to some 5% off (measured for E = 2 to
+    64; 1,000 rounds of plain alternation: up to 270%).
 
     Args:
         log_p: (..., B, E) log probabilities; gets no gradient.
@@ -142,7 +142,7 @@ def sinkhorn(log_p: Tensor) -> Tensor:
     """
     ops = keras.ops
     log_p = ops.stop_gradient(log_p)
-    if log_p.shape[-2] == 0:  # JAX refuses the maximum of nothing
+    if log_p.shape[-2] == 0:  # JAX refuses the maximum of an empty array
         return log_p
     rows, E = ops.cast(ops.shape(log_p)[-2], log_p.dtype), log_p.shape[-1]
     target = ops.log(ops.maximum(rows, 1.0) / E)
@@ -155,7 +155,7 @@ def sinkhorn(log_p: Tensor) -> Tensor:
         excess = ops.logsumexp(log_q, axis=-2, keepdims=True) - target  # columns, (..., 1, E)
         return i + 1, v - excess, flat, ops.max(ops.abs(excess))
 
-    v = ops.zeros_like(log_p[..., :1, :])  # (..., 1, E), the balance's term of each expert
+    v = ops.zeros_like(log_p[..., :1, :])  # (..., 1, E), the term of each expert
     for level in reversed(range(_SINKHORN_LEVELS)):
         i = ops.convert_to_tensor(0, dtype="int32")
         error = ops.convert_to_tensor(float("inf"), dtype=log_p.dtype)

@@ -1,4 +1,4 @@
-"""The loss that trains a sampled router: its value is the task's, its gradient is unbiased.
+"""The loss that trains a sampled router: the task's value, with an unbiased gradient.
 
 Kool, Maddison and Mnih, "Unbiased gradient estimation with balanced assignments", eqs. 2, 3 and 6.
 """
@@ -20,10 +20,10 @@ def sampled_loss(
     """Mean over all B rows of kept * [importance * loss + sg(importance * (loss - b)) * log_prob].
 
     The first term trains the experts, the second (REINFORCE) the router; sg stops the gradient.
-    Without `log_prob`, as differentiable gating has it, the first term trains both.
+    Without `log_prob`, as in differentiable gating, the first term trains both.
 
-    The second term must not enter the loss's value: log_prob minus its own stopped self keeps its
-    gradient and is zero.
+    The second term must not change the value of the loss.  So it uses log_prob - sg(log_prob),
+    which is zero and has the gradient of log_prob.
 
     Args:
         losses: (..., B) the task's loss of each row.
@@ -46,9 +46,9 @@ def sampled_loss(
 
 
 def expected_loss(losses: Tensor, importance: Tensor, kept: Tensor) -> Tensor:
-    """What the baseline follows: the mean loss (...) with weights kept * importance, no gradient.
+    """Mean loss (...) with weights kept * importance, for the baseline; no gradient.
 
-    Dividing by the weights' sum keeps one large weight from throwing the baseline off.
+    Dividing by the sum of the weights limits the effect of one large weight.
     """
     ops = keras.ops
     weight = kept * importance
@@ -62,7 +62,7 @@ class SampledLoss(keras.layers.Layer):
     """`sampled_loss` with a moving average of the loss as its baseline.
 
     b <- decay * b + (1 - decay) * mean loss, after b was used, so that b does not depend on the
-    rows that it is subtracted from.  A batch without kept rows leaves b as it is.
+    rows it is subtracted from.  A batch without kept rows does not change b.
 
     Args:
         decay: 0 <= decay < 1.

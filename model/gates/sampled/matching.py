@@ -1,7 +1,8 @@
 """Gumbel-Matching: the best assignment under a capacity, and each row's conditional probabilities.
 
 Kool, Maddison and Mnih, "Unbiased gradient estimation with balanced assignments", section 2.2 and
-appendices D.2 to D.4.  Runs in NumPy on the host: the solver loops until no expert is over full.
+appendices D.2 to D.4.  Runs in NumPy on the host, because the solver loops until no expert is over
+its capacity.  SciPy's `linear_sum_assignment` was considered and is slower, see `solve`.
 """
 
 from itertools import pairwise
@@ -26,30 +27,30 @@ def capacity(B: int, E: int) -> int:
 def solve(scores: Array) -> tuple[Indices, Array]:
     """Assignment that maximises sum_b scores[b, z_b] with at most c = ceil(B / E) rows per expert.
 
-    Every row starts at its best expert, which is optimal for the counts that this gives.  Then,
-    while an expert holds more than c rows, one row moves along each step of a cheapest path from
-    an over-full expert to one with room: cheapest paths keep the assignment optimal for its
-    counts.  Where E does not divide B, E*c - B dummy rows of score 0 fill the free slots, without
-    which the conditionals would not hold.  (The paper cancels negative cycles from a heuristic
-    start instead.  At B = 2048 and E = 8 to 64 this took 30 to 70 ms; a general assignment solver
-    took 1 s, because each expert's c slots are equal columns to it.)
+    Every row starts at its best expert, which is optimal for the resulting counts.  While an expert
+    holds more than c rows, one row moves along each step of a cheapest path from an over-full
+    expert to one with room; cheapest paths keep the assignment optimal for its counts.  If E does
+    not divide B, E*c - B dummy rows of score 0 fill the free slots: the conditionals need full
+    experts.  (The paper instead cancels negative cycles from a heuristic start.  At B = 2048 and
+    E = 8 to 64 this took 30 to 70 ms; a general assignment solver took 1 s, because it sees the c
+    slots of an expert as c equal columns.)
 
     Args:
         scores: (B, E) finite.
 
     Returns:
-        z (B,), the expert of each row, and d* (E, E), the cheapest cost of making room: d*[j, i]
-        is what it costs to move one row out of j, over any number of experts, into i.
+        z (B,), the expert of each row, and d* (E, E), the cheapest costs of making room: d*[j, i]
+        is the cost of moving one row out of j into i, over any number of experts.
     """
     B, E = scores.shape
     c = capacity(B, E)
     s = np.concatenate([scores, np.zeros((E * c - B, E))])  # (E*c, E)
     z = np.argmax(s, axis=1)
-    idlest = np.argsort(np.bincount(z[:B], minlength=E), kind="stable")
-    z[B:] = idlest[: E * c - B]  # dummies do not care; there are fewer of them than experts
+    least_loaded = np.argsort(np.bincount(z[:B], minlength=E), kind="stable")
+    z[B:] = least_loaded[: E * c - B]  # dummies fit anywhere, and are fewer than the experts
     counts = np.bincount(z, minlength=E)
     moves = np.full((E, E), np.inf)  # cost of the cheapest direct move of one row from j to i
-    movers = np.zeros((E, E), np.int64)  # the row that it moves
+    movers = np.zeros((E, E), np.int64)  # the row of that move
     for j in range(E):
         _refresh(j, s, z, moves, movers)
     while (counts > c).any():
@@ -85,7 +86,7 @@ def _cheapest_path(moves: Array, full: NDArray[np.bool_], free: NDArray[np.bool_
         through = cost[:, None] + moves
         best = np.argmin(through, axis=0)
         reached = through[best, np.arange(E)]
-        # Rounding must not make a path loop: only a real improvement counts.
+        # Rounding must not make a path loop, so tiny improvements do not count.
         better = reached < cost - 1e-12
         if not better.any():
             break
@@ -107,7 +108,7 @@ def _all_pairs(moves: Array) -> Array:
 
 
 def _solve_two(scores: Array) -> tuple[Indices, Array]:
-    """`solve` for E = 2 over any leading axes: the c largest differences take expert 0.
+    """`solve` for E = 2 with any leading axes: the c largest differences take expert 0.
 
     Args:
         scores: (..., B, 2).
@@ -124,7 +125,7 @@ def _solve_two(scores: Array) -> tuple[Indices, Array]:
     np.put_along_axis(z, order[..., :c], 0, axis=-1)
     ranked = np.take_along_axis(gain, order, axis=-1)
     d = np.zeros((*gain.shape[:-1], 2, 2))
-    d[..., 0, 1] = ranked[..., c - 1]  # the row of expert 0 that gains least there
+    d[..., 0, 1] = ranked[..., c - 1]  # the row of expert 0 that gains least from it
     d[..., 1, 0] = -ranked[..., c]
     return z[..., :B], d
 
@@ -132,10 +133,10 @@ def _solve_two(scores: Array) -> tuple[Indices, Array]:
 def match(logits: NDArray[Any], noise: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Draw from the Gumbel-Matching distribution.
 
-    With v|z_b=j = v* - s[b, z_b] + s[b, j] - d*[j, z_b] the value of the best assignment that has
-    z_b = j (eq. 7), row b's conditional given the other rows' noise is
-    q(z_b = j) = softmax_j(v|z_b=j - noise[b, j]) (eq. 9); what does not depend on j cancels,
-    leaving softmax_j(logits[b, j] - d*[j, z_b]).
+    The best assignment with z_b = j has the value v|z_b=j = v* - s[b, z_b] + s[b, j] - d*[j, z_b]
+    (eq. 7).  Row b's conditional, given the noise of the other rows, is
+    q(z_b = j) = softmax_j(v|z_b=j - noise[b, j]) (eq. 9).  Terms without j cancel, which leaves
+    softmax_j(logits[b, j] - d*[j, z_b]).
 
     Args:
         logits: (..., B, E) unnormalised log probabilities, divided by the temperature.
@@ -164,7 +165,7 @@ def match(logits: NDArray[Any], noise: NDArray[Any]) -> tuple[NDArray[np.int32],
 
 
 def gumbel_matching(logits: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """`match` on tensors, called back on the host; also inside a tf.function and under jax.jit.
+    """`match` for tensors, as a callback on the host; works in a tf.function and under jax.jit.
 
     Args:
         logits: (..., B, E), divided by the temperature; gets no gradient.

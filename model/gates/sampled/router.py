@@ -1,4 +1,4 @@
-"""A router trained by sampling one expert per example, with or without expert capacity."""
+"""A router trained by sampling one expert per example, with or without an expert capacity."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ ESTIMATORS = ("reinforce", "gating")
 
 @keras.saving.register_keras_serializable("multigate")
 class Sampled(LinearGate):
-    """One expert z ~ q per example while training, argmax p at inference; p = softmax(xA + b).
+    """One expert z ~ q per example in training, argmax p at inference; p = softmax(xA + b).
 
     Kool, Maddison and Mnih, "Unbiased gradient estimation with balanced assignments".  The
-    objective is E_{z ~ p}[loss(x, z)]; `Routing` carries what `estimators.sampled_loss` needs to
-    estimate its gradient from each row's loss.  An example that found no room at its expert
-    (`kept` = 0) has all weights zero.
+    objective is E_{z ~ p}[loss(x, z)]; from `Routing` and each row's loss,
+    `estimators.sampled_loss` estimates its gradient.  An example that found no room at its expert
+    (`kept` = 0) has zero weights only.
 
     Estimators:
         reinforce: weight 1 on the drawn expert; the router learns from log_prob.
-        gating: weight p(z|x) on the drawn expert, at inference too, through which the router
-            learns; log_prob is None.  It needs a balance loss, of about 0.01 (section 3.1).
+        gating: weight p(z|x) on the drawn expert, also at inference; the router learns through it,
+            and log_prob is None.  It needs a balance loss of about 0.01 (section 3.1).
 
-    Losses, while training:
+    Losses in training:
         balance: the Switch Transformer's balance loss on p times its strength.
-    Diagnostics, while training: kept, the share of the examples that found room.
+    Diagnostics in training: kept, the share of the examples that found room.
 
     Args:
         estimator: one of `ESTIMATORS`.
@@ -68,8 +68,8 @@ class Sampled(LinearGate):
             "sinkhorn_proposal",
             sinkhorn_proposal,
             not (sinkhorn_proposal and matching),
-            "False with Gumbel-Matching, whose assignment it does not change "
-            "('gumbel_matching_sinkhorn' weights by the balanced marginals)",
+            "False with Gumbel-Matching, where it does not change the assignment "
+            "('gumbel_matching_sinkhorn' uses the balanced marginals as weights)",
         )
         self.check_option("balance_weight", balance_weight, balance_weight >= 0, "at least 0")
         self.estimator = estimator
@@ -79,11 +79,11 @@ class Sampled(LinearGate):
         self.balance_weight = balance_weight
         self.noise = noise_generator(self.seed)
         if matching:
-            self.supports_jit = False  # XLA on TensorFlow cannot call back to the host
+            self.supports_jit = False  # XLA on TensorFlow has no callbacks to the host
 
     @property
     def properties(self) -> Properties:
-        """One expert per example; with a capacity, who finds room depends on the batch."""
+        """One expert per example; with a capacity, the batch decides which rows find room."""
         skips = self.strategy in ("skip", "skip_iw")
         return Properties(
             static=False,
@@ -94,7 +94,7 @@ class Sampled(LinearGate):
         )
 
     def route(self, x: Tensor, training: bool, ids: Any) -> Routing:
-        """Weights (B, E); while training also log_prob, importance and kept, each (B,)."""
+        """Weights (B, E); in training also log_prob, importance and kept, each (B,)."""
         ops = keras.ops
         E = self.num_experts
         logits = self.logits(x)  # (B, E)

@@ -130,7 +130,7 @@ def test_damaged_checkpoints(tiny: Any, trained: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"weights\.h5: damaged"):
         checkpoint.load(broken)
     (broken / "weights.h5").unlink()
-    with pytest.raises(ModelError, match=r"weights\.h5: no such file; train anew"):
+    with pytest.raises(ModelError, match=r"weights\.h5: no such file; train again"):
         checkpoint.load(broken)
     shutil.copyfile(trained / "weights.h5", broken / "weights.h5")
     config = json.loads((broken / "config.json").read_text())

@@ -168,9 +168,9 @@ def test_config_and_seed_reproduce_a_gate(name: str, case: dict[str, Any]) -> No
     again = type(gate).from_config(gate.get_config())
     again.build((None, D))
     for a, b in zip(twin.weights, again.weights, strict=True):
-        np.testing.assert_array_equal(a, b)  # the same seed initialises alike
+        np.testing.assert_array_equal(a, b)  # the same seed gives the same variables
     twin.set_weights(gate.get_weights())
-    for training in (False, True, True):  # and draws alike, step after step
+    for training in (False, True, True):  # and the same noise, step after step
         first, second = (g(x, training=training, ids=ids) for g in (gate, twin))
         np.testing.assert_array_equal(first.weights, second.weights)
         assert first.losses.keys() == second.losses.keys()

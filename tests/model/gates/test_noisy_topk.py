@@ -59,7 +59,7 @@ def test_stay_probability_is_one_where_all_stay() -> None:
     np.testing.assert_array_equal(stay_probability(values, values, values + 1, 3), np.ones((2, 3)))
 
 
-def test_stay_probability_is_that_of_drawing_anew() -> None:
+def test_stay_probability_is_that_of_drawing_again() -> None:
     rng = np.random.default_rng(0)
     clean = np.array([[0.3, -0.2, 0.1, 0.0]], F)
     scale = np.array([[1.0, 0.5, 2.0, 1.5]], F)

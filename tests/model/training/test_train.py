@@ -218,7 +218,7 @@ def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "copy")
     path = tmp_path / "copy" / checkpoint.HISTORY
     path.write_text(path.read_text()[:50])
-    with pytest.raises(ModelError, match=r"history\.json: not valid JSON: .*; train anew"):
+    with pytest.raises(ModelError, match=r"history\.json: not valid JSON: .*; train again"):
         checkpoint.read_history(tmp_path / "copy")
 
 
