@@ -165,7 +165,7 @@ def test_properties_are_those_of_both_levels() -> None:
         ),
         (
             {"primary": {"name": "sampled"}, "secondary": TOP1},
-            "primary: Hierarchical expected a gate that is trained through its weights",
+            "primary: Hierarchical expected a gate that learns through its weights",
         ),
         (
             {"primary": TOP1 | {"static": False}, "secondary": TOP1, "static": True},
