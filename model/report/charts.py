@@ -1,4 +1,10 @@
-"""The report's charts: pure functions from numbers to SVG, and a grid of weights."""
+"""The report's charts: pure functions from numbers to SVG, and a grid of weights.
+
+Altair with vl-convert, and matplotlib, looked as good. But Altair's demo report has 255 kB instead
+of 128 (matplotlib's 275), its 28 charts take 3.2 s of CPU instead of 0.01 (1.5), it adds 93 MB to
+an environment, colours that follow the reader's preference must be patched into the finished SVG,
+and the text under the pointer is lost.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
