@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from multigate.configs.contract import Contract
+from multigate.model.evaluation.measures.tasks import expected_calibration_error
 from multigate.model.gates.parts.base import Tensor
 
 Method = Literal["platt", "isotonic"]
@@ -113,23 +114,11 @@ def measure(
         report[name] = {
             when: {
                 "log_loss": float(log_loss(y, sigmoid(values), labels=[0, 1])),
-                "ece": calibration_error(y, sigmoid(values)),
+                "ece": expected_calibration_error(y, sigmoid(values)),
             }
             for when, values in (("before", z), ("after", calibrated))
         } | {"rows": int(known.sum())}
     return report
-
-
-def calibration_error(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Expected calibration error: |mean score - rate| over 15 bins of equal size, by score.
-
-    Args:
-        labels: (N,) 0 or 1.
-        scores: (N,) probabilities, N >= 1.
-    """
-    parts = [p for p in np.array_split(np.argsort(scores, kind="stable"), 15) if len(p)]
-    gaps = [len(p) * abs(scores[p].mean() - labels[p].mean()) for p in parts]
-    return float(sum(gaps) / len(labels))
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:

@@ -94,10 +94,24 @@ def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> di
     return {name: interval(values, users, rows=rows) for name, values in found.items()}
 
 
+def expected_calibration_error(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Mean over rows of |bin's mean score - bin's mean label|: the one definition in this project.
+
+    Rows of the same score are in the same bin, so that the order of the rows changes nothing and a
+    constant score at the labels' rate has an error of 0.
+
+    Args:
+        labels: (N,) 0 or 1, NaN where masked.
+        scores: (N,) probabilities; at least one row is not masked.
+    """
+    _, y, p = _known(labels, scores)
+    return float(np.abs(np.bincount(_bins(p), y - p)).sum() / len(y))
+
+
 def calibration_error(
     resamples: Resamples, labels: np.ndarray, scores: np.ndarray
 ) -> dict[str, Any]:
-    """Expected calibration error: mean over rows of |bin's mean score - bin's mean label|.
+    """`expected_calibration_error` with its limits.
 
     Noise alone makes it positive, and resampling adds noise to noise, so that percentiles would
     exclude a calibrated model's 0.  The limits are a test turned round instead: with g_b the gaps

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
+from multigate.model.evaluation.measures import tasks
+from multigate.model.evaluation.measures.resamples import Resamples
 from multigate.model.export import calibration
 from multigate.model.export.calibration import Curve
 from multigate.model.export.export import export
@@ -55,10 +57,19 @@ def test_scores_that_fall_with_the_label_are_left_as_they_are(case, method) -> N
     assert left["click"] == "its scores do not rise with the label on the validation split"
 
 
-def test_the_error_of_calibration_by_hand() -> None:
-    labels, scores = np.array([0.0, 1.0] * 15), np.repeat(np.arange(15) / 15, 2)
-    expected = np.abs(np.arange(15) / 15 - 0.5).mean()  # bins of two rows whose rate is 1/2
-    assert calibration.calibration_error(labels, scores) == pytest.approx(expected)
+def test_a_calibrated_constant_has_no_calibration_error(case) -> None:
+    """The report's and the export's calibration error are one: rows of one score stay together."""
+    contract = case.config().contract
+    labels = np.full((1000, 3), np.nan, np.float32)
+    labels[:, 0] = np.arange(1000) < 200  # sorted, as a log by user may be
+    logits = {"click": np.full(1000, np.log(0.2 / 0.8))}
+    same = {"click": Curve(np.float32([0]), np.float32([0]), 1.0)}
+    found = calibration.measure(contract, same, logits, labels)["click"]
+    assert found["before"]["ece"] == pytest.approx(0, abs=1e-6)
+    report = tasks.calibration_error(
+        Resamples(np.arange(1000), 10), labels[:, 0], np.full(1000, 0.2)
+    )
+    assert found["before"]["ece"] == pytest.approx(report["value"], abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])

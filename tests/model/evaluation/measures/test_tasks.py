@@ -86,6 +86,24 @@ def test_ece_by_hand() -> None:
     assert (high["score"], high["label"]["value"]) == (pytest.approx(0.8), 1.0)
 
 
+def test_ece_of_bins_of_equally_many_rows_by_hand() -> None:
+    labels, scores = np.array([0.0, 1.0] * 15), np.repeat(np.arange(15) / 15, 2)
+    expected = np.abs(np.arange(15) / 15 - 0.5).mean()  # bins of two rows, of which one is positive
+    assert tasks.expected_calibration_error(labels, scores) == pytest.approx(expected)
+
+
+def test_rows_of_one_score_are_never_divided() -> None:
+    """However the rows are ordered: divided by order, sorted labels would give 0.32 here."""
+    labels = np.sort(np.random.default_rng(0).random(1000) < 0.2)[::-1].astype(float)
+    constant = np.full(1000, labels.mean())
+    assert tasks.expected_calibration_error(labels, constant) == pytest.approx(0, abs=1e-12)
+    two = np.where(np.arange(1000) % 2, 0.1, 0.3)
+    for order in (np.arange(1000), np.arange(1000)[::-1], np.lexsort((labels, two))):
+        expected = sum(abs(labels[two == s].mean() - s) / 2 for s in (0.1, 0.3))
+        found = tasks.expected_calibration_error(labels[order], two[order])
+        assert found == pytest.approx(expected)
+
+
 def test_regression_against_scikit_learn_and_scipy() -> None:
     rng = np.random.default_rng(2)
     user, y = rng.integers(0, 30, 300), np.round(100 + 5 * rng.normal(size=300), 1)
