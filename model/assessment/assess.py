@@ -18,6 +18,7 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data.examples import Examples
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import evaluate
+from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.comparison import check_names, compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.resamples import CONFIDENCE, Resamples, interval
@@ -85,7 +86,7 @@ def assess(
         **_light(folder, config, split, labels, scored),
     }
     _measure_tasks(result, contract, labels, scored, resamples)
-    gain = ranking.gains(contract, labels)
+    gain = gains(contract, labels)
     ranked = ranking.ranking(resamples, lists, gain, scored.combined)
     return result | {
         "ranking": ranking.summaries(resamples, lists, gain, ranked),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from multigate.configs.contract import Contract
-from multigate.model.evaluation.combine import combine
+from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.measures import ranking
 from multigate.model.evaluation.measures.resamples import Resamples, interval
 
@@ -41,14 +41,15 @@ def trade_off(
         (the contract's own weights).  None where a group has no task with a score weight, or no
         list that can be judged.
     """
-    gains = {}
+    by_group = {}
     for group in GROUPS:
-        weights = np.array(
-            [task.score_weight * (task.group == group) for task in contract.tasks.values()]
-        )
-        if not weights.any():
+        weights = {
+            name: task.score_weight if task.group == group else 0.0
+            for name, task in contract.tasks.items()
+        }
+        if not any(weights.values()):
             return None
-        gains[group] = np.maximum(np.nan_to_num(labels.astype(np.float64)) @ weights, 0.0)
+        by_group[group] = gains(contract, labels, weights)
     points = []
     for ratio in RATIOS:
         multipliers = {
@@ -61,7 +62,7 @@ def trade_off(
             {n: task.score_weight * multipliers[task.group] for n, task in contract.tasks.items()},
         )
         point: dict[str, Any] = {"ratio": ratio, "chosen": ratio == 1.0}
-        for group, gain in gains.items():
+        for group, gain in by_group.items():
             values = ranking.ranking(resamples, lists, gain, score, only=MEASURE)[MEASURE]
             judged = ranking.judged(lists, gain)[lists]
             users = len(np.unique(resamples.codes[judged]))
@@ -76,5 +77,5 @@ def trade_off(
 
 def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether `a` is at least as good for both groups, and better for one."""
-    gains = [a[group]["value"] - b[group]["value"] for group in GROUPS]
-    return min(gains) >= 0 and max(gains) > 0
+    ahead = [a[group]["value"] - b[group]["value"] for group in GROUPS]
+    return min(ahead) >= 0 and max(ahead) > 0

@@ -17,6 +17,7 @@ from multigate.configs.errors import ConfigError, ModelError
 from multigate.configs.files import TIME
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules, TaskRules
 from multigate.model.data.rows import Rows, read_rows
+from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.resamples import Resamples
 from multigate.model.evaluation.scored import Scored, read_contract, score
@@ -163,7 +164,7 @@ def _ranking(
     resamples: Resamples,
 ) -> dict[str, Any] | None:
     """The combined score's NDCG, by the candidate's weights of what is relevant."""
-    lists, gain = rows.lists(ours.contract), ranking.gains(ours.contract, labels)
+    lists, gain = rows.lists(ours.contract), gains(ours.contract, labels)
     new = ranking.ranking(resamples, lists, gain, ours.combined)[RANKING]
     if not np.isfinite(new[0]):
         return None

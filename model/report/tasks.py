@@ -131,9 +131,10 @@ def ranking(found: Mapping[str, Any]) -> str:
     return section(
         "ranking",
         "Ranked lists",
-        f"The combined score within each request and user. A row's gain is the sum of score weight "
-        f"times label, at least 0; {ranked['lists']:,} of {count(ranked['of'], 'list')} have more "
-        "than one row and a relevant one. Recall is 1 by itself where lists are shorter than its "
+        "The combined score within each request and user. A row's gain is its labels, combined by "
+        "the contract's rule as scores are, less what labels of 0 combine to. "
+        f"{ranked['lists']:,} of {count(ranked['of'], 'list')} have more than one row and a row "
+        "with a gain; the others take no part. Recall is always 1 in lists shorter than its "
         "cut-off.",
         table("Measures of the combined score", ["measure", "mean over lists", "rows"], rows),
     )

@@ -1,29 +1,20 @@
 """Measures of ranked lists: the combined score against what the user did with the list.
 
-A list is the rows of one request and user.  A row's gain is max(0, the sum over tasks of score
-weight * label), a masked label counting as 0; a row is relevant where its gain is above 0.  Lists
-without a relevant row, or with a single row, say nothing about an order and take no part.
+A list is the rows of one request and user.  What a row was worth to the user is its gain
+(`evaluation.combine.gains`); a row is relevant where its gain is above 0.  Lists without a relevant
+row, and lists of a single row, say nothing about an order and take no part.
+
+scikit-learn's `ndcg_score` takes one list a call: 1.3 s of CPU for 2,000 lists, against 0.007 s for
+all five measures here.
 """
 
 from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import Contract
 from multigate.model.evaluation.measures.resamples import Resamples, interval
 
 CUTOFFS = (5, 10)
-
-
-def gains(contract: Contract, labels: np.ndarray) -> np.ndarray:
-    """Gain of every row, (N,).
-
-    Args:
-        contract: the tasks' score weights.
-        labels: (N, T) in own units, NaN where masked.
-    """
-    weights = np.array([task.score_weight for task in contract.tasks.values()])
-    return np.maximum(np.nan_to_num(labels.astype(np.float64), nan=0.0) @ weights, 0.0)
 
 
 def by_list(lists: np.ndarray, gain: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:

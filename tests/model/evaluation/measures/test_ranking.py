@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from multigate.configs import load
 from multigate.model.evaluation.measures import ranking
 
 
@@ -56,13 +55,3 @@ def test_lists_that_say_nothing_take_no_part() -> None:
     for values in found.values():
         assert np.isnan(values[:2]).all()
     assert found["mrr"][2] == 1.0
-
-
-def test_gains_are_the_weighted_labels() -> None:
-    contract = load("demo").contract
-    labels = np.zeros((3, len(contract.tasks)), np.float32)
-    column = {name: t for t, name in enumerate(contract.tasks)}
-    labels[0, [column["click"], column["like"]]] = 1
-    labels[1, column["dislike"]] = 1
-    labels[2, column["like"]] = np.nan
-    np.testing.assert_allclose(ranking.gains(contract, labels), [1 + 3, 0, 0])
