@@ -83,6 +83,7 @@ def assess(
         "users": resamples.users,
         "replicates": options.replicates,
         "confidence": CONFIDENCE,
+        "caveat": evaluate.caveat(split),
         **_light(folder, config, split, labels, scored),
     }
     _measure_tasks(result, contract, labels, scored, resamples)

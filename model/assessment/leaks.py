@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.stats import rankdata
+from sklearn.metrics import roc_auc_score
 
 from multigate.configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
 from multigate.configs.files import IMPRESSION, LABEL, TIME
@@ -17,8 +17,10 @@ _PRIOR = 10.0  # rows of the overall rate that a value's own rate is mixed with
 def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> dict[str, Any]:
     """Look for leaks.
 
-    A feature alone ranks the rows by its number, by whether it is there, or, for a category, by
-    the mean label of its training rows; a regression label counts as 1 above its median.
+    A feature alone ranks the rows by its number, by its list's length, by whether it is present, or
+    by the mean label of the training rows with the same category.  Whether a higher number means a
+    higher label is decided on the training rows: decided on the rows that are measured, every AUC
+    would be above 0.5 by chance.  A regression label counts as 1 above its median.
 
     Args:
         contract: features and tasks.
@@ -27,7 +29,8 @@ def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> di
         limit: AUC of one feature alone above which it is taken for a leak.
 
     Returns:
-        features, highest first: feature, task, auc, leak; limit; shared_rows, how many rows have
+        features, highest first: feature, by ("value", "length", "presence" or "mean label"), task,
+        auc, leak; limit; shared_rows, how many rows have
         the impression of a training row, or None where examples have no such column; in_order,
         whether every row is newer than training, or None where times are not known; late_training,
         share of the training rows that are newer than the oldest row.
@@ -45,13 +48,23 @@ def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> di
             continue
         for feature_name, feature in contract.features.items():
             if isinstance(feature, PositionFeature):
-                continue  # no signature has it
-            areas = [
-                _auc(y[usable], value[usable])
-                for value in _orders(feature, feature_name, rows, train, past, past_usable)
-            ]
-            area = max((max(a, 1 - a) for a in areas), default=0.5)
-            found.append({"feature": feature_name, "task": name, "auc": area, "leak": area > limit})
+                continue  # the served model does not see positions
+            orders = _orders(feature, feature_name, rows, train, past, past_usable)
+            for by, (values, before) in orders.items():
+                if values.min() == values.max():
+                    continue
+                area = float(roc_auc_score(y[usable], values[usable]))
+                if before is not None and _falls(past[past_usable], before[past_usable]):
+                    area = 1 - area
+                found.append(
+                    {
+                        "feature": feature_name,
+                        "by": by,
+                        "task": name,
+                        "auc": area,
+                        "leak": area > limit,
+                    }
+                )
     found.sort(key=lambda row: -row["auc"])
     return {"features": found, "limit": limit, **whole}
 
@@ -68,23 +81,48 @@ def _labels(rows: Rows, task: str, regression: bool) -> tuple[np.ndarray, np.nda
 
 def _orders(
     feature: Any, name: str, rows: Rows, train: Rows, past: np.ndarray, usable: np.ndarray
-) -> list[np.ndarray]:
-    """The ways in which a feature can order the rows, (N,) each."""
+) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """The ways in which a feature can order the rows, by their name.
+
+    Returns:
+        Values of the rows (N,), and of the training rows; None for mean labels, which rise.
+    """
     column, before = rows.table[name].combine_chunks(), train.table[name].combine_chunks()
-    present = np.asarray(column.is_valid()).astype(np.float64)
+    found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {
+        "presence": (_present(column), _present(before))
+    }
     if isinstance(feature, IdFeature):
-        return [_rates(column, before, past, usable), present]
+        return found | {"mean label": (_rates(column, before, past, usable), None)}
     if isinstance(feature, IdListFeature):
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
         of = np.asarray(pc.list_parent_indices(before))
         values = _rates(pc.list_flatten(column), pc.list_flatten(before), past[of], usable[of])
         parents = np.asarray(pc.list_parent_indices(column))
         sums = np.bincount(parents, values, minlength=len(column))
         mean = sums / np.maximum(np.bincount(parents, minlength=len(column)), 1)
-        return [lengths, mean]
+        return {"length": (_lengths(column), _lengths(before)), "mean label": (mean, None)}
+    return found | {"value": (_numbers(column), _numbers(before))}
+
+
+def _present(column: pa.Array) -> np.ndarray:
+    return np.asarray(column.is_valid()).astype(np.float64)
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    return np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """Values as float64, missing ones replaced by the median."""
     numbers = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan))
-    middle = np.nanmedian(numbers) if np.isfinite(numbers).any() else 0.0
-    return [np.nan_to_num(numbers, nan=middle), present]
+    median = np.nanmedian(numbers) if np.isfinite(numbers).any() else 0.0
+    return np.nan_to_num(numbers, nan=median)
+
+
+def _falls(labels: np.ndarray, values: np.ndarray) -> bool:
+    """Whether higher values go with lower labels."""
+    if len(labels) == 0 or labels.min() == labels.max():
+        return False
+    return bool(roc_auc_score(labels, values) < 0.5)
 
 
 def _rates(
@@ -102,13 +140,6 @@ def _rates(
     place = pc.index_in(column, value_set=known.dictionary)
     found: np.ndarray = rates[np.asarray(pc.fill_null(place, -1)).astype(np.int64)]
     return found
-
-
-def _auc(y: np.ndarray, value: np.ndarray) -> float:
-    positive = y > 0.5
-    p = int(positive.sum())
-    total = rankdata(value)[positive].sum() - p * (p + 1) / 2
-    return float(total / (p * (len(y) - p)))
 
 
 def _overlap(rows: Rows, train: Rows) -> dict[str, Any]:

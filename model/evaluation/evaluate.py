@@ -195,6 +195,18 @@ def task_metrics(
     return found
 
 
+def caveat(split: str) -> str | None:
+    """Why numbers of a split are better than on new rows; None of the test split."""
+    if split == "train":
+        return "The model was trained on these rows: expect worse on new ones."
+    if split == "validation":
+        return (
+            "The kept epoch, and any calibration, were chosen on these rows: "
+            "expect worse on new ones."
+        )
+    return None
+
+
 def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Summarise the tasks of each group.
 
@@ -269,6 +281,8 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
                 f"{group}: {', '.join(parts) or 'nothing measured'}",
             ]
         )
+    if said := caveat(result["split"]):
+        view.caption = f"{view.caption}\n{said}"
     return view
 
 

@@ -87,7 +87,8 @@ def slices(found: Mapping[str, Any]) -> str:
         f"{count(cut['looked_at'], 'look')}, of which one in twenty would stand out by chance at "
         f"the usual level. Those beyond chance at {cut['level']:.2g} (Bonferroni) are marked ▼ and "
         "come first; the rest is in order of the difference. Within a slice AUC is often "
-        "lower than on the whole, because slices differ in their rates.",
+        "lower than on the whole, because slices differ in their rates. The first slices are the "
+        "worst of many, so expect them to be less bad on new rows.",
         sentences([said]),
         table("Slices by how much worse than the whole they are", heads, rows, "roomy"),
     )
@@ -132,7 +133,7 @@ def leaks(found: Mapping[str, Any]) -> str:
     checked = found["leaks"]
     rows = [
         [
-            escape(row["feature"]),
+            subject(row["feature"], f"by {row['by']}"),
             escape(row["task"]),
             f"{row['auc']:.4f}",
             '<b class="worse">leak</b>' if row["leak"] else "",
@@ -143,8 +144,10 @@ def leaks(found: Mapping[str, Any]) -> str:
     return section(
         "leaks",
         "Leak checks",
-        "What one feature alone ranks the rows by: its number, or the mean label of its training "
-        "rows. An AUC near 1 usually means that the feature was not known before the label.",
+        "How well one feature alone ranks the rows: by its value, its length, whether it is "
+        "present, or the mean label of the training rows with the same value. The training rows "
+        "decide which direction is up. An AUC near 1 usually means that the feature was not known "
+        "before the label.",
         sentences(leak_sentences(checked)),
         table("Features by their AUC alone", heads, rows),
     )
@@ -176,7 +179,7 @@ def leak_sentences(checked: Mapping[str, Any]) -> list[str]:
 
 def warnings(found: Mapping[str, Any]) -> list[str]:
     """What a reader has to know before all else, in sentences."""
-    said = []
+    said = [found["caveat"]] if found["caveat"] else []
     checked = found["leaks"]
     said += [line for line in leak_sentences(checked) if "a leak unless" in line]
     if checked["shared_rows"]:

@@ -164,7 +164,8 @@ def trade_off(found: Mapping[str, Any]) -> str:
         "The score weights of the satisfaction tasks are multiplied by a ratio, those of "
         "engagement stay; lists are then judged by what each group's labels say is relevant "
         "(NDCG@10). Only points on the front are worth choosing: elsewhere one group could "
-        "gain at no cost to the other.",
+        "gain at no cost to the other. The front is that of these rows: confirm a choice on "
+        "later ones.",
         legend([("dot-mark chosen", "the weights of the contract"), ("", "Pareto front")]),
         '<div class="pair">',
         figure("Satisfaction by engagement", charts.pareto(title, points)),

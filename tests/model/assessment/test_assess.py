@@ -1,5 +1,6 @@
 """The assessment of real checkpoints: whole, JSON, and compared with baselines and other seeds."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from multigate.configs.baselines import baseline
 from multigate.configs.errors import ConfigError, DataError, ModelError
@@ -19,6 +21,7 @@ from multigate.model.assessment.assess import assess
 from multigate.model.checkpoints import checkpoint
 from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.comparison import compare
+from multigate.model.report.checks import warnings
 from multigate.model.training import train
 
 SLICED = {"x": {"by": "value", "feature": "clik"}}
@@ -174,6 +177,24 @@ def test_the_training_split_can_be_assessed(trained: Path) -> None:
     found = assess(trained / "mixture", trained / "examples", split="train")
     assert found["rows"] == 1200
     assert found["leaks"]["shared_rows"] == 1200
+
+
+@pytest.mark.parametrize(
+    ("split", "said"), [("train", "trained on"), ("validation", "chosen on"), ("test", None)]
+)
+def test_numbers_of_rows_that_the_model_was_made_with_say_so(
+    trained: Path, split: str, said: str | None
+) -> None:
+    found = assess(trained / "mixture", trained / "examples", split=split)
+    page = io.StringIO()
+    Console(file=page, width=140).print(evaluate.table(found))
+    if said is None:
+        assert found["caveat"] is None
+        assert "these rows" not in page.getvalue()
+    else:
+        assert f"{said} these rows" in found["caveat"]
+        assert found["caveat"] in page.getvalue()
+        assert warnings(found)[0] == found["caveat"]
 
 
 def test_the_pipelines_report_is_taken_along(trained: Path, tmp_path: Path) -> None:

@@ -263,6 +263,28 @@ def test_an_id_with_chance_labels_is_no_leak() -> None:
     assert leak_sentences(found)[0] == "No feature alone has an AUC above 0.95."
 
 
+def test_by_chance_a_feature_is_as_often_below_one_half_as_above() -> None:
+    """Numbers and missing values that say nothing: their direction is not chosen on these rows."""
+    areas = [
+        row["auc"]
+        for seed in range(20)
+        for row in leaks.check_leaks(
+            contract(), World(seed, users=20).rows, World(100 + seed).rows, 0.95
+        )["features"]
+    ]
+    assert np.mean(areas) == pytest.approx(0.5, abs=0.01)
+    assert len(areas) == 20 * 2 * 8  # user and item, and surface, age and tags in two ways each
+
+
+def test_a_number_that_falls_with_the_label_is_a_leak_too() -> None:
+    test, train = World(0), World(1)
+    for world in (test, train):
+        world.columns["skipped"] = 1.0 - world.click
+    given = contract(skipped={"kind": "number", "side": "context"})
+    first = leaks.check_leaks(given, test.rows, train.rows, 0.95)["features"][0]
+    assert (first["feature"], first["by"], first["auc"]) == ("skipped", "value", 1.0)
+
+
 def test_on_the_training_split_an_id_does_not_know_its_own_label() -> None:
     """Every item once: the mean label of its training rows is the label itself."""
     world = World(0)
@@ -397,6 +419,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     sure = {"predicted_over_observed": slight, "ece": {"value": 0.041, "low": 0.03, "high": 0.05}}
     look = {"marked": True, "slice": "surface", "value": "mail", "task": "click"}
     found = {
+        "caveat": None,
         "leaks": {"features": [], "limit": 0.9, "shared_rows": 0, "in_order": None},
         "tasks": {
             "click": {"value": 0.7, "measures": {"predicted_over_observed": off}},
