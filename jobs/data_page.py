@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from multigate.configs.files import write_text
-from multigate.model.report.parts import percent, section, sentences, table
+from multigate.model.report.elements import percent, section, sentences, table
 from multigate.model.report.style import STYLE
 
 _LOOK, _ACT = 0.1, 0.25  # of a feature's stability index: the usual rule of thumb

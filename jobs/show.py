@@ -1,11 +1,15 @@
 """Results as people read them in a terminal."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:  # numpy, which these shapes import, is not needed to print
+    from multigate.model.evaluation.results import Comparison
 
 # Without a terminal, rich would fold the tables at 80 columns.
 _CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
@@ -36,7 +40,7 @@ def show_manifest(manifest: dict[str, Any], out: Path) -> None:
     _CONSOLE.print(table)
 
 
-def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None = None) -> None:
+def show_evaluation(result: Mapping[str, Any], best: dict[str, float | None] | None = None) -> None:
     """Print the table of tasks, with the best possible values where they are known."""
     from multigate.model.evaluation.evaluate import table
 
@@ -44,7 +48,7 @@ def show_evaluation(result: dict[str, Any], best: dict[str, float | None] | None
     _CONSOLE.print(table(result, known))
 
 
-def show_comparison(result: dict[str, Any]) -> None:
+def show_comparison(result: "Comparison") -> None:
     """Print a verdict with its reasons, and each task's difference."""
     from multigate.model.evaluation.comparison import table
 

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
         found = assess(options.candidate, options.examples, settings, split=options.split)
         write_report(options.report, found | {"comparison": result})
-    return result
+    return dict(result)
 
 
 def status(result: dict[str, Any]) -> int:

@@ -66,4 +66,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         from multigate.model.report.page import write_report
 
         write_report(options.report, result)
-    return result
+    return dict(result)

@@ -104,10 +104,13 @@ def evaluation(night: Night) -> tuple[Values, str]:
 
     result = assess(night.folder.checkpoint, night.folder.examples, night.config.evaluation)
     page.write_report(night.folder.report, result)
-    tasks = result["tasks"]
-    told = {"rows": result["rows"], "groups": result["groups"]}
-    for key, name in (("tasks", "value"), ("metrics", "metric")):
-        told[key] = {task: found[name] for task, found in tasks.items()}
+    tasks = result["tasks"].items()
+    told: Values = {
+        "rows": result["rows"],
+        "groups": result["groups"],
+        "tasks": {name: found["value"] for name, found in tasks},
+        "metrics": {name: found["metric"] for name, found in tasks},
+    }
     return told, ""
 
 

@@ -1,9 +1,9 @@
 """The assessment of one model on one split: everything that the report shows, as JSON values."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -14,6 +14,12 @@ from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_examples
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment import gates, leaks, slices, tradeoff, transfer
+from multigate.model.assessment.results import (
+    AssessedGroup,
+    AssessedTask,
+    Assessment,
+    Stability,
+)
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.examples import Examples
 from multigate.model.data.rows import Rows, read_rows
@@ -21,7 +27,8 @@ from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.comparison import check_names, compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
-from multigate.model.evaluation.measures.resamples import CONFIDENCE, Resamples, interval
+from multigate.model.evaluation.measures.resamples import CONFIDENCE, Interval, Resamples, interval
+from multigate.model.evaluation.results import Comparison, Summary
 from multigate.model.evaluation.scored import EXTRA, Scored, is_version, read_contract, score
 from multigate.model.ranker.scores import transform
 
@@ -37,7 +44,7 @@ def assess(
     production: Path | None = None,
     baselines: Sequence[Path] = (),
     seeds: Sequence[Path] = (),
-) -> dict[str, Any]:
+) -> Assessment:
     """Assess a checkpoint, or an exported version as it is served.
 
     Args:
@@ -49,15 +56,8 @@ def assess(
         baselines: checkpoints of `multigate train --baseline`.
         seeds: checkpoints of the same configuration with other seeds.
 
-    Returns:
-        What `evaluation.summary` returns (a version's gates are those that its export measured),
-        and name, kind, source, users, replicates, confidence; each task's `measures` (intervals),
-        `reliability` and `residuals`; each group's intervals; `ranking`, `tradeoff`, `slices`,
-        `leaks`, `findings` about the gates, `history`, `stability`, `transfer`, `comparison` and
-        `data` (the pipeline's own report); None where there is nothing to say.
-
     Raises:
-        ConfigError: a rule or a slice of what the contract does not have.
+        ConfigError: a rule or a slice names what the contract does not have.
         ModelError: not a model, or examples of another schema.
         DataError: the split cannot be read.
     """
@@ -76,7 +76,9 @@ def assess(
     scored = score(folder, rows)
     labels = rows.labels(contract)
     lists = rows.lists(contract)
-    result = {
+    summary = _summary(folder, config, split, labels, scored)
+    gain = gains(contract, labels)
+    return {
         "name": config.name if config else folder.resolve().parent.name,
         "kind": "version" if version else "checkpoint",
         "source": str(folder),
@@ -84,22 +86,20 @@ def assess(
         "replicates": options.replicates,
         "confidence": CONFIDENCE,
         "caveat": evaluate.caveat(split),
-        **_light(folder, config, split, labels, scored),
-    }
-    _measure_tasks(result, contract, labels, scored, resamples)
-    gain = gains(contract, labels)
-    ranked = ranking.ranking(resamples, lists, gain, scored.combined)
-    return result | {
-        "ranking": ranking.summaries(resamples, lists, gain, ranked),
+        **summary,
+        **_intervals(summary, contract, labels, scored, resamples),
+        "ranking": ranking.summaries(
+            resamples, lists, gain, ranking.measure_lists(resamples, lists, gain, scored.combined)
+        ),
         "tradeoff": tradeoff.trade_off(contract, labels, scored.scores, lists, resamples),
         "slices": slices.measure_slices(
             contract, options, rows, train, labels, scored.scores, resamples
         ),
         "leaks": leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
         | {"split_by": config.pipeline.split.by if config else None},
-        "findings": gates.findings(result["gates"], result.get("union")),
+        "findings": gates.findings(summary["gates"], summary["union"]),
         "history": _history(folder) if config else [],
-        "stability": _stability(result, config, seeds, examples, split),
+        "stability": _stability(summary, config, seeds, examples, split),
         "transfer": transfer.compare_baselines(scored, config, baselines, rows, labels, resamples),
         "comparison": _comparison(scored, production, rows, resamples, options),
         "data": _data(examples),
@@ -119,10 +119,10 @@ def _check(folder: Path, frozen: FrozenContract, examples: Path, version: bool) 
         )
 
 
-def _light(
+def _summary(
     folder: Path, config: Config | None, split: str, labels: np.ndarray, scored: Scored
-) -> dict[str, Any]:
-    """What `evaluation.summary` returns."""
+) -> Summary:
+    """Metrics of the split, and the gates; a version's gates are those that its export measured."""
     if config is not None and scored.predictions is not None:
         return evaluate.summary(config, split, Examples({}, labels), scored.predictions)
     measured = evaluate.task_summary(scored.contract, split, labels, scored.scores)
@@ -131,45 +131,73 @@ def _light(
         exported = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}; export anew") from None
-    return measured | {
-        key: exported[key]
-        for key in ("experts_per_row", "experts", "gates", "union")
-        if key in exported
+    missing = sorted({"experts_per_row", "experts", "gates", "union"} - set(exported))
+    if missing:
+        raise ModelError(
+            f"{path}: expected what the export measured of the gates, {missing[0]} is missing; "
+            "export anew"
+        )
+    return {
+        **measured,
+        "experts_per_row": exported["experts_per_row"],
+        "experts": exported["experts"],
+        "gates": exported["gates"],
+        "union": exported["union"],
     }
 
 
-def _measure_tasks(
-    result: dict[str, Any],
+class _Intervals(TypedDict):
+    tasks: dict[str, AssessedTask]
+    groups: dict[str, AssessedGroup]
+
+
+def _intervals(
+    summary: Summary,
     contract: Contract,
     labels: np.ndarray,
     scored: Scored,
     resamples: Resamples,
-) -> None:
-    """Add intervals to tasks and groups."""
-    by_group: dict[str, dict[str, list[np.ndarray]]] = {}
+) -> _Intervals:
+    """Tasks and groups of a summary with their intervals."""
+    found: _Intervals = {"tasks": {}, "groups": {}}
+    # Replicates of the groups' means: by group, one (1 + R,) per task.
+    areas: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
+    errors: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
     for t, (name, task) in enumerate(contract.tasks.items()):
         y, p = labels[:, t], scored.scores[name]
-        found = tasks.OF_TYPE[task.type](resamples, y, p)
-        entry = result["tasks"][name]
-        entry["measures"] = tasks.summaries(resamples, y, found)
-        entry["reliability"] = tasks.reliability(resamples, y, p)
-        parts = by_group.setdefault(task.group, {"auc": [], "relative_rmse": []})
+        measures = tasks.OF_TYPE[task.type](resamples, y, p)
+        entry = cast(
+            AssessedTask,
+            summary["tasks"][name]
+            | {
+                "measures": tasks.summaries(resamples, y, measures),
+                "reliability": tasks.reliability(resamples, y, p),
+            },
+        )
+        found["tasks"][name] = entry
         if task.type == "binary":
             entry["measures"]["ece"] = tasks.calibration_error(resamples, y, p)
-            parts["auc"].append(found["auc"])
+            areas[task.group].append(measures["auc"])
             continue
         entry["residuals"] = tasks.residuals(y, p)
         if task.transform != "identity":
-            found = tasks.regression(resamples, transform(task, y), transform(task, p))
-        parts["relative_rmse"].append(np.sqrt(1 - found["r2"]))
-    for group, parts in by_group.items():
-        for measure, replicates in parts.items():
-            known = [values for values in replicates if np.isfinite(values[0])]
-            result["groups"][group][f"{measure}_interval"] = (
-                interval(np.mean(known, axis=0), resamples.users, rows=result["rows"])
-                if known
-                else None
-            )
+            measures = tasks.regression(resamples, transform(task, y), transform(task, p))
+        errors[task.group].append(np.sqrt(1 - measures["r2"]))
+    for group, of_group in summary["groups"].items():
+        found["groups"][group] = {
+            **of_group,
+            "auc_interval": _mean_interval(areas[group], resamples, len(labels)),
+            "relative_rmse_interval": _mean_interval(errors[group], resamples, len(labels)),
+        }
+    return found
+
+
+def _mean_interval(
+    replicates: Sequence[np.ndarray], resamples: Resamples, rows: int
+) -> Interval | None:
+    """Interval of the mean over the tasks that have a value."""
+    known = [values for values in replicates if np.isfinite(values[0])]
+    return interval(np.mean(known, axis=0), resamples.users, rows=rows) if known else None
 
 
 def _comparison(
@@ -178,31 +206,37 @@ def _comparison(
     rows: Rows,
     resamples: Resamples,
     options: EvaluationConfig,
-) -> dict[str, Any] | None:
+) -> Comparison | None:
     if production is None:
         return None
     found = compare_scored(scored, score(production, rows), rows, resamples)
-    return verdict(found, options.rules, True) | {"production": str(production)} | found
+    judged = verdict(found, options.rules, True)
+    return {
+        "verdict": judged["verdict"],
+        "reasons": judged["reasons"],
+        "production": str(production),
+        "tasks": found["tasks"],
+        "ranking": found["ranking"],
+    }
 
 
 def _stability(
-    result: Mapping[str, Any],
+    summary: Summary,
     config: Config | None,
     seeds: Sequence[Path],
     examples: Path,
     split: str,
-) -> dict[str, Any] | None:
-    others = [evaluate.evaluate(path, examples, split=split) for path in seeds]
-    found = gates.stability([result, *others])
-    if found is None:
+) -> Stability | None:
+    if not seeds:
         return None
+    others = [evaluate.evaluate(path, examples, split=split) for path in seeds]
     # A version does not say how it was trained.
     known = [*([config] if config else []), *(checkpoint.read_config(path)[0] for path in seeds)]
-    return found | {"differences": gates.differences(known)}
+    return gates.stability([summary, *others], gates.differences(known))
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:
-    """The epochs of the training, with what the report draws of each."""
+    """The training's epochs, each with all that the report draws."""
     history = checkpoint.read_history(folder)
     for epoch in history:
         missing = sorted({"epoch", "loss", "val_loss", "tasks", "gates"} - set(epoch))
@@ -214,8 +248,8 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     return history
 
 
-def _data(examples: Path) -> Any:
-    """The report that the pipeline wrote, if it did."""
+def _data(examples: Path) -> dict[str, Any] | None:
+    """The pipeline's report of the examples, if there is one."""
     path = examples / "report.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

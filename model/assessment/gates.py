@@ -1,24 +1,24 @@
-"""What the gates do, in numbers and in sentences."""
+"""What the gates do, in sentences, and how much of it other seeds repeat."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from multigate.configs.config import Config
+from multigate.model.assessment.results import Stability, TaskStability
+from multigate.model.evaluation.results import GateSummary, Summary
 
 _RARE = 0.001  # share of the rows below which a selected expert is as good as dead
 _ALONE = 0.95  # share of a task's rows above which an expert serves nearly all of them
 _ALIKE = 0.9  # Jaccard overlap above which two tasks' experts are as good as the same
 
 
-def findings(gates: Mapping[str, Any], union: Sequence[float] | None) -> list[str]:
-    """Plain sentences about the gates; experts are counted from 1.
+def findings(gates: Mapping[str, GateSummary], union: Sequence[float] | None) -> list[str]:
+    """What the gates do, a sentence each; experts are counted from 1.
 
     Args:
-        gates: by task: gate, weights (E,), load (E,), experts_per_row, entropy, and where known
-            overlap (by task).
-        union: (E,) share of the rows on which any task uses each expert, where known.
+        gates: by task.
+        union: (E,) share of the rows on which some task uses each expert; None where unknown.
     """
     if not gates:
         return []
@@ -50,7 +50,7 @@ def findings(gates: Mapping[str, Any], union: Sequence[float] | None) -> list[st
 
 
 def _constant(load: Mapping[str, np.ndarray]) -> list[str]:
-    """Tasks whose choice does not depend on the row although there is one."""
+    """Tasks that choose among experts, but the same ones on every row."""
     fixed = [
         task
         for task, shares in load.items()
@@ -62,7 +62,8 @@ def _constant(load: Mapping[str, np.ndarray]) -> list[str]:
     return [f"{_join(fixed)} {verb} the same experts on every row."]
 
 
-def _alike(gates: Mapping[str, Any]) -> list[str]:
+def _alike(gates: Mapping[str, GateSummary]) -> list[str]:
+    """Which tasks share most and fewest experts."""
     pairs = [
         (overlap, a, b)
         for i, (a, gate) in enumerate(gates.items())
@@ -73,7 +74,7 @@ def _alike(gates: Mapping[str, Any]) -> list[str]:
         return []
     alike = [(a, b) for overlap, a, b in pairs if overlap > _ALIKE]
     if len(alike) == len(pairs) > 1:
-        return ["All tasks use nearly the same experts: the gates do not part them."]
+        return ["All tasks use nearly the same experts: the gates do not separate them."]
     highest, lowest = max(pairs), min(pairs)
     sentences = [
         f"{highest[1]} and {highest[2]} share most experts (overlap {highest[0]:.2f}), "
@@ -82,27 +83,23 @@ def _alike(gates: Mapping[str, Any]) -> list[str]:
     return sentences if len(pairs) > 1 else []
 
 
-def stability(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """How much runs that differ in their seed alone agree.
+def stability(runs: Sequence[Summary], differences: Sequence[str] = ()) -> Stability:
+    """How much runs agree that differ in their seed alone.
 
-    Experts have no names that seeds share (they can be swapped), so that what is compared is what
-    does not depend on their order: each task's metric, its experts per row, and which tasks share
+    Expert 1 of one seed has nothing to do with expert 1 of another.  So this compares what does not
+    depend on the experts' order: each task's metric, its experts per row, and which tasks share
     experts.
 
     Args:
-        runs: summaries of `evaluation`: tasks, gates, experts_per_row; at least two, else None.
-
-    Returns:
-        runs; tasks: name -> metric, mean, deviation, experts_per_row (mean) and its deviation;
-        overlap: mean over pairs of tasks of the overlap's deviation over the seeds, or None.
+        runs: at least two.
+        differences: what differs besides the seed.
     """
-    if len(runs) < 2:
-        return None
-    found: dict[str, Any] = {}
+    found: dict[str, TaskStability] = {}
     for name, task in runs[0]["tasks"].items():
-        values = [run["tasks"][name]["value"] for run in runs if name in run["tasks"]]
+        every = [run["tasks"][name]["value"] for run in runs if name in run["tasks"]]
+        values = [value for value in every if value is not None]
         used = [run["gates"][name]["experts_per_row"] for run in runs if name in run["gates"]]
-        if len(values) < len(runs) or None in values:
+        if len(values) < len(runs):
             continue
         found[name] = {
             "metric": task["metric"],
@@ -114,22 +111,23 @@ def stability(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     names = list(runs[0]["gates"])
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
-            overlaps = [run["gates"].get(a, {}).get("overlap", {}).get(b) for run in runs]
-            if None not in overlaps:
+            overlaps = [
+                run["gates"][a]["overlap"][b]
+                for run in runs
+                if a in run["gates"] and b in run["gates"][a].get("overlap", {})
+            ]
+            if len(overlaps) == len(runs):
                 deviations.append(float(np.std(overlaps, ddof=1)))
     return {
         "runs": len(runs),
         "tasks": found,
         "overlap": float(np.mean(deviations)) if deviations else None,
+        "differences": list(differences),
     }
 
 
 def differences(configs: Sequence[Config]) -> list[str]:
-    """In what runs differ that ought to differ in their seed alone, a sentence each.
-
-    Args:
-        configs: of the runs.
-    """
+    """What differs between runs besides their seed, a sentence each."""
     sections = [config.model_dump(mode="json") for config in configs]
     seeds = [values["train"].pop("seed") for values in sections]
     said = [

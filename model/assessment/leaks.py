@@ -1,4 +1,4 @@
-"""Signs that the test is easier than the world: features that know the label, shared rows, time."""
+"""Leaks: features that know the label, rows that training saw, rows older than training."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from sklearn.metrics import roc_auc_score
 
 from multigate.configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
 from multigate.configs.files import IMPRESSION, LABEL, TIME
+from multigate.model.assessment.results import FeatureLeak, LeakSummary
 from multigate.model.data.rows import Rows
 
-_PRIOR = 10.0  # rows of the overall rate that a value's own rate is mixed with
+_PRIOR = 10.0  # rows of the overall mean label that are added to each value's own rows
 
 
-def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> dict[str, Any]:
+def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> LeakSummary:
     """Look for leaks.
 
     A feature alone ranks the rows by its number, by its list's length, by whether it is present, or
@@ -25,22 +26,15 @@ def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> di
     Args:
         contract: features and tasks.
         rows: the split that the model is measured on.
-        train: the training split; the same object where that is what the model is measured on.
-        limit: AUC of one feature alone above which it is taken for a leak.
-
-    Returns:
-        features, highest first: feature, by ("value", "length", "presence" or "mean label"), task,
-        auc, leak; limit; shared_rows, how many rows have
-        the impression of a training row, or None where examples have no such column; in_order,
-        whether every row is newer than training, or None where times are not known; late_training,
-        share of the training rows that are newer than the oldest row.
+        train: the training split; the same object as `rows` where the model is measured on it.
+        limit: AUC above which a feature is taken for a leak.
     """
-    whole = _overlap(rows, train)
+    shared, late = _shared_rows(rows, train), _late_training(rows, train)
     if rows is train:
-        # A category's mean label holds the row's own: half of the rows are judged by the others.
+        # A category's mean label includes the row's own, so that one half judges the other.
         half = np.random.default_rng(0).random(len(rows)) < 0.5
         rows, train = rows.take(np.flatnonzero(half)), train.take(np.flatnonzero(~half))
-    found: list[dict[str, Any]] = []
+    found: list[FeatureLeak] = []
     for name, task in contract.tasks.items():
         y, usable = _labels(rows, name, task.type == "regression")
         past, past_usable = _labels(train, name, task.type == "regression")
@@ -66,7 +60,13 @@ def check_leaks(contract: Contract, rows: Rows, train: Rows, limit: float) -> di
                     }
                 )
     found.sort(key=lambda row: -row["auc"])
-    return {"features": found, "limit": limit, **whole}
+    return {
+        "features": found,
+        "limit": limit,
+        "shared_rows": shared,
+        "in_order": None if late is None else late == 0,
+        "late_training": late,
+    }
 
 
 def _labels(rows: Rows, task: str, regression: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +128,7 @@ def _falls(labels: np.ndarray, values: np.ndarray) -> bool:
 def _rates(
     column: pa.Array, before: pa.Array, labels: np.ndarray, usable: np.ndarray
 ) -> np.ndarray:
-    """Mean label of the training rows with each row's value, mixed with the overall mean, (N,)."""
+    """Mean label of the training rows with each row's value, smoothed by the overall mean, (N,)."""
     known = pc.dictionary_encode(before.filter(pa.array(usable)))
     codes = np.asarray(pc.fill_null(known.indices, -1)).astype(np.int64)
     y, size = labels[usable], len(known.dictionary)
@@ -142,14 +142,20 @@ def _rates(
     return found
 
 
-def _overlap(rows: Rows, train: Rows) -> dict[str, Any]:
-    result: dict[str, Any] = {"shared_rows": None, "in_order": None, "late_training": None}
-    if IMPRESSION in rows.table.column_names and IMPRESSION in train.table.column_names:
-        shared = np.isin(np.asarray(rows.table[IMPRESSION]), np.asarray(train.table[IMPRESSION]))
-        result["shared_rows"] = int(shared.sum())
-    if TIME in rows.table.column_names and TIME in train.table.column_names:
-        oldest = pc.min(rows.table[TIME])
-        if oldest.is_valid and pc.max(train.table[TIME]).is_valid:
-            late = pc.sum(pc.greater_equal(train.table[TIME], oldest)).as_py() or 0
-            result |= {"in_order": late == 0, "late_training": late / max(len(train), 1)}
-    return result
+def _shared_rows(rows: Rows, train: Rows) -> int | None:
+    """How many rows have the impression of a training row."""
+    if not all(IMPRESSION in split.table.column_names for split in (rows, train)):
+        return None
+    shared = np.isin(np.asarray(rows.table[IMPRESSION]), np.asarray(train.table[IMPRESSION]))
+    return int(shared.sum())
+
+
+def _late_training(rows: Rows, train: Rows) -> float | None:
+    """Share of the training rows that are not older than the oldest row."""
+    if not all(TIME in split.table.column_names for split in (rows, train)):
+        return None
+    oldest = pc.min(rows.table[TIME])
+    if not oldest.is_valid or not pc.max(train.table[TIME]).is_valid:
+        return None
+    late = pc.sum(pc.greater_equal(train.table[TIME], oldest)).as_py() or 0
+    return float(late / max(len(train), 1))

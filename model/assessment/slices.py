@@ -1,12 +1,14 @@
-"""Slices of the rows: where a model is worse than it is on the whole.
+"""Slices of the rows: where a model is worse than on the whole.
 
-Every slice is measured on the resamples that the whole is measured on.  With m looks (a slice, a
-task and a measure each) some stand out by chance, so that a slice is marked only where its
-difference is beyond chance at 0.05 / m (Bonferroni, by the replicates' standard deviation).
+Slices and the whole are measured on the same resamples.  Among m looks (a slice, a task and a
+measure each) some stand out by chance.  A look is therefore marked only where its difference is
+beyond chance at 0.05 / m (Bonferroni, by the replicates' standard deviation).
+
+Fairlearn's `MetricFrame` slices too, but draws rows instead of users for its intervals and does not
+allow for the number of looks.
 """
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +24,14 @@ from multigate.configs.sections.evaluation import (
     Slices,
     ValueSlices,
 )
+from multigate.model.assessment.results import Look, SliceSummary
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.measures import ranks, tasks
 from multigate.model.evaluation.measures.resamples import Resamples, interval
 
 _QUARTERS = (0.25, 0.5, 0.75)
 _LENGTHS = (1, 5, 20)
-_NEARLY_ALL = 0.9  # of the rows: a slice that cannot differ from the whole by much
+_NEARLY_ALL = 0.9  # share of the rows above which a slice cannot differ much from the whole
 
 
 def default_slices(contract: Contract) -> dict[str, Slices]:
@@ -44,13 +47,13 @@ def default_slices(contract: Contract) -> dict[str, Slices]:
 
 
 def slice_rows(rule: Slices, contract: Contract, rows: Rows, train: Rows) -> dict[str, np.ndarray]:
-    """Rows (N,) bool of each slice, by its name; empty where the rows lack what it needs.
+    """Rows (N,) bool of each slice, by its name; empty where the rows lack the column.
 
     Args:
         rule: how to slice.
         contract: kinds of the features.
         rows: to slice.
-        train: the training split; its column of the feature is read, for slices by `seen`.
+        train: the training split, which slices by `seen` count in.
     """
     if isinstance(rule, HourSlices):
         return _by_hour(rule, rows)
@@ -79,23 +82,14 @@ def measure_slices(
     labels: np.ndarray,
     scores: dict[str, np.ndarray],
     resamples: Resamples,
-) -> dict[str, Any]:
-    """Measure every slice on every task.
-
-    Returns:
-        looked_at: how many slices, tasks and measures were looked at together; level: of the
-        marks; slices: how many slices; `rows`, worst first: slice, value (its name), task,
-        measure ("auc", "rmse" or "calibration"), rows, users, found (an interval), whole, gap
-        (negative is worse: AUC less that of the whole; the relative rise of RMSE, turned round; how
-        much farther from 0 the logarithm of predicted over observed is than the whole's, turned
-        round), marked.
-    """
+) -> SliceSummary:
+    """Measure every slice on every task."""
     rules = default_slices(contract) if options.slices is None else options.slices
     whole = {
         name: _replicates(task.type, resamples, labels[:, t], scores[name], np.arange(len(rows)))
         for t, (name, task) in enumerate(contract.tasks.items())
     }
-    looks: list[dict[str, Any]] = []
+    looks: list[tuple[Look, float | None]] = []  # with the gap over its standard deviation
     count = 0
     for title, rule in rules.items():
         for value, inside in slice_rows(rule, contract, rows, train).items():
@@ -110,16 +104,31 @@ def measure_slices(
                 found = _replicates(task.type, resamples, labels[:, t], scores[name], known)
                 users = len(np.unique(resamples.codes[known]))
                 for measure, values in found.items():
-                    look = _look(measure, values, whole[name][measure], users, len(known))
-                    if look is not None:
-                        looks.append({"slice": title, "value": value, "task": name} | look)
+                    gap = _gap(measure, values, whole[name][measure])
+                    if not np.isfinite(gap[0]):
+                        continue
+                    spread = interval(gap, users, rows=len(known))["error"]
+                    look: Look = {
+                        "slice": title,
+                        "value": value,
+                        "task": name,
+                        "measure": measure,
+                        "users": users,
+                        "rows": len(known),
+                        "found": interval(values, users, rows=len(known)),
+                        "whole": float(whole[name][measure][0]),
+                        "gap": float(gap[0]),
+                        "marked": False,
+                    }
+                    looks.append((look, float(gap[0]) / spread if spread else None))
     level = 0.05 / max(len(looks), 1)
     limit = float(norm.isf(level / 2))
-    for look in looks:
-        z = look.pop("z")
+    for look, z in looks:
         look["marked"] = z is not None and z < -limit
-    looks.sort(key=lambda look: (not look["marked"], look["gap"]))
-    return {"slices": count, "looked_at": len(looks), "level": level, "rows": looks}
+    rows_of_looks = sorted(
+        (look for look, _ in looks), key=lambda look: (not look["marked"], look["gap"])
+    )
+    return {"slices": count, "looked_at": len(looks), "level": level, "rows": rows_of_looks}
 
 
 def _replicates(
@@ -139,29 +148,15 @@ def _replicates(
     }
 
 
-def _look(
-    measure: str, values: np.ndarray, whole: np.ndarray, users: int, rows: int
-) -> dict[str, Any] | None:
-    """One look, or None where the slice has no such value."""
+def _gap(measure: str, values: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """How much worse than the whole a slice is, (1 + R,); negative is worse."""
     with np.errstate(invalid="ignore", divide="ignore"):
         if measure == "auc":
-            gap = values - whole
-        elif measure == "rmse":
-            gap = 1 - values / whole
-        else:  # a slice nearer to 1 than the whole is the better one, whichever side it is on
-            gap = np.abs(np.log(whole)) - np.abs(np.log(values))
-    if not np.isfinite(gap[0]):
-        return None
-    spread = interval(gap, users, rows=rows)["error"]
-    return {
-        "measure": measure,
-        "users": users,
-        "rows": rows,
-        "found": interval(values, users, rows=rows),
-        "whole": float(whole[0]),
-        "gap": float(gap[0]),
-        "z": float(gap[0]) / spread if spread else None,
-    }
+            return values - whole
+        if measure == "rmse":
+            return 1 - values / whole
+        # Predicted over observed: nearer to 1 is better, from either side.
+        return np.asarray(np.abs(np.log(whole)) - np.abs(np.log(values)))
 
 
 def _by_hour(rule: HourSlices, rows: Rows) -> dict[str, np.ndarray]:
@@ -176,7 +171,7 @@ def _by_hour(rule: HourSlices, rows: Rows) -> dict[str, np.ndarray]:
 
 
 def _by_seen(rule: SeenSlices, column: pa.Array, train: Rows) -> dict[str, np.ndarray]:
-    """Slices by how many training rows hold the row's value; lists count by their last value."""
+    """Slices by how many training rows have the row's value; lists cannot be counted."""
     known = train.table[rule.feature]
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return {}
@@ -197,13 +192,13 @@ def _by_value(rule: ValueSlices, column: pa.Array) -> dict[str, np.ndarray]:
     found = {str(names[code]): codes == code for code in sorted(frequent, key=lambda c: names[c])}
     others = (codes >= 0) & ~np.isin(codes, frequent)
     for title, inside in (("other values", others), ("missing", codes < 0)):
-        name = title if title not in found else f"({title})"  # the log has such a value itself
+        name = title if title not in found else f"({title})"  # the log itself has such a value
         found[name] = inside
     return found
 
 
 def _style(edges: list[float]) -> str:
-    """How edges are written: with as many digits as it takes to tell them apart."""
+    """Format for edges: as many digits as tell them apart."""
     digits = next(
         (n for n in range(4, 17) if len({f"{edge:.{n}g}" for edge in edges}) == len(edges)), 17
     )
@@ -213,13 +208,13 @@ def _style(edges: list[float]) -> str:
 def _by_edges(
     values: np.ndarray, edges: list[float], style: str, zero: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Below the first edge, between each two, from the last on, and missing.
+    """Rows below the first edge, between every two edges, from the last edge on, and missing.
 
     Args:
         values: (N,), NaN where missing.
         edges: ascending.
-        style: how an edge is written.
-        zero: name of what is below 1, where values are whole numbers.
+        style: format of an edge.
+        zero: name of the slice below 1, where values are whole numbers.
     """
 
     def show(value: float) -> str:

@@ -1,21 +1,20 @@
-"""Engagement against satisfaction, as the weights of the combined score move from one to the other.
+"""Trade-off of engagement against satisfaction, as the weights of the combined score change.
 
-The score weights of the satisfaction tasks are multiplied by a ratio, those of the engagement
-tasks are left; ranked lists are then judged twice, by what each group's labels say is relevant.
+The score weights of the satisfaction tasks are multiplied by a ratio; those of the engagement tasks
+stay.  The lists are then judged twice: by the gains of the engagement labels, and of the
+satisfaction labels.
 """
-
-from typing import Any
 
 import numpy as np
 
 from multigate.configs.contract import Contract
+from multigate.model.assessment.results import Point, TradeOff
 from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.measures import ranking
-from multigate.model.evaluation.measures.resamples import Resamples, interval
+from multigate.model.evaluation.measures.resamples import Interval, Resamples, interval
 
 RATIOS = (0.0, *(2.0**power for power in range(-5, 6)), None)
 """Of satisfaction to engagement; None is satisfaction alone."""
-MEASURE = "ndcg@10"
 GROUPS = ("engagement", "satisfaction")
 
 
@@ -25,7 +24,7 @@ def trade_off(
     scores: dict[str, np.ndarray],
     lists: np.ndarray,
     resamples: Resamples,
-) -> dict[str, Any] | None:
+) -> TradeOff | None:
     """NDCG of both groups for every ratio.
 
     Args:
@@ -36,10 +35,7 @@ def trade_off(
         resamples: of the users.
 
     Returns:
-        measure; points: ratio (None for satisfaction alone), engagement and satisfaction
-        (intervals), front (no other point is better for one and no worse for the other), chosen
-        (the contract's own weights).  None where a group has no task with a score weight, or no
-        list that can be judged.
+        None where a group has no task with a score weight, or no list that can be judged.
     """
     by_group = {}
     for group in GROUPS:
@@ -50,7 +46,7 @@ def trade_off(
         if not any(weights.values()):
             return None
         by_group[group] = gains(contract, labels, weights)
-    points = []
+    points: list[Point] = []
     for ratio in RATIOS:
         multipliers = {
             "engagement": 0.0 if ratio is None else 1.0,
@@ -61,21 +57,40 @@ def trade_off(
             scores,
             {n: task.score_weight * multipliers[task.group] for n, task in contract.tasks.items()},
         )
-        point: dict[str, Any] = {"ratio": ratio, "chosen": ratio == 1.0}
-        for group, gain in by_group.items():
-            values = ranking.ranking(resamples, lists, gain, score, only=MEASURE)[MEASURE]
-            judged = ranking.judged(lists, gain)[lists]
-            users = len(np.unique(resamples.codes[judged]))
-            point[group] = interval(values, users, rows=int(judged.sum()))
-            if point[group]["value"] is None:
-                return None
-        points.append(point)
+        found = {group: _measure(lists, gain, score, resamples) for group, gain in by_group.items()}
+        if any(measured["value"] is None for measured in found.values()):
+            return None
+        points.append(
+            {
+                "ratio": ratio,
+                "chosen": ratio == 1.0,
+                "engagement": found["engagement"],
+                "satisfaction": found["satisfaction"],
+                "front": False,
+            }
+        )
     for point in points:
         point["front"] = not any(_beats(other, point) for other in points)
-    return {"measure": MEASURE, "points": points}
+    return {"measure": ranking.MAIN, "points": points}
 
 
-def _beats(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def _measure(
+    lists: np.ndarray, gain: np.ndarray, score: np.ndarray, resamples: Resamples
+) -> Interval:
+    """NDCG of the lists in the score's order."""
+    values = ranking.measure_lists(resamples, lists, gain, score, only=ranking.MAIN)[ranking.MAIN]
+    usable = ranking.usable_lists(lists, gain)[lists]
+    users = len(np.unique(resamples.codes[usable]))
+    return interval(values, users, rows=int(usable.sum()))
+
+
+def _beats(a: Point, b: Point) -> bool:
     """Whether `a` is at least as good for both groups, and better for one."""
-    ahead = [a[group]["value"] - b[group]["value"] for group in GROUPS]
+    ahead = [
+        (mine["value"] or 0.0) - (other["value"] or 0.0)
+        for mine, other in (
+            (a["engagement"], b["engagement"]),
+            (a["satisfaction"], b["satisfaction"]),
+        )
+    ]
     return min(ahead) >= 0 and max(ahead) > 0

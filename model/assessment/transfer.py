@@ -1,23 +1,23 @@
-"""Negative transfer: what each task loses by sharing, against what it has alone.
+"""Negative transfer: what each task loses by sharing experts, against a model of its own.
 
 A baseline is a checkpoint of `multigate train --baseline`: the single-task model of one task, which
-shares nothing, or the shared bottom, which shares one expert among all.  A task that is worse than
-its single-task model suffers negative transfer; one that is worse than with the shared bottom has
-nothing from the mixture.
+shares nothing, or the shared bottom, where all tasks share one expert.  A task that is worse than
+its single-task model suffers negative transfer; a task that is worse than with the shared bottom
+gains nothing from the mixture.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
+from multigate.model.assessment.results import Baseline, ComparedWithBaseline, Transfer
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.comparison import against
+from multigate.model.evaluation.comparison import paired_difference
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.resamples import Resamples
 from multigate.model.evaluation.scored import Scored, score_checkpoint
@@ -42,7 +42,7 @@ def compare_baselines(
     rows: Rows,
     labels: np.ndarray,
     resamples: Resamples,
-) -> dict[str, Any] | None:
+) -> Transfer | None:
     """Measure baselines on the same rows and resamples.
 
     Args:
@@ -54,8 +54,6 @@ def compare_baselines(
         resamples: of the users.
 
     Returns:
-        models: name, path, budget (keys of the training that differ from the model's), tasks
-        (name -> as `comparison.compare`; a single-task model has its own task only); sentences.
         None without baselines.
 
     Raises:
@@ -63,7 +61,8 @@ def compare_baselines(
     """
     if not baselines:
         return None
-    models, sentences = [], []
+    models: list[Baseline] = []
+    sentences = []
     for path in baselines:
         other, _ = checkpoint.read_config(path)
         name = baseline_name(other)
@@ -74,7 +73,7 @@ def compare_baselines(
             )
         theirs = score_checkpoint(path, rows)
         own = name.partition(":")[2]
-        compared = {}
+        compared: dict[str, ComparedWithBaseline] = {}
         for t, (task_name, task) in enumerate(ours.contract.tasks.items()):
             if task_name not in theirs.scores or (own and task_name != own):
                 continue
@@ -83,8 +82,8 @@ def compare_baselines(
                 measure(resamples, labels[:, t], scored.scores[task_name])[metric]
                 for scored in (ours, theirs)
             )
-            found = against(resamples, labels[:, t], new, old, metric == "rmse")
-            compared[task_name] = {"metric": metric} | found
+            found = paired_difference(resamples, labels[:, t], new, old, metric == "rmse")
+            compared[task_name] = {"metric": metric, **found}
             if found["wins"] is False:
                 meaning = "negative transfer" if own else "the mixture does not pay for it"
                 sentences.append(

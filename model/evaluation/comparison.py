@@ -1,12 +1,12 @@
 """A candidate against the version in production, on the same rows, and the verdict.
 
-Both are measured on the same resamples of the users, so that the interval is that of the
-difference: most of what makes a sample of users easy or hard is so for both.
+Both models are measured on the same resamples of the users, and the interval is that of the
+difference: it is narrow, because users who are hard to predict are hard for both models.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -18,12 +18,22 @@ from multigate.configs.files import TIME
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules, TaskRules
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.combine import gains
+from multigate.model.evaluation.evaluate import caveat
 from multigate.model.evaluation.measures import ranking, tasks
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.resamples import Interval, Resamples, limits
+from multigate.model.evaluation.results import (
+    Compared,
+    Comparison,
+    Differences,
+    PairedDifference,
+    RankingComparison,
+    TaskComparison,
+    Verdict,
+)
 from multigate.model.evaluation.scored import Scored, read_contract, score
 
-BLESS, REFUSE = "bless", "refuse"
-RANKING = "ndcg@10"
+BLESS: Literal["bless"] = "bless"
+REFUSE: Literal["refuse"] = "refuse"
 CHANCE = 0.5  # AUC of a score that knows nothing
 
 
@@ -36,28 +46,20 @@ def compare(
     split: str = "test",
     replicates: int = 500,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Comparison:
     """Measure both on one split and judge the candidate.
 
     Args:
         candidate: folder of an exported version, or of a checkpoint.
-        production: the same of what it is to replace; None where nothing is in production.
+        production: the version or checkpoint that it is to replace; None for a first version.
         examples: folder of examples that neither was trained on.
         rules: of the verdict; the defaults where None.
         split: of the examples.
-        replicates: resamples of the users.
+        replicates: number of resamples.
         seed: of the resamples.
 
-    Returns:
-        verdict ("bless" or "refuse"); reasons, sentences, at least one; candidate, production,
-        split, rows, users; `tasks`: name -> group, type, metric, rows, candidate, production and
-        difference (see `measures.resamples.interval`; the difference is candidate - production,
-        for RMSE divided by production's), calibration, wins (True where the whole interval is on
-        the better side, False where it is on the worse one, None otherwise); `ranking`: the same
-        of the combined score's NDCG@10, or None where no list can be judged.
-
     Raises:
-        ConfigError: a rule of a task that the candidate does not have.
+        ConfigError: a rule names a task that the candidate does not have.
         ModelError: a folder is neither a version nor a checkpoint.
         DataError: the split or a column cannot be read.
     """
@@ -82,7 +84,7 @@ def compare(
 
 
 def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> None:
-    """Refuse rules and slices that name what a model's contract does not have.
+    """Refuse rules and slices of tasks and features that a model's contract does not have.
 
     Raises:
         ConfigError: an unknown task or feature.
@@ -94,8 +96,8 @@ def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> 
 
 def compare_scored(
     ours: Scored, theirs: Scored | None, rows: Rows, resamples: Resamples
-) -> dict[str, Any]:
-    """`tasks` and `ranking` of `compare`.
+) -> Differences:
+    """The differences between two models' scores of the same rows.
 
     Raises:
         ModelError: a task is binary in one contract and a regression in the other.
@@ -109,7 +111,7 @@ def compare_scored(
                 f"{name}: a {new_task.type} task of the candidate, a {old_task.type} task of "
                 "production, which no measure compares; give the new task another name"
             )
-    found: dict[str, Any] = {}
+    found: Differences = {"tasks": {}, "ranking": None}
     for t, (name, task) in enumerate(ours.contract.tasks.items()):
         measure = tasks.OF_TYPE[task.type]
         metric = tasks.MAIN[task.type]
@@ -118,42 +120,56 @@ def compare_scored(
         if theirs is not None and name in theirs.scores:
             old = measure(resamples, labels[:, t], theirs.scores[name])[metric]
         rate = new.get("predicted_over_observed")
-        found[name] = {
+        found["tasks"][name] = {
             "group": task.group,
             "type": task.type,
             "metric": metric,
             "rows": int((~np.isnan(labels[:, t])).sum()),
-            **against(resamples, labels[:, t], new[metric], old, metric == "rmse"),
+            **paired_difference(resamples, labels[:, t], new[metric], old, metric == "rmse"),
             "calibration": None
             if rate is None
             else tasks.summaries(resamples, labels[:, t], {"rate": rate})["rate"],
         }
     for name in theirs.contract.tasks if theirs is not None else ():
-        if name not in found:
-            found[name] = {"missing": True}
-    return {"tasks": found, "ranking": _ranking(ours, theirs, rows, labels, resamples)}
+        if name not in found["tasks"]:
+            found["tasks"][name] = {"missing": True}
+    found["ranking"] = _ranking(ours, theirs, rows, labels, resamples)
+    return found
 
 
-def against(
+def paired_difference(
     resamples: Resamples,
     labels: np.ndarray,
     new: np.ndarray,
     old: np.ndarray | None,
     relative: bool,
-) -> dict[str, Any]:
-    """Both values and their difference, each with its interval; `wins`."""
-    result: dict[str, Any] = {"production": None, "difference": None, "wins": None}
+) -> PairedDifference:
+    """A measure of two models, and the difference.
+
+    Args:
+        resamples: the draws, of N rows.
+        labels: (N,) NaN where masked.
+        new: the candidate's replicates, (1 + R,).
+        old: production's, (1 + R,); None where there is none.
+        relative: divide the difference by production's value; lower is then better.
+    """
     values = {"candidate": new}
     if old is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
             gap = np.where(old > 0, (new - old) / old, new - old) if relative else new - old
         values |= {"production": old, "difference": gap}
-    result |= tasks.summaries(resamples, labels, values)
-    if old is not None and result["difference"]["low"] is not None:
-        low, high = result["difference"]["low"], result["difference"]["high"]
-        if low > 0 or high < 0:
-            result["wins"] = (low > 0) != relative
-    return result
+    found = tasks.summaries(resamples, labels, values)
+    difference = found.get("difference")
+    ends = limits(difference)
+    wins = None
+    if ends is not None and (ends[0] > 0 or ends[1] < 0):
+        wins = (ends[0] > 0) != relative
+    return {
+        "candidate": found["candidate"],
+        "production": found.get("production"),
+        "difference": difference,
+        "wins": wins,
+    }
 
 
 def _ranking(
@@ -162,36 +178,49 @@ def _ranking(
     rows: Rows,
     labels: np.ndarray,
     resamples: Resamples,
-) -> dict[str, Any] | None:
-    """The combined score's NDCG, by the candidate's weights of what is relevant."""
+) -> RankingComparison | None:
+    """The combined score's NDCG; the candidate's contract says what a row is worth."""
     lists, gain = rows.lists(ours.contract), gains(ours.contract, labels)
-    new = ranking.ranking(resamples, lists, gain, ours.combined)[RANKING]
+    new = ranking.measure_lists(resamples, lists, gain, ours.combined, only=ranking.MAIN)[
+        ranking.MAIN
+    ]
     if not np.isfinite(new[0]):
         return None
     old = None
     if theirs is not None:
-        old = ranking.ranking(resamples, lists, gain, theirs.combined)[RANKING]
-    known = np.where(ranking.judged(lists, gain)[lists], 1.0, np.nan)
-    result = against(resamples, known, new, old, relative=False)
-    return {"metric": RANKING, "rows": int(np.isfinite(known).sum())} | result
-
-
-def verdict(found: dict[str, Any], rules: Rules, compared: bool) -> dict[str, Any]:
-    """`verdict` and `reasons` of what `compare_scored` found."""
-    reasons = judge(found, rules)
+        old = ranking.measure_lists(resamples, lists, gain, theirs.combined, only=ranking.MAIN)[
+            ranking.MAIN
+        ]
+    known = np.where(ranking.usable_lists(lists, gain)[lists], 1.0, np.nan)
     return {
-        "verdict": REFUSE if reasons else BLESS,
-        "reasons": reasons or [_praise(found, compared)],
+        "metric": ranking.MAIN,
+        "rows": int(np.isfinite(known).sum()),
+        **paired_difference(resamples, known, new, old, relative=False),
     }
 
 
-def judge(found: dict[str, Any], rules: Rules) -> list[str]:
-    """Every reason to refuse, a sentence each; none where the candidate may go out."""
+def verdict(found: Differences, rules: Rules, compared: bool) -> Verdict:
+    """Bless or refuse a candidate by its differences.
+
+    Args:
+        found: what `compare_scored` returned.
+        rules: that the candidate must keep.
+        compared: whether something is in production.
+    """
+    reasons = reasons_to_refuse(found, rules)
+    return {
+        "verdict": REFUSE if reasons else BLESS,
+        "reasons": reasons or [_reason_to_bless(found, compared)],
+    }
+
+
+def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
+    """Every reason to refuse the candidate, a sentence each."""
     reasons = []
     measured = 0
     for name, task in found["tasks"].items():
         own = rules.tasks.get(name, TaskRules())
-        if task.get("missing"):
+        if "missing" in task:
             reasons.append(f"{name}: production has this task, the candidate does not.")
             continue
         value = task["candidate"]["value"]
@@ -201,7 +230,7 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
             continue
         measured += 1
         least = rules.least_auc if own.least_auc is None else own.least_auc
-        reached = value if task["candidate"]["high"] is None else task["candidate"]["high"]
+        _, reached = limits(task["candidate"]) or (value, value)
         if task["metric"] == "auc" and reached < least:
             reasons.append(f"{name}: AUC {value:.4f} is below the least allowed, {least:g}.")
         if rules.calibration is not None and task["calibration"] is not None:
@@ -216,7 +245,7 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
                 "more than chance."
             )
     ranked = found["ranking"]
-    if ranked is not None and ranked["difference"] and rules.largest_ranking_loss is not None:
+    if ranked is not None and rules.largest_ranking_loss is not None:
         reasons.extend(_loss("ranking", ranked, rules.largest_ranking_loss, rules.judge))
     reasons.extend(_nothing_learnt(found))
     if not measured:
@@ -224,50 +253,62 @@ def judge(found: dict[str, Any], rules: Rules) -> list[str]:
     return reasons
 
 
-def _nothing_learnt(found: dict[str, Any]) -> list[str]:
-    """Refuse a model of which no binary task is shown to rank better than chance."""
-    areas = [
-        task["candidate"]
-        for task in found["tasks"].values()
-        if not task.get("missing") and task["metric"] == "auc"
-    ]
+def _nothing_learnt(found: Differences) -> list[str]:
+    """Refuse a model if no binary task is shown to rank better than chance."""
+    areas = [task["candidate"] for _, task in compared_tasks(found) if task["metric"] == "auc"]
     lows = [area["low"] for area in areas if area["low"] is not None]
     if not lows or max(lows) > CHANCE:
         return []
     return ["No task is shown to rank better than chance: no AUC's interval is above 0.5."]
 
 
-def table(result: Mapping[str, Any]) -> Table:
+def compared_tasks(found: Differences) -> Iterator[tuple[str, TaskComparison]]:
+    """Name and comparison of each task that the candidate has."""
+    for name, task in found["tasks"].items():
+        if "missing" not in task:
+            yield name, task
+
+
+def table(result: Comparison) -> Table:
     """The differences for a terminal."""
     title = f"{result['split']} split, {result['rows']:,} rows of {result['users']:,} users"
     view = Table(title=title, title_justify="left")
     view.add_column("task")
     for heading in ("measure", "candidate", "production", "difference", "95 % interval", "rows"):
         view.add_column(heading, justify="right")
-    ranked = {"combined score": result["ranking"]} if result["ranking"] else {}
-    for name, task in (result["tasks"] | ranked).items():
-        if task.get("missing"):
+    for name, task in result["tasks"].items():
+        if "missing" in task:
             view.add_row(name, "", "absent")
-            continue
-        cells = [name, task["metric"].upper()]
-        for key in ("candidate", "production"):
-            found = task[key]
-            cells.append("" if found is None or found["value"] is None else f"{found['value']:.4f}")
-        change, interval = _signed(task)
-        view.add_row(*cells, change, interval, f"{task['rows']:,}")
+        else:
+            _add_row(view, name, task, task["rows"])
+    if result["ranking"]:
+        _add_row(view, "combined score", result["ranking"], result["ranking"]["rows"])
+    if said := caveat(result["split"]):
+        view.caption = said
     return view
 
 
-def _loss(name: str, task: dict[str, Any], largest: float, judge: str) -> list[str]:
+def _add_row(view: Table, name: str, task: Compared, rows: int) -> None:
+    values = [
+        "" if found is None or found["value"] is None else f"{found['value']:.4f}"
+        for found in (task["candidate"], task["production"])
+    ]
+    view.add_row(name, task["metric"].upper(), *values, *_signed(task), f"{rows:,}")
+
+
+def _loss(name: str, task: Compared, largest: float, judge: str) -> list[str]:
     """Refuse a loss beyond what is allowed."""
     relative = task["metric"] == "rmse"
     difference = task["difference"]
+    if difference is None or difference["value"] is None:
+        return []
     sign = 1.0 if relative else -1.0
     worst = difference["value"]
     if judge == "interval":
-        worst = difference["high"] if relative else difference["low"]
-        if worst is None:
+        ends = limits(difference)
+        if ends is None:
             return [f"{name}: too few users for an interval of the difference, which is judged."]
+        worst = ends[1] if relative else ends[0]
     # Equal models differ by rounding, which is no loss.
     if sign * worst <= largest + 1e-12:
         return []
@@ -276,28 +317,28 @@ def _loss(name: str, task: dict[str, Any], largest: float, judge: str) -> list[s
     return [f"{name}: the candidate {what}: {_change(task)}; {allowed} is allowed."]
 
 
-def _calibration(name: str, rate: dict[str, Any], limits: tuple[float, float]) -> list[str]:
-    """Refuse a predicted over observed that is outside with its whole interval."""
-    if rate["value"] is None:
+def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> list[str]:
+    """Refuse predicted over observed if its whole interval is outside of what is allowed."""
+    value = rate["value"]
+    if value is None:
         return []
-    low = rate["value"] if rate["low"] is None else rate["low"]
-    high = rate["value"] if rate["high"] is None else rate["high"]
-    if low <= limits[1] and high >= limits[0]:
+    low, high = limits(rate) or (value, value)
+    if low <= allowed[1] and high >= allowed[0]:
         return []
     return [
-        f"{name}: predicts {rate['value']:.2f} times what is observed; "
-        f"{limits[0]:g} to {limits[1]:g} is allowed."
+        f"{name}: predicts {value:.2f} times what is observed; "
+        f"{allowed[0]:g} to {allowed[1]:g} is allowed."
     ]
 
 
-def _change(task: dict[str, Any]) -> str:
+def _change(task: Compared) -> str:
     """A difference in words, with its interval."""
     change, interval = _signed(task)
     within = f" (95 % interval {interval})" if interval else ""
     return f"{task['metric'].upper()} {change}{within}"
 
 
-def _signed(task: Mapping[str, Any]) -> tuple[str, str]:
+def _signed(task: Compared) -> tuple[str, str]:
     """A difference and its interval as text, in percent where relative; empty without."""
 
     def show(value: float) -> str:
@@ -306,15 +347,15 @@ def _signed(task: Mapping[str, Any]) -> tuple[str, str]:
     found = task["difference"]
     if found is None or found["value"] is None:
         return "", ""
-    limits = "" if found["low"] is None else f"{show(found['low'])} to {show(found['high'])}"
-    return show(found["value"]), limits
+    ends = limits(found)
+    return show(found["value"]), "" if ends is None else f"{show(ends[0])} to {show(ends[1])}"
 
 
-def _praise(found: dict[str, Any], compared: bool) -> str:
+def _reason_to_bless(found: Differences, compared: bool) -> str:
     if not compared:
         return "Nothing is in production, and the candidate keeps every bound."
-    won = [name for name, task in found["tasks"].items() if task.get("wins")]
-    lost = [name for name, task in found["tasks"].items() if task.get("wins") is False]
+    won = [name for name, task in compared_tasks(found) if task["wins"]]
+    lost = [name for name, task in compared_tasks(found) if task["wins"] is False]
     text = "No task loses more than is allowed"
     if won:
         text += f"; better beyond chance: {', '.join(won)}"

@@ -1,11 +1,11 @@
-"""Evaluation of a checkpoint on one split: a metric per task, summaries per group, the gates.
+"""Evaluation of a checkpoint on one split: metrics by task and by group, and what the gates did.
 
 Positions are left out, as when serving.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -18,6 +18,13 @@ from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, batches, read_split
 from multigate.model.evaluation import metrics
+from multigate.model.evaluation.results import (
+    GateSummary,
+    GroupMetrics,
+    Summary,
+    TaskMetrics,
+    TaskSummary,
+)
 from multigate.model.gates.parts.base import Routing
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
@@ -35,12 +42,12 @@ class Predictions:
         scores: by task, (N,) in the label's own units.
         weights: by task, (E,) mean weight of each expert.
         load: by task, (E,) share of the rows that use each expert.
-        used: by task, mean number of experts with a weight, per row.
+        used: by task, mean number of experts with a weight per row.
         experts_per_row: mean number of distinct experts evaluated per row, over all tasks.
         union: (E,) share of the rows on which some task uses each expert.
         overlap: (T, T) mean over the rows of the Jaccard overlap of two tasks' experts: how many
-            both use over how many either uses.
-        diagnostics: by task, the gate's own numbers: scalars, means over the rows.
+            both tasks use over how many either uses.
+        diagnostics: by task, the gate's other scalars, means over the rows.
     """
 
     def __init__(
@@ -86,16 +93,13 @@ class Predictions:
         }
 
 
-def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[str, Any]:
+def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> Summary:
     """Evaluate a checkpoint on a split of the examples that it was trained on.
 
     Args:
-        checkpoint: folder that `training.train` wrote.
+        checkpoint: folder written by `training.train`.
         examples: folder of examples.
         split: "train", "validation" or "test".
-
-    Returns:
-        What `measure` returns.
 
     Raises:
         ModelError: not a checkpoint, or the fingerprints differ.
@@ -103,46 +107,35 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
     """
     loaded = checkpoints.load(checkpoint)
     check_examples(checkpoint, loaded.contract, examples)
-    return measure(loaded, examples, split)
-
-
-def measure(loaded: checkpoints.Checkpoint, examples: Path, split: str) -> dict[str, Any]:
-    """Evaluate a ranker as it is, its gates hardened or not, on a split.
-
-    Returns:
-        split, rows; `tasks`: name -> group, type and what `metrics.binary` or `.regression` gives;
-        `groups`: see `summarise`; `loss`: weighted sum over tasks of the log loss or, for
-        regression, of the mean squared error of the transformed label (the tables of the papers on
-        DSelect-k and MOESART have this number); `experts_per_row`;
-        `gates`: task -> gate, weights (E,), load (E,), experts_per_row, overlap (by other task)
-        and its diagnostics; `union` (E,), see `Predictions`.
-
-    Raises:
-        DataError: the split cannot be read.
-    """
     ranker, encoder, config, _ = loaded
     rows = read_split(examples, split, encoder)
     predictions = Predictions(ranker, config.contract, encoder.statistics, rows)
     return summary(config, split, rows, predictions)
 
 
-def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> dict[str, Any]:
-    """What `measure` returns, of predictions that exist already."""
+def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> Summary:
+    """What `evaluate` returns, of predictions that exist already."""
     names = list(config.contract.tasks)
     gates = {
-        name: {
-            "gate": config.model.gates.get(name, config.model.gate).name,
-            "weights": [float(w) for w in predictions.weights[name]],
-            "load": [float(share) for share in predictions.load[name]],
-            "experts_per_row": predictions.used[name],
-            "overlap": {
-                other: float(predictions.overlap[t, u]) for u, other in enumerate(names) if u != t
+        name: cast(
+            GateSummary,
+            {
+                "gate": config.model.gates.get(name, config.model.gate).name,
+                "weights": [float(w) for w in predictions.weights[name]],
+                "load": [float(share) for share in predictions.load[name]],
+                "experts_per_row": predictions.used[name],
+                "overlap": {
+                    other: float(predictions.overlap[t, u])
+                    for u, other in enumerate(names)
+                    if u != t
+                },
+                **predictions.diagnostics[name],
             },
-            **predictions.diagnostics[name],
-        }
+        )
         for t, name in enumerate(names)
     }
-    return task_summary(config.contract, split, rows.labels, predictions.scores) | {
+    return {
+        **task_summary(config.contract, split, rows.labels, predictions.scores),
         "experts_per_row": predictions.experts_per_row,
         "experts": config.model.experts.count,
         "gates": gates,
@@ -152,8 +145,8 @@ def summary(config: Config, split: str, rows: Examples, predictions: Predictions
 
 def task_summary(
     contract: Contract, split: str, labels: np.ndarray, scored: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """The part of `summary` that needs no gates: of any scores (N,) by task."""
+) -> TaskSummary:
+    """The part of `summary` that needs no gates, of any scores (N,) by task."""
     tasks = task_metrics(contract, labels, scored)
     return {
         "split": split,
@@ -166,7 +159,7 @@ def task_summary(
 
 def task_metrics(
     contract: Contract, labels: np.ndarray, scored: Mapping[str, np.ndarray]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, TaskMetrics]:
     """Metrics of every task.
 
     Args:
@@ -175,23 +168,26 @@ def task_metrics(
         scored: (N,) by task, in own units.
 
     Returns:
-        By task: group, type and what `metrics.binary` or `metrics.regression` gives.  A label that
-        is transformed for training has `trained_on` besides: scale, mse, rmse, label_std there.
+        By task; `trained_on` only where the label is transformed for training.
     """
-    found = {}
+    found: dict[str, TaskMetrics] = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
         measure = metrics.binary if task.type == "binary" else metrics.regression
-        result = measure(labels[:, t], scored[name])
+        result = cast(
+            TaskMetrics,
+            {"group": task.group, "type": task.type} | measure(labels[:, t], scored[name]),
+        )
         if task.transform != "identity" and result["rows"]:
             on_scale = metrics.regression(
                 scores.transform(task, labels[:, t]), scores.transform(task, scored[name])
             )
-            result["trained_on"] = (
-                {"scale": task.transform}
-                | {key: on_scale[key] for key in ("mse", "label_std")}
-                | {"rmse": on_scale["value"]}
-            )
-        found[name] = {"group": task.group, "type": task.type} | result
+            result["trained_on"] = {
+                "scale": task.transform,
+                "mse": on_scale["mse"],
+                "label_std": on_scale["label_std"],
+                "rmse": on_scale["value"],
+            }
+        found[name] = result
     return found
 
 
@@ -207,33 +203,35 @@ def caveat(split: str) -> str | None:
     return None
 
 
-def summarise(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Summarise the tasks of each group.
-
-    Returns:
-        By group: `auc`, the mean over its binary tasks, and `relative_rmse`, the mean over its
-        regression tasks of RMSE / standard deviation of the label, on the scale that the task was
-        trained on; None without such tasks.
-        Tasks without a value are left out: `tasks` counts all, `measured` those with one.
-    """
-    groups: dict[str, dict[str, Any]] = {}
+def summarise(tasks: Mapping[str, TaskMetrics]) -> dict[str, GroupMetrics]:
+    """Summarise the tasks of each group; tasks without a value are left out of the means."""
+    groups: dict[str, GroupMetrics] = {}
     for group in dict.fromkeys(task["group"] for task in tasks.values()):
         members = [task for task in tasks.values() if task["group"] == group]
         measured = [task for task in members if task["value"] is not None]
-        areas = [task["value"] for task in measured if task["type"] == "binary"]
-        scales = [
-            task.get("trained_on", {"rmse": task["value"], "label_std": task.get("label_std")})
-            for task in measured
-            if task["type"] == "regression"
-        ]
-        errors = [scale["rmse"] / scale["label_std"] for scale in scales if scale["label_std"] > 0]
+        areas = [task["value"] for task in members if task["type"] == "binary"]
+        errors = [_relative_rmse(task) for task in members if task["type"] == "regression"]
         groups[group] = {
             "tasks": len(members),
             "measured": len(measured),
-            "auc": float(np.mean(areas)) if areas else None,
-            "relative_rmse": float(np.mean(errors)) if errors else None,
+            "auc": _mean(areas),
+            "relative_rmse": _mean(errors),
         }
     return groups
+
+
+def _relative_rmse(task: TaskMetrics) -> float | None:
+    """RMSE over the label's standard deviation, on the scale of training."""
+    scale = task.get("trained_on")
+    rmse = scale["rmse"] if scale else task["value"]
+    deviation = scale["label_std"] if scale else task.get("label_std")
+    return rmse / deviation if rmse is not None and deviation else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that there are."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = None) -> Table:
@@ -241,7 +239,7 @@ def table(result: Mapping[str, Any], best: Mapping[str, float | None] | None = N
 
     Args:
         result: what `evaluate` or `assessment.assess` returned.
-        best: best possible value by task, where it is known.
+        best: best possible value by task; None where unknown.
     """
     title = f"{result['split']} split, {result['rows']:,} rows"
     view = Table(title=title, title_justify="left")
@@ -301,18 +299,18 @@ def _total_loss(contract: Contract, tasks: Mapping[str, Mapping[str, Any]]) -> f
 
 
 def _used(routings: Sequence[Routing], rows: int) -> np.ndarray:
-    """Whether each row uses each expert, (B, T, E) float32; static gates choose for all rows."""
+    """Whether each row uses each expert, (B, T, E) float32; a static gate's choice is repeated."""
     used = [np.atleast_2d(_numpy(routing.weights)) > 0 for routing in routings]
     stacked = [np.broadcast_to(one, (rows, one.shape[1])) for one in used]
     return np.stack(stacked, axis=1).astype(np.float32)
 
 
 def _overlap(used: np.ndarray) -> np.ndarray:
-    """Sum over the rows of the Jaccard overlap of every two tasks' experts, (T, T)."""
+    """Jaccard overlap of every two tasks' experts, summed over the rows, (T, T)."""
     both = used @ used.transpose(0, 2, 1)  # (B, T, T)
     sizes = used.sum(axis=2)
     either = sizes[:, :, None] + sizes[:, None, :] - both
-    # Two tasks of which neither uses an expert agree.
+    # Two tasks that use no expert at all agree.
     shares = np.where(either > 0, both / np.maximum(either, 1), 1.0)
     found: np.ndarray = shares.sum(axis=0, dtype=np.float64)
     return found

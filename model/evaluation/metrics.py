@@ -1,12 +1,12 @@
-"""Exact metrics of one task over the rows whose label is not masked."""
-
-from typing import Any
+"""Exact metrics of one task over the rows with a label, by scikit-learn."""
 
 import numpy as np
 from sklearn import metrics
 
+from multigate.model.evaluation.results import Metrics
 
-def binary(labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
+
+def binary(labels: np.ndarray, scores: np.ndarray) -> Metrics:
     """AUC and log loss.
 
     Args:
@@ -14,13 +14,19 @@ def binary(labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
         scores: (N,) probabilities.
 
     Returns:
-        metric ("auc"), value, rows (not masked), masked, positives, rate (of the label),
-        mean_score, log_loss (nats).  `value` is None where the labels are all alike, and `reason`
-        says so; `log_loss`, `rate` and `mean_score` are None without rows.
+        Without a value where all labels are alike.
     """
-    y, p, result = _known(labels, scores)
-    result |= {"metric": "auc", "value": None, "positives": int(y.sum())}
-    result |= dict.fromkeys(("rate", "mean_score", "log_loss"))
+    y, p = _known(labels, scores)
+    result: Metrics = {
+        "rows": len(y),
+        "masked": len(labels) - len(y),
+        "metric": "auc",
+        "value": None,
+        "positives": int(y.sum()),
+        "rate": None,
+        "mean_score": None,
+        "log_loss": None,
+    }
     if not len(y):
         return result | {"reason": "every label is masked"}
     result |= {
@@ -33,22 +39,27 @@ def binary(labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     return result | {"value": float(metrics.roc_auc_score(y, p))}
 
 
-def regression(labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
-    """Errors in the label's own units.
+def regression(labels: np.ndarray, scores: np.ndarray) -> Metrics:
+    """RMSE and other errors, in the label's own units.
 
     Args:
         labels: (N,), NaN where masked.
         scores: (N,) in the label's units.
-
-    Returns:
-        metric ("rmse"), value, rows (not masked), masked, mse, mae, label_mean, label_std,
-        mean_score.  All but the counts are None without rows, and `reason` says so.
     """
-    y, p, result = _known(labels, scores)
-    result |= {"metric": "rmse"}
+    y, p = _known(labels, scores)
+    result: Metrics = {
+        "rows": len(y),
+        "masked": len(labels) - len(y),
+        "metric": "rmse",
+        "value": None,
+        "mse": None,
+        "mae": None,
+        "label_mean": None,
+        "label_std": None,
+        "mean_score": None,
+    }
     if not len(y):
-        keys = ("value", "mse", "mae", "label_mean", "label_std", "mean_score")
-        return result | dict.fromkeys(keys) | {"reason": "every label is masked"}
+        return result | {"reason": "every label is masked"}
     mse = float(metrics.mean_squared_error(y, p))
     return result | {
         "value": mse**0.5,
@@ -60,8 +71,7 @@ def regression(labels: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _known(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Labels and scores of the rows that are not masked, in float64, and how many there are."""
+def _known(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and scores of the rows with a label, in float64."""
     known = ~np.isnan(labels)
-    counts = {"rows": int(known.sum()), "masked": int((~known).sum())}
-    return labels[known].astype(np.float64), scores[known].astype(np.float64), counts
+    return labels[known].astype(np.float64), scores[known].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Scores of a model over rows: of a checkpoint, or of an exported version as it is served."""
+"""A model's scores of rows: of a checkpoint, or of an exported version as it is served."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,14 @@ _BATCH = 4096
 
 @dataclass(frozen=True)
 class Scored:
-    """A model's scores over N rows.
+    """A model's scores of N rows.
 
     Attributes:
         contract: the model's own.
         scores: by task, (N,) float64 in the label's own units.
         combined: (N,) float64.
-        predictions: with what the gates decided; None of a version, whose gates are in its graph.
+        predictions: these scores with the gates' decisions; None of a version, which does not
+            tell them.
     """
 
     contract: Contract
@@ -114,7 +115,7 @@ def score_version(folder: Path, rows: Rows) -> Scored:
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     rows.check_columns(names)
     try:
-        # The module has to stay: its variables go when it does.
+        # Keep the module: without it, its variables are freed.
         model = tf.saved_model.load(str(folder))
         signature = model.signatures["serving_default"]
     except (OSError, KeyError, tf.errors.OpError, ValueError) as error:

@@ -257,7 +257,7 @@ def changes(
     return report
 
 
-def _measure(ranker: Ranker, encoder: Encoder, examples: Examples) -> dict[str, dict[str, Any]]:
+def _measure(ranker: Ranker, encoder: Encoder, examples: Examples) -> dict[str, Any]:
     """Metrics of every task."""
     contract = encoder.contract
     predictions = Predictions(ranker, contract, encoder.statistics, examples)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from multigate.model.report.parts import (
+from multigate.model.report.elements import (
     SHOWN,
     changed,
     count,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from multigate.model.report.parts import percent, section, sentences, table
+from multigate.model.report.elements import percent, section, sentences, table
 
 _LOOK, _ACT = 0.1, 0.25  # population stability index: the rule of thumb
 _POPULAR = 10

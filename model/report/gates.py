@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from multigate.model.report import charts
-from multigate.model.report.parts import SHOWN, figure, number, section, sentences, table
+from multigate.model.report.elements import SHOWN, figure, number, section, sentences, table
 
 _MOST = 16  # experts of which trajectories are drawn; more lines cannot be told apart
 

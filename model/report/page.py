@@ -7,7 +7,7 @@ from typing import Any
 
 from multigate.configs.files import write_json, write_text
 from multigate.model.report import checks, data, gates, tasks
-from multigate.model.report.parts import count, sentences
+from multigate.model.report.elements import count, sentences
 from multigate.model.report.style import STYLE
 
 _SECTIONS = (

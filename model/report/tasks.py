@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from multigate.model.report import charts
-from multigate.model.report.parts import (
+from multigate.model.report.elements import (
     SHOWN,
     count,
     figure,

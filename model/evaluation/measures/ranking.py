@@ -8,21 +8,37 @@ scikit-learn's `ndcg_score` takes one list a call: 1.3 s of CPU for 2,000 lists,
 all five measures here.
 """
 
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
-from multigate.model.evaluation.measures.resamples import Resamples, interval
+from multigate.model.evaluation.measures.resamples import Interval, Resamples, interval
 
 CUTOFFS = (5, 10)
+MAIN = "ndcg@10"
+"""The measure by which lists are compared and traded off."""
+
+
+class RankingSummary(TypedDict):
+    """Measures of ranked lists.
+
+    Attributes:
+        lists: how many took part.
+        of: how many there are.
+        measures: by name.
+    """
+
+    lists: int
+    of: int
+    measures: dict[str, Interval]
 
 
 def by_list(lists: np.ndarray, gain: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
     """NDCG@k, recall@k and reciprocal rank of every list.
 
-    Rows that tie share their places: NDCG and recall are the means over the orders of the ties
-    (as in scikit-learn's `ndcg_score`); the reciprocal rank supposes that relevant rows come last
-    among those they tie with, so that a constant score earns nothing.
+    NDCG and recall are means over all orders of tied rows, as in scikit-learn's `ndcg_score`.  The
+    reciprocal rank puts relevant rows last among the rows that they tie with, so that a constant
+    score earns nothing.
 
     Args:
         lists: (N,) integers in [0, L), each used.
@@ -57,17 +73,17 @@ def by_list(lists: np.ndarray, gain: np.ndarray, scores: np.ndarray) -> dict[str
             best = np.bincount(of, ideal * discount * within, minlength=L)
             found[f"ndcg@{k}"] = dcg / best
             found[f"recall@{k}"] = np.bincount(of, mean_hit * within, minlength=L) / relevant
-        # The first relevant row of a tied group is at its last place but the others relevant in it.
+        # The relevant rows of a tied group take its last places; the first of them counts.
         worst = last_place - np.maximum(hits_in_group, 1) + 1
         reciprocal = np.where(hit > 0, 1 / (worst[group] + 1), 0.0) if len(order) else hit
         best_reciprocal = np.zeros(L)
         np.maximum.at(best_reciprocal, of, reciprocal)
         found["mrr"] = best_reciprocal
-    part = judged(lists, gain)
+    part = usable_lists(lists, gain)
     return {name: np.where(part, values, np.nan) for name, values in found.items()}
 
 
-def ranking(
+def measure_lists(
     resamples: Resamples,
     lists: np.ndarray,
     gain: np.ndarray,
@@ -81,11 +97,11 @@ def ranking(
         lists: (N,) integers in [0, L); the rows of one list are of one user.
         gain: (N,).
         scores: (N,) combined.
-        only: the one measure that is wanted; all of them where None.
+        only: compute this measure alone; all of them where None.
     """
     per_list = by_list(lists, gain, scores)
     rows = np.zeros(int(lists.max(initial=-1)) + 1, np.int64)
-    rows[lists] = np.arange(len(lists))  # any row of the list, for its user
+    rows[lists] = np.arange(len(lists))  # any row of a list knows its user
     found = {}
     for name, values in per_list.items():
         if only not in (None, name):
@@ -98,17 +114,17 @@ def ranking(
     return found
 
 
-def judged(lists: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Whether each list takes part, (L,)."""
+def usable_lists(lists: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """Whether each list takes part: a relevant row, and more than one row, (L,)."""
     found: np.ndarray = (np.bincount(lists, gain > 0) > 0) & (np.bincount(lists) > 1)
     return found
 
 
 def summaries(
     resamples: Resamples, lists: np.ndarray, gain: np.ndarray, found: dict[str, np.ndarray]
-) -> dict[str, Any]:
-    """Every measure as `interval` gives it; `lists` counts those that took part."""
-    part = judged(lists, gain)
+) -> RankingSummary:
+    """Every measure with its interval."""
+    part = usable_lists(lists, gain)
     rows = part[lists]
     users = len(np.unique(resamples.codes[rows]))
     measures = {

@@ -1,24 +1,52 @@
-"""The cluster bootstrap: resampling whole users, because a user's rows are not independent."""
+"""The cluster bootstrap: resampling whole users, because a user's rows are not independent.
 
-from typing import Any
+`scipy.stats.bootstrap` draws rows, and calls the measure anew for every resample.
+"""
+
+from typing import TypedDict
 
 import numpy as np
 
 CONFIDENCE = 0.95
 LEAST_USERS = 10
-"""Below, no interval is given: so few clusters say nothing about those that were not seen."""
+"""With fewer users there is no interval: so few say nothing about the users that were not seen."""
+
+
+class Interval(TypedDict):
+    """A measure with its limits; None where they do not exist.
+
+    Attributes:
+        value: on the sample.
+        low: lower 95 % limit.
+        high: upper 95 % limit.
+        error: standard deviation of the replicates.
+        rows: how many rows took part.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    error: float | None
+    rows: int
+
+
+def limits(found: Interval | None) -> tuple[float, float] | None:
+    """Both limits of an interval, where there are any."""
+    if found is None or found["low"] is None or found["high"] is None:
+        return None
+    return found["low"], found["high"]
 
 
 class Resamples:
     """How often each user is drawn, on the sample itself and on R resamples of it.
 
-    A resample draws as many users as there are, with replacement; its rows are those of the users
-    drawn, each as often as its user.  Two models, or two tasks, measured with the same `Resamples`
-    are measured on the same draws, so that differences of their replicates are paired.
+    A resample draws as many users as there are, with replacement, and has all rows of each drawn
+    user, each as often as the user was drawn.  Two models or tasks measured with the same
+    `Resamples` share their draws, so that differences of their replicates are paired.
 
     Args:
         users: (N,) the user of each row, any values that can be sorted.
-        replicates: R.
+        replicates: number of resamples, R.
         seed: of the draws.
 
     Attributes:
@@ -40,16 +68,16 @@ class Resamples:
         """Sum over rows, each counted as often as its user is drawn, (1 + R,).
 
         Args:
-            values: (n,) of the rows.
-            rows: (n,) index of the rows among all N; all of them where None.
+            values: (n,) one of each row.
+            rows: (n,) index of these rows among all N; all rows where None.
         """
         codes = self.codes if rows is None else self.codes[rows]
         return self.of_users(np.bincount(codes, values, minlength=self.users))
 
     def of_users(self, values: np.ndarray) -> np.ndarray:
-        """Sum over users of a value (users,) of each, as often as the user is drawn, (1 + R,)."""
-        # Not `@`: for products this small BLAS threads cost more than they save, and a hundred
-        # times more on a machine whose cores are busy.
+        """Sum over users of `values` (users,), each as often as the user is drawn, (1 + R,)."""
+        # Not `@`: for products this small, BLAS threads cost more than they save, and a hundred
+        # times more on a machine with busy cores.
         found: np.ndarray = np.einsum("ru,u->r", self.weights, values)
         return found
 
@@ -70,20 +98,16 @@ class Resamples:
         return found
 
 
-def interval(values: np.ndarray, users: int, *, rows: int) -> dict[str, Any]:
-    """A measure with its limits (the resamples' percentiles), ready for JSON.
+def interval(values: np.ndarray, users: int, *, rows: int) -> Interval:
+    """A measure with its limits: the percentiles of its replicates.
 
     Args:
         values: (1 + R,) on the sample and on its resamples.
         users: how many users took part.
         rows: how many rows took part.
-
-    Returns:
-        value, low and high (None where they do not exist), error (the replicates' standard
-        deviation, or None), rows.
     """
     value, drawn = float(values[0]), values[1:][np.isfinite(values[1:])]
-    result: dict[str, Any] = {
+    result: Interval = {
         "value": value if np.isfinite(value) else None,
         "low": None,
         "high": None,

@@ -1,21 +1,50 @@
-"""Measures of one task over the rows whose label is not masked."""
+"""Measures of one task over the rows with a label.
+
+scikit-learn's metrics give one value a call; here one pass gives the sample's and every resample's.
+The tests compare both.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from scipy.special import entr, xlogy
 
 from multigate.model.evaluation.measures import ranks
-from multigate.model.evaluation.measures.resamples import CONFIDENCE, Resamples, interval
+from multigate.model.evaluation.measures.resamples import CONFIDENCE, Interval, Resamples, interval
 
 BINS = 15
-"""Of reliability and residuals: equally many rows each, as far as ties allow."""
+"""Of calibration error, reliability and residuals: equally many rows each, as far as ties allow."""
 
 Replicates = dict[str, np.ndarray]
 """By measure, (1 + R,)."""
 
 _SMALLEST = np.finfo(np.float64).eps  # as scikit-learn clips probabilities
+
+
+class ReliabilityBin(TypedDict):
+    """Rows of similar scores: their mean score, and their mean label."""
+
+    score: float
+    label: Interval
+
+
+class ResidualBin(TypedDict):
+    """Rows of similar scores: their mean score, and label - score at three quantiles.
+
+    Attributes:
+        score: mean.
+        low: quantile 0.1.
+        median: quantile 0.5.
+        high: quantile 0.9.
+        rows: how many.
+    """
+
+    score: float
+    low: float
+    median: float
+    high: float
+    rows: int
 
 
 def binary(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Replicates:
@@ -27,9 +56,9 @@ def binary(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Repl
         scores: (N,) probabilities.
 
     Returns:
-        auc; gauc, the mean over users with both classes of the AUC of their rows, weighted by the
-        rows; log_loss (nats); normalised_entropy, log loss over the entropy of the label's rate
-        (1: no better than predicting the rate); predicted_over_observed.
+        auc; gauc (AUC within each user that has both classes, averaged by the users' rows);
+        log_loss (nats); normalised_entropy (log loss over the entropy of the label's rate: 1 is no
+        better than predicting the rate); predicted_over_observed.
     """
     rows, y, p = _known(labels, scores)
     total, positives = resamples.totals(np.ones(len(rows)), rows), resamples.totals(y, rows)
@@ -60,12 +89,12 @@ def regression(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> 
     rows, y, p = _known(labels, scores)
     total = resamples.totals(np.ones(len(rows)), rows)
     error = p - y
-    # About the mean, so that the squares do not cancel for labels far from zero.
+    # Centred, so that the squares do not cancel for labels far from zero.
     centred = y - (y.mean() if len(y) else 0.0)
     mse = ratio(resamples.totals(error**2, rows), total)
     mean = ratio(resamples.totals(centred, rows), total)
     variance = ratio(resamples.totals(centred**2, rows), total) - mean**2
-    # Labels are float32: what varies by less than its step is rounding.
+    # Labels are float32: a spread below their step is rounding.
     least = (1e-9 * np.abs(y).max(initial=0.0)) ** 2
     variance = np.where(variance > least, variance, 0.0)
     return {
@@ -87,8 +116,8 @@ MAIN = {"binary": "auc", "regression": "rmse"}
 """The measure by which a task of each type is compared, sliced and judged."""
 
 
-def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> dict[str, Any]:
-    """Every measure as `interval` gives it, by name."""
+def summaries(resamples: Resamples, labels: np.ndarray, found: Replicates) -> dict[str, Interval]:
+    """Every measure with its interval, by name."""
     known = ~np.isnan(labels)
     users, rows = len(np.unique(resamples.codes[known])), int(known.sum())
     return {name: interval(values, users, rows=rows) for name, values in found.items()}
@@ -108,21 +137,17 @@ def expected_calibration_error(labels: np.ndarray, scores: np.ndarray) -> float:
     return float(np.abs(np.bincount(_bins(p), y - p)).sum() / len(y))
 
 
-def calibration_error(
-    resamples: Resamples, labels: np.ndarray, scores: np.ndarray
-) -> dict[str, Any]:
+def calibration_error(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> Interval:
     """`expected_calibration_error` with its limits.
 
-    Noise alone makes it positive, and resampling adds noise to noise, so that percentiles would
-    exclude a calibrated model's 0.  The limits are a test turned round instead: with g_b the gaps
-    of the bins and e_b the deviations of their replicates from them, the truth may be t * sum |g_b|
-    where sum |t * g_b + e_b| is neither below nor above the measured error in all but 2.5 % of the
-    replicates.  The value can therefore be above its own upper limit.  A measured error far below
-    the noise (a constant score that happens to be the sample's rate) says little about the truth,
-    which may be as far as the noise reaches.
-
-    Returns:
-        As `interval`.
+    Noise alone makes it positive, and a resample adds its own noise, so that percentiles would
+    exclude 0 for a calibrated model.  The limits invert a test instead.  With g_b the gap of bin b
+    and e_b the deviation of a replicate's gap from it, suppose that the true error is t times the
+    measured one, t * sum |g_b|.  Samples would then measure sum |t * g_b + e_b|.  The limits are
+    the smallest and the largest t for which the measured error lies between the 2.5 % and 97.5 %
+    quantiles of these.  The value can therefore be above its own upper limit.  A measured error far
+    below the noise (such as a constant score at the sample's own rate) says little about the true
+    one: the limits are then 0 and the noise.
     """
     rows, y, p = _known(labels, scores)
     if not len(rows):
@@ -133,40 +158,37 @@ def calibration_error(
     gaps = sums / np.maximum(total, 1)[:, None]
     users = len(np.unique(resamples.codes[rows]))
     result = interval(np.abs(gaps).sum(axis=1), users, rows=len(rows))
-    if result["low"] is None:
+    value = result["value"]
+    if value is None or result["low"] is None:
         return result
     g, e = gaps[0], gaps[1:] - gaps[0]
     tail = (1 - CONFIDENCE) / 2
     noise = float(np.quantile(np.abs(e).sum(axis=1), 1 - tail))
-    if result["value"] <= 1e-9 * noise:
+    if value <= 1e-9 * noise:
         return result | {"low": 0.0, "high": noise}
-    times = np.linspace(0, 1 + 2 * noise / result["value"], 121)
+    times = np.linspace(0, 1 + 2 * noise / value, 121)
     drawn = np.abs(times[:, None, None] * g + e).sum(axis=2)  # (times, R)
-    # Rounding must not part a measured error from itself where nothing varies.
+    # Where nothing varies, rounding must not make a measured error differ from itself.
     slack = 1e-12
-    possible = (np.mean(drawn >= result["value"] - slack, axis=1) > tail) & (
-        np.mean(drawn <= result["value"] + slack, axis=1) > tail
+    possible = (np.mean(drawn >= value - slack, axis=1) > tail) & (
+        np.mean(drawn <= value + slack, axis=1) > tail
     )
     found = times[possible] if possible.any() else np.zeros(1)
-    limits = {
-        "low": float(found.min() * result["value"]),
-        "high": float(found.max() * result["value"]),
+    return result | {
+        "low": float(found.min() * value),
+        "high": float(found.max() * value),
     }
-    return result | limits
 
 
 def reliability(
     resamples: Resamples, labels: np.ndarray, scores: np.ndarray
-) -> list[dict[str, Any]]:
-    """Bins of equally many rows by score, lowest first: score (mean), and label (an interval).
-
-    For a regression task the same: mean score against mean label.
-    """
+) -> list[ReliabilityBin]:
+    """Bins of equally many rows by score, lowest first, of a binary or a regression task."""
     rows, y, p = _known(labels, scores)
     if not len(rows):
         return []
     of = _bins(p)
-    found = []
+    found: list[ReliabilityBin] = []
     for b in range(of.max() + 1):
         inside = of == b
         ones = resamples.totals(np.ones(int(inside.sum())), rows[inside])
@@ -181,13 +203,13 @@ def reliability(
     return found
 
 
-def residuals(labels: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:
-    """Bins by score, lowest first: score (mean), and quantiles of label - score within it."""
+def residuals(labels: np.ndarray, scores: np.ndarray) -> list[ResidualBin]:
+    """Quantiles of label - score in bins by score, lowest first."""
     _, y, p = _known(labels, scores)
     if not len(y):
         return []
     of = _bins(p)
-    found = []
+    found: list[ResidualBin] = []
     for b in range(of.max() + 1):
         inside = of == b
         low, middle, high = np.quantile(y[inside] - p[inside], [0.1, 0.5, 0.9])
@@ -204,7 +226,7 @@ def residuals(labels: np.ndarray, scores: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _known(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Index, label and score of the rows that are not masked, in float64."""
+    """Index, label and score of the rows with a label, in float64."""
     rows = np.flatnonzero(~np.isnan(labels))
     return rows, labels[rows].astype(np.float64), scores[rows].astype(np.float64)
 

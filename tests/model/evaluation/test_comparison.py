@@ -13,7 +13,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import Rules
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.comparison import compare, compare_scored, judge
+from multigate.model.evaluation.comparison import compare, compare_scored, reasons_to_refuse
 from multigate.model.evaluation.measures.resamples import Resamples
 from multigate.model.evaluation.scored import Scored
 from multigate.model.training import train
@@ -125,7 +125,7 @@ class Made:
         assert scored[0] is not None
         rows = Rows(Path("made"), table)
         found = compare_scored(scored[0], scored[1], rows, Resamples(self.users, 200))
-        return judge(found, parse(Rules, rules or {}, "rules"))
+        return reasons_to_refuse(found, parse(Rules, rules or {}, "rules"))
 
 
 def test_a_model_that_learnt_nothing_is_refused(tiny: Any) -> None:
@@ -186,7 +186,7 @@ def test_a_task_that_the_candidate_lacks(tiny: Any) -> None:
     rows = Rows(Path("made"), table)
     ours = Scored(made.contract, {"click": made.p}, made.p)
     found = compare_scored(ours, theirs, rows, Resamples(made.users, 50))
-    reasons = judge(found, Rules())
+    reasons = reasons_to_refuse(found, Rules())
     assert "like: production has this task, the candidate does not." in reasons
 
 

@@ -133,7 +133,7 @@ def test_ranking_intervals_come_from_users() -> None:
     lists = np.arange(400) // 5  # two lists of five rows each user
     gain, score = (rng.random(400) < 0.3) * 1.0, rng.random(400)
     resamples = Resamples(user, 200)
-    found = ranking.ranking(resamples, lists, gain, score)
+    found = ranking.measure_lists(resamples, lists, gain, score)
     summary = ranking.summaries(resamples, lists, gain, found)
     assert summary["of"] == 80
     per_list = ranking.by_list(lists, gain, score)["ndcg@5"]
