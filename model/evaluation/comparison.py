@@ -4,7 +4,6 @@ Both models are measured on the same resamples of the users, and the interval is
 difference: it is narrow, because users who are hard to predict are hard for both models.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -27,8 +26,8 @@ from multigate.model.evaluation.results import (
     Differences,
     PairedDifference,
     RankingComparison,
-    TaskComparison,
     Verdict,
+    compared_tasks,
 )
 from multigate.model.evaluation.scored import Scored, read_contract, score
 
@@ -260,13 +259,6 @@ def _nothing_learnt(found: Differences) -> list[str]:
     if not lows or max(lows) > CHANCE:
         return []
     return ["No task is shown to rank better than chance: no AUC's interval is above 0.5."]
-
-
-def compared_tasks(found: Differences) -> Iterator[tuple[str, TaskComparison]]:
-    """Name and comparison of each task that the candidate has."""
-    for name, task in found["tasks"].items():
-        if "missing" not in task:
-            yield name, task
 
 
 def table(result: Comparison) -> Table:

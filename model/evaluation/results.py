@@ -1,5 +1,6 @@
 """What evaluation writes as JSON: the shapes of `metrics.json`, `report.json` and `--json`."""
 
+from collections.abc import Iterator
 from typing import Literal, NotRequired, TypedDict, final
 
 from multigate.model.evaluation.measures.resamples import Interval
@@ -181,6 +182,13 @@ class Differences(TypedDict):
 
     tasks: dict[str, TaskComparison | MissingTask]
     ranking: RankingComparison | None
+
+
+def compared_tasks(found: Differences) -> Iterator[tuple[str, TaskComparison]]:
+    """Name and comparison of each task that the candidate has."""
+    for name, task in found["tasks"].items():
+        if "missing" not in task:
+            yield name, task
 
 
 class Verdict(TypedDict):

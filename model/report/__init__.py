@@ -1,4 +1,4 @@
-"""The HTML report about one model; knows only plain values.
+"""The HTML report about one model, drawn from plain values; imports neither Keras nor TensorFlow.
 
-Public face: `page.write_report`, and `parts` and `style` for other pages.
+Public face: `page.write_report`, and `data`, `elements` and `style` for other pages.
 """

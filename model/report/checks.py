@@ -1,9 +1,10 @@
-"""Sections of the report that judge: the verdict, slices, negative transfer, leaks, the data."""
+"""Sections of the report that judge: verdict, slices, negative transfer, leaks; what stands out."""
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
 
+from multigate.model.assessment.results import AssessedTask, Assessment, LeakSummary
+from multigate.model.evaluation.measures.resamples import limits
+from multigate.model.evaluation.results import Compared, compared_tasks
 from multigate.model.report.elements import (
     SHOWN,
     changed,
@@ -20,43 +21,42 @@ from multigate.model.report.elements import (
 _SLICES = 40
 _FEATURES = 15
 _CHANCE = 0.5
-_OFF = 0.1  # calibration error over the share of the rarer class, beyond chance
-_SLIGHT = 0.05  # of predicted over observed, which is not worth a reader's first attention
+_OFF = 0.1  # calibration error over the share of the rarer class, above which it stands out
+_SLIGHT = 0.05  # predicted over observed this near to 1 does not stand out
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def verdict(found: Assessment) -> str:
     """The candidate against production."""
     compared = found["comparison"]
     if compared is None:
         return ""
     blessed = compared["verdict"] == "bless"
-    rows = [
-        [
-            subject(name, SHOWN[task["metric"]]),
-            changed(task["difference"], task["metric"], task["wins"]),
-            measured(task["metric"], task["candidate"]),
-            measured(task["metric"], task["production"]),
-            f"{task['rows']:,}",
-        ]
-        for name, task in [
-            *compared["tasks"].items(),
-            *([("combined score", compared["ranking"])] if compared["ranking"] else []),
-        ]
-        if not task.get("missing")
-    ]
+    rows = [_compared(name, task, task["rows"]) for name, task in compared_tasks(compared)]
+    if ranked := compared["ranking"]:
+        rows.append(_compared("combined score", ranked, ranked["rows"]))
     heads = ("task", "difference", "candidate", "production", "rows")
     return section(
         "verdict",
         "Against production",
-        "Both models on the same rows and the same resamples of the users: the interval is that of "
-        "the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
+        "Both models on the same rows and the same resamples of the users, so that the interval is "
+        "that of the difference. ▲ better and ▼ worse beyond chance; RMSE is relative.",
         f'<div class="card verdict {"bless" if blessed else "refuse"}"><strong>'
         f"{'Blessed' if blessed else 'Refused'}</strong>{sentences(compared['reasons'])}</div>",
         table("Differences by task", heads, rows, "roomy"),
     )
 
 
-def slices(found: Mapping[str, Any]) -> str:
+def _compared(name: str, task: Compared, rows: int) -> list[str]:
+    return [
+        subject(name, SHOWN[task["metric"]]),
+        changed(task["difference"], task["metric"], task["wins"]),
+        measured(task["metric"], task["candidate"]),
+        measured(task["metric"], task["production"]),
+        f"{rows:,}",
+    ]
+
+
+def slices(found: Assessment) -> str:
     """Slices, the worst first."""
     cut = found["slices"]
     if not cut["looked_at"]:
@@ -84,17 +84,17 @@ def slices(found: Mapping[str, Any]) -> str:
         "slices",
         "Slices, the worst first",
         f"{count(cut['slices'], 'slice')} of every task and measure: "
-        f"{count(cut['looked_at'], 'look')}, of which one in twenty would stand out by chance at "
-        f"the usual level. Those beyond chance at {cut['level']:.2g} (Bonferroni) are marked ▼ and "
-        "come first; the rest is in order of the difference. Within a slice AUC is often "
-        "lower than on the whole, because slices differ in their rates. The first slices are the "
-        "worst of many, so expect them to be less bad on new rows.",
+        f"{count(cut['looked_at'], 'look')}. At the usual level, one look in twenty would stand "
+        f"out by chance. Those beyond chance at {cut['level']:.2g} (Bonferroni) are marked ▼ and "
+        "come first; the others are in order of the difference. Within a slice AUC is often lower "
+        "than on the whole, because slices differ in their rates. The first slices are the worst "
+        "of many, so expect them to be less bad on new rows.",
         sentences([said]),
         table("Slices by how much worse than the whole they are", heads, rows, "roomy"),
     )
 
 
-def transfer(found: Mapping[str, Any]) -> str:
+def transfer(found: Assessment) -> str:
     """The model against its baselines."""
     compared = found["transfer"]
     if compared is None:
@@ -120,16 +120,16 @@ def transfer(found: Mapping[str, Any]) -> str:
     return section(
         "transfer",
         "Negative transfer",
-        "Each task against models without a mixture, on the same rows and resamples. Worse than "
-        "its own single-task model means that sharing costs this task; worse than the shared "
-        "bottom, that choosing experts does not help it.",
+        "Each task against models without a mixture, on the same rows and resamples. A task that "
+        "is worse than its single-task model loses by sharing; a task that is worse than with the "
+        "shared bottom gains nothing from choosing experts.",
         sentences([*compared["sentences"], *others]),
         table("Differences from the baselines", heads, rows, "roomy"),
     )
 
 
-def leaks(found: Mapping[str, Any]) -> str:
-    """Signs that the test is easier than the world."""
+def leaks(found: Assessment) -> str:
+    """Signs that these rows are easier than new rows are."""
     checked = found["leaks"]
     rows = [
         [
@@ -153,7 +153,7 @@ def leaks(found: Mapping[str, Any]) -> str:
     )
 
 
-def leak_sentences(checked: Mapping[str, Any]) -> list[str]:
+def leak_sentences(checked: LeakSummary) -> list[str]:
     """What the checks found."""
     said = [
         f"{row['feature']} alone has an AUC of {row['auc']:.4f} on {row['task']}, above "
@@ -171,14 +171,15 @@ def leak_sentences(checked: Mapping[str, Any]) -> list[str]:
     if checked["in_order"]:
         said.append("Every row is newer than all of training.")
     elif checked["in_order"] is False:
-        late = f"{percent(checked['late_training'])} of training is not older than the oldest row"
+        share = percent(checked["late_training"] or 0.0)
+        late = f"{share} of training is not older than the oldest row"
         by_time = checked.get("split_by") == "time"
         said.append(f"{late}{', although the split is by time' if by_time else ''}.")
     return said
 
 
-def warnings(found: Mapping[str, Any]) -> list[str]:
-    """What a reader has to know before all else, in sentences."""
+def warnings(found: Assessment) -> list[str]:
+    """What a reader must know first, a sentence each."""
     said = [found["caveat"]] if found["caveat"] else []
     checked = found["leaks"]
     said += [line for line in leak_sentences(checked) if "a leak unless" in line]
@@ -187,22 +188,13 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
     if checked["in_order"] is False and checked.get("split_by") == "time":
         said.append("Training is not all older than this split, although the split is by time.")
     for name, task in found["tasks"].items():
-        rate = task["measures"].get("predicted_over_observed")
-        beyond = rate and rate["low"] is not None and not rate["low"] <= 1 <= rate["high"]
-        error = task["measures"].get("ece")
-        if rate and beyond and abs(rate["value"] - 1) > _SLIGHT:
-            said.append(f"{name} predicts {rate['value']:.2f} times what is observed.")
-        elif error and error["low"] and error["low"] > _OFF * min(task["rate"], 1 - task["rate"]):
-            said.append(
-                f"{name} is right on the whole, but its scores are {error['value']:.3f} off on "
-                "average: too sure or not sure enough, see Calibration."
-            )
+        said += _calibration(name, task)
         if task["value"] is None:
             said.append(f"{name} cannot be measured: {task['reason']}.")
-        area, explained = task["measures"].get("auc"), task["measures"].get("r2")
-        if area and area["low"] is not None and area["low"] <= _CHANCE:
+        area, explained = (limits(task["measures"].get(measure)) for measure in ("auc", "r2"))
+        if area and area[0] <= _CHANCE:
             said.append(f"{name} is not shown to rank better than chance.")
-        if explained and explained["high"] is not None and explained["high"] < 0:
+        if explained and explained[1] < 0:
             said.append(f"{name} is farther off than its mean label would be.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]
     if marked:
@@ -217,3 +209,21 @@ def warnings(found: Mapping[str, Any]) -> list[str]:
     if found["stability"]:
         said += found["stability"]["differences"]
     return said
+
+
+def _calibration(name: str, task: AssessedTask) -> list[str]:
+    """What is wrong with a binary task's calibration."""
+    observed = task["measures"].get("predicted_over_observed")
+    ends = limits(observed)
+    value = observed["value"] if observed else None
+    beyond = ends is not None and not ends[0] <= 1 <= ends[1]
+    if value is not None and beyond and abs(value - 1) > _SLIGHT:
+        return [f"{name} predicts {value:.2f} times what is observed."]
+    error, rate = task["measures"].get("ece"), task.get("rate")
+    ends = limits(error)
+    if error and ends and rate is not None and ends[0] > _OFF * min(rate, 1 - rate):
+        return [
+            f"{name} is right on the whole, but its scores are {error['value']:.3f} off on "
+            "average: too sure or not sure enough, see Calibration."
+        ]
+    return []

@@ -4,25 +4,35 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from multigate.model.assessment.results import Assessment
 from multigate.model.report.elements import percent, section, sentences, table
 
-_LOOK, _ACT = 0.1, 0.25  # population stability index: the rule of thumb
+_LOOK, _ACT = 0.1, 0.25  # population stability index: the usual rule of thumb
 _POPULAR = 10
 
 
-def data(found: Mapping[str, Any]) -> str:
+def data(found: Assessment) -> str:
     """Rows, labels, features and popular items; empty where the examples have no report."""
-    report = found["data"]
-    if report is None:
-        return ""
+    return "" if found["data"] is None else report_section(found["data"])
+
+
+def report_section(report: Mapping[str, Any]) -> str:
+    """The section of a data report.
+
+    Args:
+        report: what `pipeline.data_report.report` returned; any part may be absent.
+    """
+    kept = report.get("negatives_kept", 1.0)
     return section(
         "data",
         "Data",
-        "Of the logged impressions, sampled negatives left out. Drift is the population stability "
-        "index against the run before: above 0.1 look, above 0.25 act.",
-        sentences(drifted(report)),
+        "Of the logged impressions, without sampled negatives. Drift compares with the previous "
+        f"run by the population stability index: above {_LOOK} look, above {_ACT} act."
+        + (f" The log is whole up to {report['cut_off']}." if report.get("cut_off") else "")
+        + (f" The training split holds {percent(kept)} of the negatives." if kept < 1 else ""),
+        sentences(stands_out(report)),
         _splits(report.get("splits") or {}),
-        _labels(report.get("labels") or {}),
+        _labels(report),
         _features(report),
         _counts("Rows of the log", report.get("rows") or {}),
         _counts("Rejected, by reason", report.get("rejected") or {}),
@@ -30,14 +40,24 @@ def data(found: Mapping[str, Any]) -> str:
     )
 
 
-def drifted(report: Mapping[str, Any]) -> list[str]:
-    """Features that are no longer what they were, in sentences."""
-    features = (report.get("drift") or {}).get("features") or {}
-    return [
-        f"{name} has drifted since the run before: stability index {index:.2f}."
-        for name, index in features.items()
+def stands_out(report: Mapping[str, Any]) -> list[str]:
+    """Features without values, and features that drifted, a sentence each."""
+    empty = [
+        f"{name} is always missing."
+        for name, feature in (report.get("features") or {}).items()
+        if feature["coverage"] == 0
+    ]
+    drifted = [
+        f"{name} has drifted since the previous run: stability index {index:.2f}."
+        for name, index in _drift(report, "features").items()
         if index is not None and index > _ACT
     ]
+    return [*empty, *drifted]
+
+
+def _drift(report: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """Drift of the features or the labels; empty without a previous run."""
+    return (report.get("drift") or {}).get(part) or {}
 
 
 def _splits(splits: Mapping[str, Any]) -> str:
@@ -55,22 +75,41 @@ def _splits(splits: Mapping[str, Any]) -> str:
     return table("Splits", heads, rows) if rows else ""
 
 
-def _labels(labels: Mapping[str, Any]) -> str:
+def _labels(report: Mapping[str, Any]) -> str:
+    labels = report.get("labels") or {}
+    drift = _drift(report, "labels")
     splits = list(next(iter(labels.values()), {}))
-    rows = []
-    for task, of_task in labels.items():
-        cells = [escape(task)]
-        for split in splits:
-            found = of_task[split]
-            mean = "" if found["mean"] is None else f"<b>{found['mean']:.4g}</b>"
-            cells.append(f'{mean}<span class="range">{found["count"]:,} labels</span>')
-        rows.append(cells)
+    rows = [
+        [
+            escape(task),
+            *(_label(of_task[split]) for split in splits),
+            *([_change(drift.get(task))] if drift else []),
+        ]
+        for task, of_task in labels.items()
+    ]
     heads = ["task", *(f"mean label, {split}" for split in splits)]
+    if drift:
+        heads.append("since the previous run")
     return table("Labels by split", heads, rows) if rows else ""
 
 
+def _label(split: Mapping[str, Any]) -> str:
+    """Mean label; below it how many there are, and the share without one."""
+    mean = "" if split["mean"] is None else f"<b>{split['mean']:.4g}</b>"
+    rows = split["count"] + split["masked"]
+    masked = f", {percent(split['masked'] / rows)} masked" if split["masked"] else ""
+    return f'{mean}<span class="range">{split["count"]:,} labels{masked}</span>'
+
+
+def _change(found: Mapping[str, Any] | None) -> str:
+    """Relative change of a label's mean."""
+    if found is None or not found["before"] or found["now"] is None:
+        return ""
+    return f"{100 * (found['now'] / found['before'] - 1):+.1f} %"
+
+
 def _features(report: Mapping[str, Any]) -> str:
-    drift = (report.get("drift") or {}).get("features") or {}
+    drift = _drift(report, "features")
     vocabularies = report.get("vocabularies") or {}
     rows = []
     for name, feature in (report.get("features") or {}).items():

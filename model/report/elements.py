@@ -1,8 +1,14 @@
-"""Pieces of HTML that the report's sections are made of; all text passes through here escaped."""
+"""HTML elements of the report's sections, with all text escaped.
 
-from collections.abc import Iterable, Mapping, Sequence
+Jinja2 was considered: most of what stands here chooses a number's precision and marks, which would
+be Python beside the templates as well.
+"""
+
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
+
+from multigate.model.evaluation.measures.resamples import Interval, limits
+from multigate.model.report.style import STYLE
 
 SHOWN = {
     "auc": "AUC",
@@ -25,16 +31,32 @@ SHOWN = {
 }
 """Measures as people write them."""
 
-_PRECISE = {"mae", "rmse", "bias"}  # in a label's own units: significant digits, not decimals
+_IN_LABEL_UNITS = {"mae", "rmse", "bias"}  # shown with four significant digits, not four decimals
+
+
+def document(title: str, content: str) -> str:
+    """A whole HTML page.
+
+    Args:
+        title: text.
+        content: HTML.
+    """
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{content}</main></body></html>\n"
+    )
 
 
 def section(key: str, title: str, note: str, *parts: str) -> str:
-    """A section that can be linked to, with its explanation; empty without parts.
+    """A section with a link to itself; empty without parts.
 
     Args:
         key: its anchor.
         title: text.
-        note: text that explains it; HTML is escaped.
+        note: explains the section; text.
         parts: HTML.
     """
     body = "".join(parts)
@@ -73,7 +95,7 @@ def sentences(lines: Sequence[str], kind: str = "") -> str:
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:
-    """Explain a chart's marks: pairs of a mark's class and its text."""
+    """Explains a chart's marks: pairs of a mark's class and its text."""
     items = "".join(f'<span><i class="{mark}"></i>{escape(text)}</span>' for mark, text in entries)
     return f'<div class="legend">{items}</div>'
 
@@ -85,24 +107,25 @@ def figure(title: str, chart: str, hue: str | None = None) -> str:
 
 
 def subject(name: str, about: str) -> str:
-    """What a row is about: a name, and below it the details."""
+    """Heading of a table row: a name, and details below it."""
     return f'{escape(name)}<span class="range">{escape(about)}</span>'
 
 
-def measured(name: str, found: Mapping[str, Any] | None, *, worse: bool = False) -> str:
-    """A measure with its interval below it; marked where it is worse than it should be."""
+def measured(name: str, found: Interval | None, *, worse: bool = False) -> str:
+    """A measure with its interval below it; marked where it is `worse`."""
     if found is None or found["value"] is None:
         return '<span class="soft">none</span>'
     value = f"<b>{number(name, found['value'])}</b>"
     if worse:
         value = f'<b class="worse">{number(name, found["value"])} ▼</b>'
-    if found["low"] is None:
+    ends = limits(found)
+    if ends is None:
         return value
-    limits = f"{number(name, found['low'])} to {number(name, found['high'])}"
-    return f'{value}<span class="range">{limits}</span>'
+    text = f"{number(name, ends[0])} to {number(name, ends[1])}"
+    return f'{value}<span class="range">{text}</span>'
 
 
-def changed(found: Mapping[str, Any] | None, metric: str, wins: bool | None) -> str:
+def changed(found: Interval | None, metric: str, wins: bool | None) -> str:
     """A difference with its interval, coloured where it is beyond chance."""
     if found is None or found["value"] is None:
         return '<span class="soft">none</span>'
@@ -113,14 +136,15 @@ def changed(found: Mapping[str, Any] | None, metric: str, wins: bool | None) -> 
     kind = "" if wins is None else "better" if wins else "worse"
     mark = "" if wins is None else " ▲" if wins else " ▼"
     value = f'<b class="{kind}">{show(found["value"])}{mark}</b>'
-    if found["low"] is None:
+    ends = limits(found)
+    if ends is None:
         return value
-    return f'{value}<span class="range">{show(found["low"])} to {show(found["high"])}</span>'
+    return f'{value}<span class="range">{show(ends[0])} to {show(ends[1])}</span>'
 
 
 def number(name: str, value: float) -> str:
     """A measure's value as text."""
-    if name in _PRECISE:
+    if name in _IN_LABEL_UNITS:
         return f"{value:.4g}"
     if name in {"predicted_over_observed", "calibration"}:
         return f"{value:.3f}"

@@ -1,18 +1,20 @@
-"""Section of the report about the gates: who uses which expert, how much, and since when."""
+"""The report's section about gates: which task uses which expert, how much, and since when."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from multigate.model.assessment.results import Assessment, Stability
+from multigate.model.evaluation.results import GateSummary
 from multigate.model.report import charts
 from multigate.model.report.elements import SHOWN, figure, number, section, sentences, table
 
-_MOST = 16  # experts of which trajectories are drawn; more lines cannot be told apart
+_MOST = 16  # experts; with more, the lines of the trajectories cannot be told apart
 
 
-def gates(found: Mapping[str, Any]) -> str:
-    """All about the gates, or nothing for a model without."""
-    if not found.get("gates"):
+def gates(found: Assessment) -> str:
+    """All about the gates."""
+    if not found["gates"]:
         return ""
     every, experts = found["gates"], found["experts"]
     heads = [str(e + 1) for e in range(experts)]
@@ -24,8 +26,7 @@ def gates(found: Mapping[str, Any]) -> str:
         used,
     )
     load = {task: gate["load"] for task, gate in every.items()}
-    if "union" in found:
-        load["any task"] = found["union"]
+    load["any task"] = found["union"]
     loads = charts.heatmap("Share of rows that use each expert", load, heads, top=1.0)
     parts = [
         sentences(found["findings"]),
@@ -39,9 +40,9 @@ def gates(found: Mapping[str, Any]) -> str:
     return section(
         "gates",
         "Gates",
-        "Experts are counted from 1. How many experts a task uses per row stands at the end of "
-        f"its line; over all tasks, {found['experts_per_row']:.2f} of {experts} are evaluated per "
-        "row. A dashed cell is a weight of exactly 0 on every row.",
+        "Experts are counted from 1. The number at the end of a line says how many experts the "
+        f"task uses per row; over all tasks, {found['experts_per_row']:.2f} of {experts} are "
+        "evaluated per row. A dashed cell is a weight of exactly 0 on every row.",
         *parts,
     )
 
@@ -52,7 +53,7 @@ def _card(label: str, content: str) -> str:
     )
 
 
-def _overlap(every: Mapping[str, Any]) -> str:
+def _overlap(every: Mapping[str, GateSummary]) -> str:
     if len(every) < 2 or not all("overlap" in gate for gate in every.values()):
         return ""
     rows = {a: [1.0 if a == b else gate["overlap"][b] for b in every] for a, gate in every.items()}
@@ -63,7 +64,7 @@ def _overlap(every: Mapping[str, Any]) -> str:
     )
 
 
-def _numbers(every: Mapping[str, Any]) -> str:
+def _numbers(every: Mapping[str, GateSummary]) -> str:
     rows = [
         [
             escape(task),
@@ -78,7 +79,7 @@ def _numbers(every: Mapping[str, Any]) -> str:
     return table("Gates of the tasks", heads, rows)
 
 
-def _trajectories(found: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> str:
+def _trajectories(found: Assessment, history: Sequence[Mapping[str, Any]]) -> str:
     """Weights, or loads where weights were not kept, of each expert by epoch."""
     if len(history) < 2 or found["experts"] > _MOST:
         return ""
@@ -107,7 +108,7 @@ def _trajectories(found: Mapping[str, Any], history: Sequence[Mapping[str, Any]]
     )
 
 
-def _stability(stable: Mapping[str, Any] | None) -> str:
+def _stability(stable: Stability | None) -> str:
     if stable is None:
         return ""
     rows = [

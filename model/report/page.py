@@ -1,14 +1,13 @@
-"""The report: one HTML file about one model, which needs no network and no JavaScript."""
+"""The report: one HTML file about one model, without network access or JavaScript."""
 
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from multigate.configs.files import write_json, write_text
+from multigate.model.assessment.results import Assessment
 from multigate.model.report import checks, data, gates, tasks
-from multigate.model.report.elements import count, sentences
-from multigate.model.report.style import STYLE
+from multigate.model.report.elements import count, document, sentences
 
 _SECTIONS = (
     ("verdict", "Verdict"),
@@ -28,12 +27,12 @@ _SECTIONS = (
 
 def write_report(
     path: Path,
-    found: Mapping[str, Any],
+    found: Assessment,
     *,
     title: str | None = None,
     best: Mapping[str, float | None] | None = None,
 ) -> None:
-    """Write the report, and beside it, under the same name with `.json`, all that it shows.
+    """Write the report, and beside it all that it shows, under the same name with `.json`.
 
     Args:
         path: the HTML file; its folder exists.
@@ -46,7 +45,7 @@ def write_report(
     write_text(path, page(found, title or found["name"], known))
 
 
-def page(found: Mapping[str, Any], title: str, best: Mapping[str, float]) -> str:
+def page(found: Assessment, title: str, best: Mapping[str, float]) -> str:
     """The whole HTML page."""
     body = "".join(
         [
@@ -73,23 +72,20 @@ def page(found: Mapping[str, Any], title: str, best: Mapping[str, float]) -> str
         if warned
         else ""
     )
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,">'
-        f"<title>{escape(title)}: evaluation</title><style>{STYLE}</style></head>"
-        f"<body><main>{_header(found, title)}{tasks.figures(found)}{noticed}"
-        f'<nav aria-label="Sections">{links}</nav>{body}{_footer(found)}</main></body></html>\n'
+    return document(
+        f"{title}: evaluation",
+        f"{_header(found, title)}{tasks.figures(found)}{noticed}"
+        f'<nav aria-label="Sections">{links}</nav>{body}{_footer(found)}',
     )
 
 
-def _header(found: Mapping[str, Any], title: str) -> str:
+def _header(found: Assessment, title: str) -> str:
     history = found["history"]
     trained = ""
     if history:
         best = min(history, key=lambda epoch: epoch["val_loss"])["epoch"]
         trained = f" Trained for {count(len(history), 'epoch')}; epoch {best} was kept."
-    names = sorted({gate["gate"] for gate in found.get("gates", {}).values()})
+    names = sorted({gate["gate"] for gate in found["gates"].values()})
     mixture = ""
     if names:
         mixture = f" {count(found['experts'], 'shared expert')} behind {', '.join(names)} gates."
@@ -103,7 +99,7 @@ def _header(found: Mapping[str, Any], title: str) -> str:
     )
 
 
-def _footer(found: Mapping[str, Any]) -> str:
+def _footer(found: Assessment) -> str:
     lines = {
         found["kind"]: found["source"],
         "intervals": f"{100 * found['confidence']:g} %, {found['replicates']:,} resamples of users",

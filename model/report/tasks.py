@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from multigate.model.assessment.results import AssessedGroup, AssessedTask, Assessment
+from multigate.model.evaluation.measures.resamples import Interval, limits
 from multigate.model.report import charts
 from multigate.model.report.elements import (
     SHOWN,
@@ -29,34 +31,36 @@ _BINARY = (
 _REGRESSION = ("rmse", "mae", "r2", "spearman", "bias")
 
 
-def figures(found: Mapping[str, Any]) -> str:
-    """The few numbers that come first."""
+def figures(found: Assessment) -> str:
+    """The headline figures."""
     entries = []
     for name, group in sorted(found["groups"].items()):
-        for key, text in (("auc", "mean AUC"), ("relative_rmse", "RMSE over deviation")):
-            interval = group.get(f"{key}_interval")
-            if group[key] is not None:
-                limits = ""
-                if interval and interval["low"] is not None:
-                    limits = f"{interval['low']:.4f} to {interval['high']:.4f}"
-                entries.append((f"{group[key]:.4f}", f"{text}, {name}", limits))
+        for value, interval, text in (
+            (group["auc"], group["auc_interval"], "mean AUC"),
+            (group["relative_rmse"], group["relative_rmse_interval"], "RMSE over deviation"),
+        ):
+            if value is not None:
+                entries.append((f"{value:.4f}", f"{text}, {name}", _limits(interval)))
                 break
     ndcg = found["ranking"]["measures"]["ndcg@10"]
     if ndcg["value"] is not None:
-        limits = "" if ndcg["low"] is None else f"{ndcg['low']:.4f} to {ndcg['high']:.4f}"
-        entries.append((f"{ndcg['value']:.4f}", "NDCG@10 of the combined score", limits))
-    if "experts_per_row" in found:
-        used = f"{found['experts_per_row']:.2f}"
-        entries.append((used, f"experts evaluated per row, of {found['experts']}", ""))
+        entries.append((f"{ndcg['value']:.4f}", "NDCG@10 of the combined score", _limits(ndcg)))
+    used = f"{found['experts_per_row']:.2f}"
+    entries.append((used, f"experts evaluated per row, of {found['experts']}", ""))
     cells = "".join(
         f"<div><strong>{value}</strong><span>{escape(text)}</span>"
-        f'<span class="range">{limits}</span></div>'
-        for value, text, limits in entries
+        f'<span class="range">{range_}</span></div>'
+        for value, text, range_ in entries
     )
     return f'<div class="card figures">{cells}</div>'
 
 
-def tasks(found: Mapping[str, Any], best: Mapping[str, float]) -> str:
+def _limits(found: Interval | None) -> str:
+    ends = limits(found)
+    return "" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def tasks(found: Assessment, best: Mapping[str, float]) -> str:
     """Every task's main measure as a bar, by group, and all measures in tables."""
     parts = []
     marks = [("span", "95 % interval")] + ([("tick", "best possible value")] if best else [])
@@ -87,14 +91,14 @@ def tasks(found: Mapping[str, Any], best: Mapping[str, float]) -> str:
         "Tasks",
         "AUC bars run from 0.5, chance, to 1. RMSE is in the label's own units; its bars run from "
         "0 to the label's standard deviation, the error of always predicting the mean, and shorter "
-        "is better. Rows whose label is masked take no part. The smaller numbers are 95 % "
-        f"intervals from {found['replicates']:,} resamples of the {count(found['users'], 'user')}, "
-        "each with all of their rows; there is none below ten users.",
+        "is better. Rows with a masked label take no part. The smaller numbers are 95 % intervals "
+        f"from {found['replicates']:,} resamples of the {count(found['users'], 'user')}, each user "
+        "with all rows. Below ten users there is no interval.",
         *parts,
     )
 
 
-def calibration(found: Mapping[str, Any]) -> str:
+def calibration(found: Assessment) -> str:
     """Reliability of binary tasks, reliability and residuals of regression tasks."""
     parts = []
     for name, task in found["tasks"].items():
@@ -106,20 +110,20 @@ def calibration(found: Mapping[str, Any]) -> str:
         )
         parts.append(figure(name, chart, task["group"]))
         if not binary:
-            chart = charts.residuals(f"Label less score of {name}", task["residuals"])
-            parts.append(figure(f"{name}: label less score", chart, task["group"]))
+            chart = charts.residuals(f"Label minus score of {name}", task["residuals"])
+            parts.append(figure(f"{name}: label minus score", chart, task["group"]))
     return section(
         "calibration",
         "Calibration",
         "Bins of equally many rows by score: mean score to the right, mean label upward, with its "
-        "95 % interval. A calibrated model's points lie on the dashed line. Residuals show the "
-        "median and the range of eight in ten rows. Calibration error is positive by noise alone, "
-        "which its interval, but not its value, allows for.",
+        "95 % interval. The points of a calibrated model lie on the dashed line. Residuals show "
+        "the median and the range of eight in ten rows. Noise alone makes the calibration error "
+        "positive: its interval allows for that, its value does not.",
         f'<div class="charts">{"".join(parts)}</div>' if parts else "",
     )
 
 
-def ranking(found: Mapping[str, Any]) -> str:
+def ranking(found: Assessment) -> str:
     """Measures of the ranked lists."""
     ranked = found["ranking"]
     if not ranked["lists"]:
@@ -140,7 +144,7 @@ def ranking(found: Mapping[str, Any]) -> str:
     )
 
 
-def trade_off(found: Mapping[str, Any]) -> str:
+def trade_off(found: Assessment) -> str:
     """Engagement against satisfaction."""
     traded = found["tradeoff"]
     if traded is None:
@@ -174,13 +178,13 @@ def trade_off(found: Mapping[str, Any]) -> str:
     )
 
 
-def labels(found: Mapping[str, Any]) -> str:
-    """How many labels there are, and what their mean and the scores' are."""
+def labels(found: Assessment) -> str:
+    """Number of labels, their mean, and the mean score."""
     rows = []
     for name, task in found["tasks"].items():
         total = task["rows"] + task["masked"]
         binary = task["type"] == "binary"
-        mean = task["rate"] if binary else task["label_mean"]
+        mean = task.get("rate") if binary else task.get("label_mean")
         show = percent if binary else "{:.4g}".format
         rows.append(
             [
@@ -195,7 +199,7 @@ def labels(found: Mapping[str, Any]) -> str:
     return section("labels", "Labels", "", table("Labels of every task", heads, rows))
 
 
-def training(found: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> str:
+def training(found: Assessment, history: Sequence[Mapping[str, Any]]) -> str:
     """Loss by epoch."""
     if not history:
         return ""
@@ -208,9 +212,9 @@ def training(found: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> 
     return section(
         "training",
         "Training",
-        "Loss by epoch. Training includes dropout and the gates' noise, and in the weighted sum "
-        "their regularisation; validation is the model as it is served. The dot is the epoch that "
-        "was kept.",
+        "Loss by epoch. The training loss includes dropout and the gates' noise, and in the "
+        "weighted sum their regularisation. The validation loss is that of the model as it is "
+        "served. The dot is the kept epoch.",
         legend([("train", "training"), ("", "validation")]),
         f'<div class="charts">{"".join(parts)}</div>',
     )
@@ -224,7 +228,7 @@ def _losses(name: str, entries: Sequence[Mapping[str, Any]], best: int) -> str:
     return charts.curves(f"Loss of {name}", series, best)
 
 
-def _summary(group: Mapping[str, Any]) -> str:
+def _summary(group: AssessedGroup) -> str:
     parts = []
     if group["auc"] is not None:
         parts.append(f"mean AUC {group['auc']:.4f}")
@@ -235,10 +239,11 @@ def _summary(group: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _task(name: str, task: Mapping[str, Any], best: float | None) -> str:
+def _task(name: str, task: AssessedTask, best: float | None) -> str:
     facts = [count(task["rows"], "row")]
-    if task["type"] == "binary" and task["rate"] is not None:
-        facts.append(f"{percent(task['rate'])} positive")
+    rate = task.get("rate")
+    if rate is not None:
+        facts.append(f"{percent(rate)} positive")
     if scale := task.get("trained_on"):
         facts.append(f"{scale['scale']}: RMSE {scale['rmse']:.4g}")
     if best is not None:
@@ -252,9 +257,9 @@ def _task(name: str, task: Mapping[str, Any], best: float | None) -> str:
         reason = f'<span class="none">{escape(task["reason"])}</span>'
         return f'<div class="task">{head}{reason}{tail}</div>'
     tick = "" if best is None else f'<b style="left: {_share(task, best):.1f}%"></b>'
-    main = task["measures"][task["metric"]]
-    if main["low"] is not None:
-        left, right = _share(task, main["low"]), _share(task, main["high"])
+    ends = limits(task["measures"][task["metric"]])
+    if ends is not None:
+        left, right = (_share(task, end) for end in ends)
         tick += f'<u style="left: {left:.1f}%; width: {max(right - left, 0.3):.1f}%"></u>'
     value = number(task["metric"], task["value"])
     return (
@@ -264,10 +269,11 @@ def _task(name: str, task: Mapping[str, Any], best: float | None) -> str:
     )
 
 
-def _share(task: Mapping[str, Any], value: float) -> float:
+def _share(task: AssessedTask, value: float) -> float:
     """Length of a value's bar, in percent."""
     if task["type"] == "binary":
         share = (value - 0.5) / 0.5
     else:
-        share = value / task["label_std"] if task["label_std"] else 1.0
+        deviation = task.get("label_std")
+        share = value / deviation if deviation else 1.0
     return 100 * min(max(share, 0.0), 1.0)

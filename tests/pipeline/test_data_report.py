@@ -106,7 +106,7 @@ def test_the_page_shows_the_report(out, config, tmp_path):
     report["rejected"] = {"<b>bold</b>": 3}
     write_page(tmp_path / "page.html", report)
     page = (tmp_path / "page.html").read_text()
-    assert "price has changed: stability index 0.500" in page
+    assert "price has drifted since the previous run: stability index 0.50." in page
     assert "tags is always missing" in page
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "<b>bold" not in page

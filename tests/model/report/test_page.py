@@ -210,7 +210,7 @@ def test_the_pipelines_report_is_shown_where_there_is_one(found: Any, tmp_path: 
     expected = ("54,321", "12,345", "2026-01-01 08:00", "0.25", "87.5 %", "<b>", "77", "101")
     for text in expected:
         assert f"\n{text}\n" in page.text
-    assert "age has drifted since the run before: stability index 0.30." in page.text
+    assert "age has drifted since the previous run: stability index 0.30." in page.text
     write(tmp_path / "r.html", found | {"data": {}})  # an older report may lack any of it
 
 
