@@ -75,7 +75,7 @@ class GroupMetrics(TypedDict):
 
 
 class GateSummary(TypedDict):
-    """What a task's gate did on a split; it may hold other scalars of the gate besides.
+    """What a task's gate did on a split; the gate may add scalars of its own.
 
     Attributes:
         gate: its name.

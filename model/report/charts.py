@@ -19,10 +19,10 @@ class Frame:
     """Axes with round ticks around a drawing.
 
     Args:
-        x: values that the horizontal axis has to cover.
-        y: the same of the vertical one.
-        height: in units of the picture, of which it is 320 wide.
-        share: both axes are shares, from 0 to at most 1, on the same scale.
+        x: values that the horizontal axis covers.
+        y: values that the vertical axis covers.
+        height: of the picture, which is 320 wide.
+        share: both axes show shares, on one scale from 0.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Frame:
         return f'<polyline class="{kind}"{given} points="{places}"/>'
 
     def dot(self, kind: str, x: float, y: float, radius: float = 3, title: str = "") -> str:
-        """A point, with a text that shows when the pointer is on it."""
+        """A point, with a text that shows under the pointer."""
         named = f"<title>{escape(title)}</title>" if title else ""
         return (
             f'<circle class="{kind}" cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="{radius:g}">'
@@ -66,13 +66,13 @@ class Frame:
         )
 
     def draw(self, title: str, *parts: str, whole_x: bool = False, stride: int = 1) -> str:
-        """The picture, its title read by screen readers.
+        """The picture.
 
         Args:
-            title: text.
+            title: for screen readers.
             parts: SVG.
             whole_x: label the horizontal axis at whole numbers only.
-            stride: label every so manieth tick.
+            stride: label one tick in `stride`.
         """
         grid = [
             f'<line class="grid-line" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(tick):.1f}" '
@@ -101,9 +101,9 @@ def curves(
     """Values by epoch, one line per name, counted from 1.
 
     Args:
-        title: what the picture's text alternative says.
-        series: values by the class of the line: "train", "validation", or "of-0" to "of-7".
-        best: index of the epoch that was kept, marked on the last line.
+        title: for screen readers.
+        series: values by CSS class of the line: "train", "validation", or "of-0" to "of-7".
+        best: index of the kept epoch, marked on the last line.
         height: of the picture.
     """
     epochs = max(len(values) for values in series.values())
@@ -121,7 +121,7 @@ def curves(
 
 
 def reliability(title: str, bins: Sequence[Mapping[str, Any]], share: bool = True) -> str:
-    """Mean label against mean score of each bin, with intervals, and the diagonal of the ideal."""
+    """Mean label against mean score of each bin, with intervals; the diagonal is perfect."""
     scores = [entry["score"] for entry in bins]
     labels = [
         value
@@ -159,7 +159,7 @@ def residuals(title: str, bins: Sequence[Mapping[str, Any]]) -> str:
 
 
 def pareto(title: str, points: Sequence[Mapping[str, Any]]) -> str:
-    """Satisfaction against engagement; the front is joined, the weights in use stand out."""
+    """Satisfaction against engagement: a line joins the front, the contract's weights stand out."""
     places = [(p["engagement"]["value"], p["satisfaction"]["value"]) for p in points]
     frame = Frame([x for x, _ in places], [y for _, y in places], height=220)
     parts = [frame.path("line soft-line", places)]
@@ -183,11 +183,11 @@ def heatmap(
     """Shares as shades, a row per name.
 
     Args:
-        title: of the table, read by screen readers.
+        title: for screen readers.
         rows: by name, one share per column.
         heads: of the columns.
-        side: a number to show at the end of each row, and its heading under "".
-        top: share of the darkest shade; the largest there is where None.
+        side: by name, a number at the end of the row.
+        top: share of the darkest shade; the largest share where None.
     """
     largest = top or max((max(row) for row in rows.values()), default=0.0) or 1.0
     width = (11 if side else 7.5) + 1.7 * len(heads)
@@ -216,7 +216,7 @@ def heatmap(
 
 
 def axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
-    """Limits and round tick values that cover `values`."""
+    """Limits and round ticks of an axis that covers `values`."""
     low, high = min(values), max(values)
     span = (high - low) or abs(high) or 1.0
     unit = 10 ** math.floor(math.log10(span / 3))

@@ -23,12 +23,13 @@ def report_section(report: Mapping[str, Any]) -> str:
         report: what `pipeline.data_report.report` returned; any part may be absent.
     """
     kept = report.get("negatives_kept", 1.0)
+    cut_off = _minute(report.get("cut_off"))
     return section(
         "data",
         "Data",
         "Of the logged impressions, without sampled negatives. Drift compares with the previous "
         f"run by the population stability index: above {_LOOK} look, above {_ACT} act."
-        + (f" The log is whole up to {report['cut_off']}." if report.get("cut_off") else "")
+        + (f" The log is whole up to {cut_off}." if cut_off else "")
         + (f" The training split holds {percent(kept)} of the negatives." if kept < 1 else ""),
         sentences(stands_out(report)),
         _splits(report.get("splits") or {}),
@@ -60,14 +61,19 @@ def _drift(report: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     return (report.get("drift") or {}).get(part) or {}
 
 
+def _minute(time: str | None) -> str:
+    """An ISO time to the minute."""
+    return (time or "")[:16].replace("T", " ")
+
+
 def _splits(splits: Mapping[str, Any]) -> str:
     rows = [
         [
             escape(name),
             f"{split['rows']:,}",
             f"{split['impressions']:,}",
-            escape((split["first"] or "")[:16].replace("T", " ")),
-            escape((split["last"] or "")[:16].replace("T", " ")),
+            escape(_minute(split["first"])),
+            escape(_minute(split["last"])),
         ]
         for name, split in splits.items()
     ]
