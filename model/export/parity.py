@@ -163,8 +163,7 @@ def harden(
     """
     soft = [gate for gate in ranker.mixture.gates if not gate.properties.sparse_at_inference]
     before = _measure(ranker, encoder, examples) if soft else {}
-    for gate in ranker.mixture.gates:
-        gate.harden()
+    ranker.mixture.harden()
     if not any(gate.properties.sparse_at_inference for gate in soft):
         return {}
     return changes(

@@ -106,6 +106,11 @@ class Mixture(keras.layers.Layer):
             if not gate.built:
                 gate.build(gate_input_shape or x_shape)
 
+    def harden(self) -> None:
+        """Switch every gate's inference to the form that is served, see `Gate.harden`."""
+        for gate in self.gates:
+            gate.harden()
+
     def call(
         self,
         x: Tensor,

@@ -34,10 +34,12 @@ _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 class Run:
     """One training, from its start or from a snapshot to the best epoch's weights.
 
-    The validation loss is the weighted sum over tasks of each one's mean over its rows, without
-    the gates' regularisation, dropout and noise.  The position tower takes part: labels were
-    biased by position when they were logged, and a model that is stopped by how well it explains
-    them without it would be one that has learnt the bias.
+    The validation loss is the weighted sum over tasks of each task's mean over its rows, without
+    dropout, noise and the gates' regularisation.  Gates that become sparse by training
+    (DSelect-k, COMET) are measured in their hardened form, because that form is served: an epoch
+    with better soft gates may be worse once they are hardened.  The position tower takes part:
+    the labels were biased by position when they were logged, and early stopping without the
+    tower would favour a model that has learnt the bias.
 
     Args:
         ranker: fresh.
@@ -75,6 +77,7 @@ class Run:
         )
         ranker.optimizer.build(ranker.trainable_variables)
         ranker.validates_positions = True
+        ranker.mixture.harden()
         self.place = Place()
         self.resumed: dict[str, int] | None = None
         self.metrics: list[np.ndarray] | None = None

@@ -222,6 +222,34 @@ def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
         checkpoint.read_history(tmp_path / "copy")
 
 
+def test_the_kept_epoch_is_measured_with_hardened_gates(tiny: Any, tmp_path: Path) -> None:
+    """What is served is hard: how well the soft form does says little about it."""
+    gate = {"name": "dselect_k", "num_selected": 1}
+    config = tiny.make_config(model=tiny.config.model.model_dump() | {"gate": gate})
+    result = train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    loaded = checkpoint.load(tmp_path / "c")
+    held_out = examples.read_split(tiny.examples, "validation", loaded.encoder)
+    feed = feeds.MemoryFeed(held_out, config.contract, loaded.encoder.statistics, 4096)
+
+    def loss() -> float:
+        loaded.ranker.compile()
+        loaded.ranker.validates_positions = True
+        found = loaded.ranker.evaluate(feed.epoch(), verbose=0, return_dict=True)
+        return sum(
+            task.weight * found[f"{name}_loss"] for name, task in config.contract.tasks.items()
+        )
+
+    soft = loss()
+    loaded.ranker.mixture.harden()
+    hard = loss()
+    assert abs(hard - soft) > 1e-3 * soft  # two epochs leave every bit near 1/2
+    assert result["val_loss"] == pytest.approx(hard, rel=1e-5)
+    best = checkpoint.read_history(tmp_path / "c")[result["best_epoch"] - 1]
+    for found in best["gates"].values():  # and the numbers beside it are those of the same form
+        assert found["experts_per_row"] == pytest.approx(1)
+        assert found["convergence"] < 1
+
+
 def reweighted(tiny: Any, folder: Path, weights: Any) -> Path:
     """The tiny examples with a column of weights."""
     shutil.copytree(tiny.examples, folder)
