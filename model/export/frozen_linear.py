@@ -80,8 +80,7 @@ class GateKernels:
             id(variable): SplitKernel(variable.value.numpy()[columns], user_width)
             for gate in gates
             if gate.reads_products and not gate.static
-            for variable in gate.trainable_weights
-            if len(variable.shape) == 2 and variable.shape[0] == len(columns)
+            for variable, _ in gate.linear_maps()
         }
 
     def know(self, items: np.ndarray) -> int:

@@ -37,16 +37,15 @@ def report(
     kernels = [
         layer.kernel.shape for layer in ranker.mixture.experts[0].stack if hasattr(layer, "kernel")
     ]
-    D, U1 = kernels[0]
+    U1 = kernels[0][1]
     expert = sum(2 * rows_ * columns for rows_, columns in kernels)
     user_half = 2 * mixture.user_width * U1
     gates, of_users = 0, 0
     for gate in ranker.mixture.gates:
-        for variable in [] if gate.static else gate.trainable_weights:
-            if len(variable.shape) == 2 and variable.shape[0] == D:
-                gates += 2 * int(np.prod(variable.shape))
-                if gate.reads_products:
-                    of_users += 2 * mixture.user_width * variable.shape[1]
+        for kernel, _ in gate.linear_maps():
+            gates += 2 * int(np.prod(kernel.shape))
+            if gate.reads_products:
+                of_users += 2 * mixture.user_width * kernel.shape[1]
     towers = sum(
         2 * int(np.prod(variable.shape))
         for tower in ranker.towers.values()

@@ -49,6 +49,7 @@ class Comet(ScheduledGate):
     """
 
     has_static = False
+    input_weights = (("kernel", "bias"), ("split_kernel", "split_bias"))
 
     def __init__(
         self,

@@ -53,6 +53,7 @@ class DSelectK(ScheduledGate):
     """
 
     reads_products = True
+    input_weights = (("bit_kernel", "bit_bias"), ("mix_kernel", "mix_bias"))
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ class NoisyTopK(Gate):
 
     has_static = False
     reads_products = True
+    input_weights = (("kernel", None), ("noise_kernel", None))
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class SoftmaxSelector(ScheduledGate):
     """
 
     reads_products = True
+    input_weights = (("selector_kernel", "selector_bias"), ("mix_kernel", "mix_bias"))
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class XMoE(Gate):
 
     has_static = False
     reads_products = True
+    input_weights = (("projection", None),)
 
     def __init__(
         self,

@@ -159,8 +159,8 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
             indicator = column + 1 if feature.missing == "indicator" else None
             if (scale, shift) != (1.0, 0.0):
-                for layer in _readers(ranker):
-                    _rescale(layer, sum(widths.values()), column, indicator, scale, shift)
+                for kernel, bias in _input_maps(ranker):
+                    _rescale(kernel, bias, column, indicator, scale, shift)
         column += widths[name]
     for t, (name, task) in enumerate(ranker.contract.tasks.items()):
         if task.type != "regression":
@@ -177,30 +177,33 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             ranker.position_tower.table.embeddings.assign(table)
 
 
-def _readers(ranker: Ranker) -> list[Any]:
-    """The layers that read the embedder's output."""
-    gates = [layer for gate in ranker.mixture.gates for layer in gate._flatten_layers()]
-    return [*(expert.stack[0] for expert in ranker.mixture.experts), *gates]
+def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
+    """Kernel (D, .) and bias (.,) or None of everything that reads the embedder's output."""
+    layers = [expert.stack[0] for expert in ranker.mixture.experts]
+    experts = [(layer.kernel, layer.bias) for layer in layers]
+    return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
 
 
 def _rescale(
-    layer: Any, width: int, column: int, indicator: int | None, scale: float, shift: float
+    kernel: Any, bias: Any, column: int, indicator: int | None, scale: float, shift: float
 ) -> None:
-    """Keep a layer's products when column `column` of its input becomes (column - shift) / scale.
+    """Keep x @ kernel + bias when column `column` of x becomes (column - shift) / scale.
 
-    Kernels (D, .) go by that word in their name, and their biases by the same name with `bias`.
-    Without a bias or an indicator to hold it the shift is left out.
+    The shift goes to the row of the number's indicator, else to the bias; with neither it is lost.
+
+    Args:
+        kernel: variable (D, .).
+        bias: variable (.,), or None.
+        column: of the number.
+        indicator: column that is 1 where the number is known, if there is one.
+        scale: new standard deviation / old one.
+        shift: (new mean - old mean) / old standard deviation.
     """
-    own = {variable.name: variable for variable in layer._trainable_variables}
-    for name, variable in own.items():
-        if len(variable.shape) != 2 or variable.shape[0] != width:
-            continue
-        kernel = weights.to_numpy(variable)
-        moved = kernel[column] * shift  # (.,)
-        kernel[column] *= scale
-        bias = own.get(name.replace("kernel", "bias")) if "kernel" in name else None
-        if indicator is not None:
-            kernel[indicator] += moved
-        elif bias is not None and tuple(bias.shape) == moved.shape:
-            bias.assign(weights.to_numpy(bias) + moved)
-        variable.assign(kernel)
+    values = weights.to_numpy(kernel)
+    moved = values[column] * shift  # (.,)
+    values[column] *= scale
+    if indicator is not None:
+        values[indicator] += moved
+    elif bias is not None:
+        bias.assign(weights.to_numpy(bias) + moved)
+    kernel.assign(values)

@@ -101,6 +101,10 @@ class Gate(keras.layers.Layer):
     """Whether inference reads its input only through `linear.product`, with kernels (D, .) that are
     weights of the gate."""
 
+    input_weights: ClassVar[tuple[tuple[str, str | None], ...]] = ()
+    """Weights (D, .) whose first axis is the input's features: the name of each, and the name of
+    the bias (.,) that is added to its product, or None."""
+
     reads_ids = False
     """Whether routing needs `ids`."""
 
@@ -186,6 +190,19 @@ class Gate(keras.layers.Layer):
         return routing._replace(
             weights=weights, diagnostics=_diagnose(weights) | routing.diagnostics
         )
+
+    def linear_maps(self) -> list[tuple[Any, Any]]:
+        """Every kernel (D, .) that reads the input, with its bias (.,) or None; levels included.
+
+        By name and not by shape: where E = D, a permutation (E, E) has the shape of a kernel.
+        """
+        return [
+            (kernel, None if bias is None else getattr(gate, bias))
+            for gate in self._flatten_layers()
+            if isinstance(gate, Gate)
+            for name, bias in gate.input_weights
+            if (kernel := getattr(gate, name, None)) is not None
+        ]
 
     def check_option(self, name: str, value: Any, valid: bool, expected: str) -> None:
         """Unless `valid`, raise a ValueError that names option, expected and received value."""

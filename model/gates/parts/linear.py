@@ -14,6 +14,7 @@ class LinearGate(Gate):
     """
 
     reads_products = True
+    input_weights = (("kernel", "bias"),)
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Create A (D, E) and b (E,)."""

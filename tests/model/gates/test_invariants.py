@@ -71,6 +71,20 @@ def weights_of(gate: gates.Gate, x: Any, ids: Any, training: bool = False) -> np
 
 
 @every_gate
+@pytest.mark.parametrize("static", [False, True])
+def test_the_kernels_of_the_input_are_named(name: str, static: bool) -> None:
+    """Their first axis is the input's features; nothing else of the gate has such an axis."""
+    gate = make(name, {"E": 6, "k": 2, "B": 1, "static": static, "spread": 1.0, "seed": 0})
+    wide = type(gate).from_config(gate.get_config())
+    wide.build((None, 37))
+    maps = wide.linear_maps()
+    named = {id(kernel) for kernel, _ in maps}
+    assert named == {id(v) for v in wide.weights if tuple(v.shape)[:1] == (37,)}
+    for kernel, bias in maps:
+        assert bias is None or tuple(bias.shape) == tuple(kernel.shape)[1:]
+
+
+@every_gate
 @quick
 @given(case=cases())
 def test_weights_are_what_the_properties_promise(name: str, case: dict[str, Any]) -> None:

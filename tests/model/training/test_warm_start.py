@@ -123,10 +123,50 @@ def test_a_missing_number_keeps_its_product() -> None:
     x = np.array([[1, 0.5, 1, 2], [1, 0, 0, 2]], np.float32)
     expected = layer(x)
     # old number = 2 * new number + 3
-    warm_start._rescale(layer, 4, column=1, indicator=2, scale=2.0, shift=3.0)
+    warm_start._rescale(layer.kernel, layer.bias, column=1, indicator=2, scale=2.0, shift=3.0)
     again = np.array([[1, (0.5 - 3) / 2, 1, 2], [1, 0, 0, 2]], np.float32)
     np.testing.assert_allclose(layer(again), expected, rtol=1e-5)
     np.testing.assert_allclose(layer.bias, [0.1, 0.2, 0.3])
+
+
+def test_only_what_reads_the_input_is_rescaled(tiny: Any, tmp_path: Path) -> None:
+    """With as many experts as features, other variables have the shape of an input kernel."""
+    E = 22  # D: four tables of 4 columns, an age of 4 with its indicator, and a length
+    model = MODEL | {
+        "experts": {"count": E, "units": [E, 6]},
+        "gate": {"name": "comet", "num_selected": 2, "permutation": True},
+        "gates": {
+            "dwell": {"name": "xmoe", "num_selected": 2},
+            "like": {"name": "noisy_topk", "num_selected": 2},
+        },
+        "towers": {"units": [E, 4]},
+    }
+    config = tiny.make_config(model=model)
+    parent, after = tmp_path / "parent", shutil.copytree(tiny.examples, tmp_path / "after")
+    parent.mkdir()
+    checkpoint.start(parent, config, tiny.examples)
+    before = Encoder.read(parent)
+    old = checkpoint.make_ranker(config.contract, config.model, before, seed=1)
+    assert sum(old.embedder.widths.values()) == E
+    shapes = {tuple(v.shape) for gate in old.mixture.gates for v in gate.weights}
+    assert {(E, E), (E, E // 2)} < shapes  # the permutation's logits, X-MoE's embeddings
+    rng = np.random.default_rng(0)
+    for gate in old.mixture.gates:
+        for variable in gate.trainable_weights:
+            variable.assign(rng.normal(size=variable.shape))
+    weights.save(old, parent / checkpoint.WEIGHTS)
+    statistics = json.loads((after / "statistics.json").read_text())
+    # Not the mean: X-MoE and noisy top-k have no bias that could take up its change.
+    statistics["features"]["length"]["std"] *= 3
+    (after / "statistics.json").write_text(json.dumps(statistics))
+
+    encoder = Encoder.read(after)
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    warm_start.start(new, encoder, parent)
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet").to_arrow()
+    expected, found = scores(parent, raw, old, config), scores(after, raw, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
 
 
 def test_schedules_go_on_unless_they_are_to_start_over(tiny: Any, parent: Path) -> None:
