@@ -128,12 +128,14 @@ class ExportConfig(Frozen):
     parity_tolerance: float = Field(1e-5, gt=0)
     """Largest relative difference from the Keras model's scores."""
     hardening_tolerance: float = Field(0.005, ge=0)
-    """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate."""
+    """Largest loss of a task's AUC (or relative rise of its RMSE) by hardening a gate. Judged on
+    the validation split: export is refused where the whole 95 % interval of the loss is beyond it;
+    the same goes for the other tolerances of metrics."""
     log_loss_tolerance: float = Field(0.05, ge=0)
     """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights:
     its order may stay while its probabilities shift."""
     parity_rows: int = Field(4096, ge=1)
-    """Test rows on which all of these are checked."""
+    """Test rows on which the scores are compared with the Keras model's."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
     """How the binary tasks' probabilities are calibrated on the validation split."""
     smearing: bool = False

@@ -14,7 +14,6 @@ Layout of a version, besides TensorFlow's own files:
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -22,20 +21,21 @@ import pyarrow as pa
 import tensorflow as tf
 
 from multigate.configs.errors import DataError, ExportError
-from multigate.configs.files import LABEL, new_folder, write_json
+from multigate.configs.files import new_folder, write_json
 from multigate.configs.lineage import check_examples
 from multigate.configs.sections.model import ExportConfig
 from multigate.configs.version_folders import new_version
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import Examples, read_split
+from multigate.model.data.examples import read_split
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.evaluate import Predictions, summary
 from multigate.model.export import calibration as calibrations
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
+from multigate.model.export.acceptance import Judge
 from multigate.model.export.graph import Servable
 from multigate.model.export.item_table import ItemTable
-from multigate.model.export.parity import check_parity, harden, round_weights
+from multigate.model.export.parity import check_parity
 from multigate.model.ranker import scores
 
 log = logging.getLogger(__name__)
@@ -80,9 +80,8 @@ def export(
     check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
-    sample = Examples(loaded.encoder(table), _labels(table, loaded.encoder))
-    hardening = harden(loaded.ranker, loaded.encoder, sample, options)
-    rounding = round_weights(loaded.ranker, loaded.encoder, sample, options)
+    judge = Judge(loaded.ranker, loaded.encoder, examples, options)
+    hardening, rounding = judge.harden(), judge.round_weights()
     rows = read_split(examples, "test", loaded.encoder)
     predictions = Predictions(
         loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, rows
@@ -173,19 +172,8 @@ def export(
 
 
 def _test_rows(examples: Path, encoder: Encoder, limit: int) -> pa.Table:
-    """At most `limit` test rows, evenly spread over the split, with features and labels."""
-    contract = encoder.contract
-    columns = [*contract.features, *(LABEL + task for task in contract.tasks)]
-    table = read_rows(examples, "test", columns).table
+    """Features of at most `limit` test rows, evenly spread over the split."""
+    table = read_rows(examples, "test", list(encoder.contract.features)).table
     if table.num_rows <= limit:
         return table
     return table.take(np.linspace(0, table.num_rows - 1, limit).astype(np.int64))
-
-
-def _labels(table: pa.Table, encoder: Encoder) -> np.ndarray:
-    """Labels (N, T) float32, NaN where masked."""
-    columns: list[Any] = [
-        table[LABEL + task].cast(pa.float32()).fill_null(np.nan).to_numpy()
-        for task in encoder.contract.tasks
-    ]
-    return np.stack(columns, axis=1)

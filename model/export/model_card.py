@@ -4,6 +4,7 @@ from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
+from multigate.model.export.acceptance import Change
 
 
 def text(
@@ -45,10 +46,7 @@ def text(
             else "A softmax gate weights every expert, so that none can be left out."
         )
     for name, change in sparsity["hardening"].items():
-        lines.append(
-            f"Hardening the gates changed {name}'s {change['metric'].upper()} from "
-            f"{change['before']:.4f} to {change['after']:.4f}."
-        )
+        lines.append(f"Hardening the gates changed {_changed(name, change)}")
         if (loss := change.get("log_loss")) is not None:
             lines.append(
                 f"Its log loss went from {loss['before']:.4f} to {loss['after']:.4f}"
@@ -58,10 +56,7 @@ def text(
     if stored["stored_as"] != "float32":
         lines.append(f"Experts and embeddings are stored as {stored['stored_as']}.")
         for name, change in stored["tasks"].items():
-            lines.append(
-                f"That changed {name}'s {change['metric'].upper()} from {change['before']:.4f} to "
-                f"{change['after']:.4f}."
-            )
+            lines.append(f"That changed {_changed(name, change)}")
     lines += [
         "",
         "## Know before use",
@@ -121,3 +116,16 @@ def text(
             "Their order is what counts."
         )
     return "\n".join(lines) + "\n"
+
+
+def _changed(task: str, change: Change) -> str:
+    """What a change of the model did to a task: `click's AUC from 0.8 to 0.79 on 600 ...`."""
+    interval = "too few users for an interval"
+    if change["low"] is not None:
+        interval = f"95 % interval {change['low']:.4f} to {change['high']:.4f}"
+    relative = "" if change["metric"] == "auc" else "relative "
+    return (
+        f"{task}'s {change['metric'].upper()} from {change['before']:.4f} to "
+        f"{change['after']:.4f} on {change['rows']:,} validation rows (a {relative}loss of "
+        f"{change['loss']:.4f}, {interval})."
+    )

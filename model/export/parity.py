@@ -1,4 +1,4 @@
-"""What has to hold before a version is published: same scores, and metrics that hardening spares.
+"""Parity: a version is published only if it scores rows as the Keras model does.
 
 A row is compared relative to its own score where that is a probability, else relative to the
 larger of its score and the scores' standard deviation: a sum near zero has no relative precision.
@@ -13,14 +13,10 @@ import pyarrow as pa
 
 from multigate.configs.contract import PRESENT, Contract
 from multigate.configs.errors import ExportError
-from multigate.configs.sections.model import ExportConfig
 from multigate.model.data.encoding import Encoded, Encoder
-from multigate.model.data.examples import Examples
 from multigate.model.data.raw import Raw, feature_of, raw_values, take
 from multigate.model.evaluation.combine import combine
-from multigate.model.evaluation.evaluate import LOWER_IS_BETTER, Predictions, task_metrics
 from multigate.model.export import calibration as calibrations
-from multigate.model.export import frozen_weights
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
 from multigate.model.export.item_table import ItemTable
@@ -142,125 +138,6 @@ def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
             again = _numpy(gate(x * noise, ids=ids).weights) != 0
             changed |= (again != selected).any(axis=1)
     return changed
-
-
-def harden(
-    ranker: Ranker, encoder: Encoder, examples: Examples, options: ExportConfig
-) -> dict[str, dict[str, Any]]:
-    """Switch every gate to its k-sparse form and measure what that does to the metrics.
-
-    Args:
-        ranker: its gates are hardened in place.
-        encoder: of its contract.
-        examples: rows to measure on.
-        options: its tolerances.
-
-    Returns:
-        What `changes` returns; empty where no gate has another form.
-
-    Raises:
-        ExportError: a task loses more.
-    """
-    soft = [gate for gate in ranker.mixture.gates if not gate.properties.sparse_at_inference]
-    before = _measure(ranker, encoder, examples) if soft else {}
-    ranker.mixture.harden()
-    if not any(gate.properties.sparse_at_inference for gate in soft):
-        return {}
-    return changes(
-        before,
-        _measure(ranker, encoder, examples),
-        "hardening the gates to their k-sparse form",
-        ("hardening_tolerance", options.hardening_tolerance),
-        options.log_loss_tolerance,
-        f"on {len(examples)} test rows",
-        "The gates have not converged: train longer, raise the gate's entropy_weight or anneal its "
-        "gamma, or allow more in the configuration",
-    )
-
-
-def round_weights(
-    ranker: Ranker, encoder: Encoder, examples: Examples, options: ExportConfig
-) -> dict[str, dict[str, Any]]:
-    """Round the weights as the file stores them and measure what that does to the metrics.
-
-    Arguments, result and errors as of `harden`; the ranker's weights are rounded in place.
-    """
-    if options.weights == "float32":
-        return {}
-    before = _measure(ranker, encoder, examples)
-    frozen_weights.round_weights(ranker, options.weights)
-    return changes(
-        before,
-        _measure(ranker, encoder, examples),
-        f"storing the weights as {options.weights}",
-        ("weights_tolerance", options.weights_tolerance),
-        options.log_loss_tolerance,
-        f"on {len(examples)} test rows",
-        "Store them in a finer type (export.weights), or allow more in the configuration",
-    )
-
-
-def changes(
-    before: Mapping[str, Mapping[str, Any]],
-    after: Mapping[str, Mapping[str, Any]],
-    what: str,
-    limit: tuple[str, float],
-    log_loss_limit: float,
-    where: str,
-    advice: str,
-) -> dict[str, dict[str, Any]]:
-    """Hold the change of every task's metrics to the tolerances.
-
-    Args:
-        before: metrics by task.
-        after: the same later.
-        what: was done in between.
-        limit: name and value of the largest loss of AUC, or relative rise of RMSE.
-        log_loss_limit: largest relative rise of a binary task's log loss.
-        where: the rows, in words.
-        advice: what to do.
-
-    Returns:
-        By task that changed: metric, before, after, loss and, of binary tasks, log_loss: before,
-        after, rise (relative).
-
-    Raises:
-        ExportError: a task loses more.
-    """
-    report: dict[str, dict[str, Any]] = {}
-    for name, task in before.items():
-        old, new = task["value"], after[name]["value"]
-        if old is None or new is None:
-            continue
-        lower = task["metric"] in LOWER_IS_BETTER
-        loss = (new - old) / old if lower and old else old - new
-        losses = [(task["metric"], old, new, loss, *limit, lower)]
-        found = {"metric": task["metric"], "before": old, "after": new, "loss": loss}
-        if task["type"] == "binary":
-            was, now = task["log_loss"], after[name]["log_loss"]
-            rise = (now - was) / was if was else now - was
-            found["log_loss"] = {"before": was, "after": now, "rise": rise}
-            losses.append(
-                ("log_loss", was, now, rise, "log_loss_tolerance", log_loss_limit, bool(was))
-            )
-        if any(was != now for _, was, now, *_ in losses):
-            report[name] = found
-        for metric, was, now, lost, option, allowed, relative in losses:
-            if lost > allowed:
-                raise ExportError(
-                    f"task {name!r}: {what} changes {metric.upper().replace('_', ' ')} from "
-                    f"{was:.4f} to {now:.4f} {where}, a loss of {lost:.4f}"
-                    f"{' (relative)' if relative else ''}; export.{option} allows {allowed:g}. "
-                    f"{advice}"
-                )
-    return report
-
-
-def _measure(ranker: Ranker, encoder: Encoder, examples: Examples) -> dict[str, Any]:
-    """Metrics of every task."""
-    contract = encoder.contract
-    predictions = Predictions(ranker, contract, encoder.statistics, examples)
-    return task_metrics(contract, examples.labels, predictions.scores)
 
 
 def _rows(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:

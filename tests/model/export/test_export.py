@@ -26,8 +26,6 @@ from multigate.model.export.export import export
 
 ROOT = Path(__file__).parents[3]
 
-STATIC = {"name": "dselect_k", "num_selected": 2, "static": True}
-
 
 @pytest.fixture(scope="module")
 def version(case, tmp_path_factory) -> Path:
@@ -209,35 +207,6 @@ def test_unused_experts_take_no_room(case, tmp_path) -> None:
     weights_of_one = 4 * (32 * 128 + 128)
     assert abs(size(many) - size(few) - unused * weights_of_one) < 500
     assert size(many) < 20 * weights_of_one
-
-
-def test_gates_that_have_not_converged_are_refused(case, tmp_path) -> None:
-    gate = {"name": "dselect_k", "num_selected": 1}
-    checkpoint = case.checkpoint(model={"gate": gate}, export={"hardening_tolerance": 0.0})
-    loaded = checkpoints.load(checkpoint)
-    for mixed in loaded.ranker.mixture.gates:  # every bit near 1/2: far from hard
-        for variable in mixed.weights:
-            if "float" in str(variable.dtype):
-                variable.assign(0.02 * variable)
-    checkpoints.weights.save(loaded.ranker, checkpoint / checkpoints.WEIGHTS)
-    message = r"hardening the gates .* from 0?\.?\d.* on 600 test rows.*hardening_tolerance"
-    with pytest.raises(ExportError, match=message):
-        export(checkpoint, case.examples, tmp_path / "models")
-    assert not (tmp_path / "models").exists()
-
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["export"] |= {"hardening_tolerance": 1e9, "log_loss_tolerance": 1e9}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    version = export(checkpoint, case.examples, tmp_path / "models")
-    sparsity = read(version, "sparsity.json")
-    for change in sparsity["hardening"].values():
-        assert change["before"] != change["after"]
-    tasks = read(version, "metrics.json")["tasks"]  # of what is served, on the same 600 rows
-    for name, change in sparsity["hardening"].items():
-        assert tasks[name]["value"] == pytest.approx(change["after"], abs=1e-9)
-    for task in sparsity["tasks"].values():
-        assert task["experts_per_row"] == pytest.approx(1)
-    assert "Hardening the gates changed" in (version / "assets.extra" / "README.md").read_text()
 
 
 def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) -> None:
