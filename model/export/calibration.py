@@ -12,7 +12,7 @@ Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finit
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import keras
 import numpy as np
@@ -54,6 +54,22 @@ class Curve(NamedTuple):
         widths = np.diff(self.x)
         passed = ops.clip((z[:, None] - self.x[:-1]) / widths, 0.0, 1.0)  # (N, K - 1)
         return result + ops.sum(passed * np.diff(self.y), axis=1)
+
+
+class TaskCalibration(TypedDict):
+    """One task on test rows before and after; each has `log_loss` and `ece`."""
+
+    before: dict[str, float]
+    after: dict[str, float]
+    rows: int
+
+
+class CalibrationReport(TypedDict):
+    """What metrics.json says of the calibration; `left_as_they_are` has the reason by task."""
+
+    method: str
+    tasks: dict[str, TaskCalibration]
+    left_as_they_are: dict[str, str]
 
 
 Calibration = Mapping[str, Curve]
@@ -102,22 +118,23 @@ def measure(
     calibration: Calibration,
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, TaskCalibration]:
     """Log loss and expected calibration error of every calibrated task, before and after."""
-    report: dict[str, dict[str, Any]] = {}
+    report: dict[str, TaskCalibration] = {}
     for t, name in enumerate(contract.tasks):
         known = ~np.isnan(labels[:, t])
         if name not in calibration or not known.any():
             continue
         y, z = labels[known, t].astype(np.float64), logits[name][known].astype(np.float64)
         calibrated = np.asarray(keras.ops.convert_to_numpy(calibration[name](z)))
-        report[name] = {
-            when: {
+        before, after = (
+            {
                 "log_loss": float(log_loss(y, sigmoid(values), labels=[0, 1])),
                 "ece": expected_calibration_error(y, sigmoid(values)),
             }
-            for when, values in (("before", z), ("after", calibrated))
-        } | {"rows": int(known.sum())}
+            for values in (z, calibrated)
+        )
+        report[name] = {"before": before, "after": after, "rows": int(known.sum())}
     return report
 
 

@@ -1,31 +1,74 @@
-"""From a model's logits to the scores that are served: corrections first, then calibration.
+"""From a model's logits to the served scores: corrections for known errors, then calibration.
 
-Each is a rising curve on a task's logit (`model.export.calibration.Curve`), so that the graph
-holds one curve a task, whatever it is made of.  The validation split is not downsampled, so a
-calibration fitted on it puts downsampled negatives right by itself; it is fitted to corrected
-logits all the same, and so adds nothing to what the correction has done.
+Each is a rising curve on a task's logit (`model.export.calibration.Curve`), so that the graph holds
+one curve per task.
+
+Downsampled negatives.  Where training held the share s of a task's negatives, the odds that it
+learnt are 1/s times too high: p / (p + (1 - p) / s) is right, which is the logit plus log(s).
+`statistics.json` has the share of the impressions without a positive label that training kept.
+Negatives of one task that are positives of another were all kept, and a task that is masked on the
+dropped impressions lost none; so s is counted for each task on the validation split, which is not
+downsampled.  With a single task, s is the share itself and the correction is exact; with several it
+is exact on average.  Sampled negatives, of items that the log does not show, are not logged
+impressions; no correction is known for them.
+
+Smearing (Duan 1983).  A task trained on log(1 + y) predicts the mean of that, and its inverse is
+near y's median.  The mean of y is estimated by S * exp(prediction) - 1, with S the mean over the
+validation split of exp(label - prediction) on the logarithmic scale: the logit plus log(S) / std.
+
+Calibration is fitted to corrected logits.  Because the validation split is not downsampled, it
+would correct downsampled negatives by itself; fitted this way, it does not correct them twice.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
 from multigate.configs.files import SAMPLED, ExamplesFolder
+from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, read_split
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.export import calibration as calibrations
-from multigate.model.export import correction
-from multigate.model.export.calibration import Calibration, Curve
+from multigate.model.export.calibration import Calibration, CalibrationReport, Curve
+from multigate.model.ranker import scores
+
+
+class NegativesReport(TypedDict):
+    """The correction of downsampled negatives.
+
+    `kept` is the share of the impressions without a positive label that training held; `tasks` has
+    each task's share, and log loss and calibration error on test rows before and after.
+    """
+
+    kept: float
+    tasks: dict[str, dict[str, Any]]
+
+
+class SmearingReport(TypedDict):
+    """Duan's factor of one task, and its RMSE on test rows; None where no test row has a label."""
+
+    factor: float
+    before: float | None
+    after: float | None
+
+
+class LinkReport(TypedDict, total=False):
+    """What metrics.json says of the links; each entry only where it takes part."""
+
+    negatives: NegativesReport
+    calibration: CalibrationReport
+    smearing: dict[str, SmearingReport]
 
 
 def fit(
     loaded: checkpoints.Checkpoint, examples: Path, predictions: Predictions, rows: Examples
-) -> tuple[Calibration, dict[str, Any]]:
-    """Fit on the validation split, measure on the test split.
+) -> tuple[Calibration, LinkReport]:
+    """Fit the curves on the validation split and measure them on the test split.
 
     Args:
         loaded: the ranker as it is exported.
@@ -34,26 +77,23 @@ def fit(
         rows: the test split.
 
     Returns:
-        The curves by task, and what metrics.json says about them: `negatives`, `smearing` and
-        `calibration`, each where it takes part.
+        The curves by task, and the report.
     """
-    options = loaded.config.export
-    ranker, encoder = loaded.ranker, loaded.encoder
+    options, encoder = loaded.config.export, loaded.encoder
     contract, statistics = encoder.contract, encoder.statistics
     kept = statistics.negatives_kept
     if options.calibration == "none" and kept == 1 and not options.smearing:
         return {}, {}
     validation = read_split(examples, "validation", encoder)
-    logits = Predictions(ranker, contract, statistics, validation).logits
-    report: dict[str, Any] = {}
+    logits = Predictions(loaded.ranker, contract, statistics, validation).logits
+    report: LinkReport = {}
     curves: dict[str, Curve] = {}
     if kept < 1:
         downsample = loaded.config.pipeline.downsample
         names = () if downsample is None else downsample.tasks
-        shares = correction.shares(
-            contract, kept, names, validation.labels, _sampled(examples, len(validation))
-        )
-        curves = {task: correction.shift(float(np.log(share))) for task, share in shares.items()}
+        sampled = _sampled(examples, len(validation))
+        shares = negative_shares(contract, kept, names, validation.labels, sampled)
+        curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
         found = calibrations.measure(contract, curves, predictions.logits, rows.labels)
         report["negatives"] = {
             "kept": kept,
@@ -70,42 +110,112 @@ def fit(
         tasks = calibrations.measure(contract, fitted, shifted, rows.labels)
         report["calibration"] = {"method": method, "tasks": tasks, "left_as_they_are": left}
         for task, curve in fitted.items():
-            curves[task] = correction.after(curve, offsets.get(task, 0.0))
+            curves[task] = shift_input(curve, offsets.get(task, 0.0))
     if options.smearing:
-        factors = correction.smearing(contract, statistics, logits, validation.labels)
+        factors = smearing_factors(contract, statistics, logits, validation.labels)
         report["smearing"] = {}
         for task, factor in factors.items():
             offset = float(np.log(factor)) / statistics.tasks[task].std
-            curves[task] = correction.shift(offset)
-            report["smearing"][task] = {"factor": factor} | _errors(
-                contract, loaded, predictions, rows, task, offset
+            curves[task] = shift(offset)
+            labels = rows.labels[:, list(contract.tasks).index(task)]
+            before, after = (
+                rmse(contract, statistics, task, predictions.logits[task] + by, labels)
+                for by in (0.0, offset)
             )
+            report["smearing"][task] = {"factor": factor, "before": before, "after": after}
     return curves, report
 
 
-def _errors(
+def negative_shares(
+    contract: Contract, kept: float, tasks: Sequence[str], labels: np.ndarray, sampled: np.ndarray
+) -> dict[str, float]:
+    """The share of its negatives that each binary task was trained on; shares of 1 are left out.
+
+    Args:
+        contract: tasks.
+        kept: share of the impressions without a positive label that training held.
+        tasks: an impression is positive if one of these tasks has a positive label; if none is
+            given, all binary tasks count.
+        labels: (N, T) of a split that is not downsampled, NaN where masked.
+        sampled: (N,) bool, sampled negatives.
+    """
+    binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
+    if kept == 1:
+        return {}
+    column = {name: t for t, name in enumerate(contract.tasks)}
+    positive = (labels[:, [column[name] for name in tasks or binary]] == 1).any(axis=1)
+    stays = np.where(positive | sampled, 1.0, kept)  # (N,) chance to be in training
+    found = {}
+    for name in binary:
+        negative = labels[:, column[name]] == 0
+        if negative.any() and (share := float(stays[negative].mean())) < 1:
+            found[name] = share
+    return found
+
+
+def shift(offset: float) -> Curve:
+    """The logit plus an offset."""
+    return Curve(np.zeros(1, np.float32), np.array([offset], np.float32), 1.0)
+
+
+def shift_input(curve: Curve, offset: float) -> Curve:
+    """The curve applied to the logit plus an offset."""
+    return curve._replace(x=(curve.x - offset).astype(np.float32))
+
+
+def smearing_factors(
     contract: Contract,
-    loaded: checkpoints.Checkpoint,
-    predictions: Predictions,
-    rows: Examples,
-    task: str,
-    offset: float,
-) -> dict[str, float | None]:
-    """RMSE of a task on test rows before and after its logit is shifted."""
-    labels = rows.labels[:, list(contract.tasks).index(task)]
+    statistics: Statistics,
+    logits: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+) -> dict[str, float]:
+    """The factor S of each task trained on a logarithm, where it lowers the RMSE on these rows.
+
+    Args:
+        contract: tasks.
+        statistics: of the training split.
+        logits: (N,) by task.
+        labels: (N, T) in own units, NaN where masked.
+    """
+    found = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        known = ~np.isnan(labels[:, t])
+        if task.transform != "log1p" or not known.any():
+            continue
+        of_task = statistics.tasks[name]
+        z, y = logits[name][known], labels[known, t]
+        predicted = z.astype(np.float64) * of_task.std + of_task.mean
+        factor = float(np.exp(scores.transform(task, y) - predicted).mean())
+        before = rmse(contract, statistics, name, z, y)
+        after = rmse(contract, statistics, name, z + np.log(factor) / of_task.std, y)
+        if before is not None and after is not None and after < before:
+            found[name] = factor
+    return found
+
+
+def rmse(
+    contract: Contract, statistics: Statistics, task: str, logits: np.ndarray, labels: np.ndarray
+) -> float | None:
+    """Root mean squared error in the label's own units; None without labels.
+
+    Args:
+        contract: tasks.
+        statistics: of the training split.
+        task: its name.
+        logits: (N,).
+        labels: (N,) in own units, NaN where masked.
+    """
     known = ~np.isnan(labels)
     if not known.any():
-        return {"before": None, "after": None}
-    z, statistics = predictions.logits[task][known], loaded.encoder.statistics
-    before, after = (
-        correction.rmse(contract, statistics, task, z + shift, labels[known])
-        for shift in (0.0, offset)
+        return None
+    found: Any = scores.score(
+        contract.tasks[task], statistics.tasks[task], logits[known].astype(np.float32)
     )
-    return {"before": before, "after": after}
+    return float(np.sqrt(np.mean((np.asarray(found, np.float64) - labels[known]) ** 2)))
 
 
 def _sampled(examples: Path, rows: int) -> np.ndarray:
-    """Which validation rows (N,) are sampled negatives; none where the folder does not say."""
+    """Which validation rows (N,) are sampled negatives; none if the folder does not say."""
     parts = [
         np.asarray(pq.read_table(path, columns=[SAMPLED])[SAMPLED].fill_null(False))
         for path in sorted(ExamplesFolder(examples).split("validation").glob("*.parquet"))

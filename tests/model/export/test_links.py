@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from multigate.configs.files import ExamplesFolder
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
-from multigate.model.export import calibration, correction
+from multigate.model.export import calibration, links
 from multigate.model.export.calibration import sigmoid
 from multigate.model.export.export import export
 
@@ -40,10 +40,10 @@ def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> No
     stays = (labels[:, 0] == 1) | (np.random.default_rng(9).random(len(x)) < KEPT)
     (validation, known), (test, _) = log_rows(60_000, 1), log_rows(20_000, 2)
     nothing = np.zeros(len(known), bool)
-    shares = correction.shares(contract, KEPT, ("click",), known, nothing)
+    shares = links.negative_shares(contract, KEPT, ("click",), known, nothing)
     assert shares == {"click": pytest.approx(KEPT)}  # likes are masked on what was left out
-    assert correction.shares(contract, 1.0, (), known, nothing) == {}
-    assert correction.shares(contract, KEPT, (), known, ~nothing) == {}  # sampled ones all stay
+    assert links.negative_shares(contract, 1.0, (), known, nothing) == {}
+    assert links.negative_shares(contract, KEPT, (), known, ~nothing) == {}  # sampled ones all stay
     for t, task in ((0, "click"), (2, "like")):
         logits = {}
         for log, rows in (("full", slice(None)), ("downsampled", stays)):
@@ -57,7 +57,7 @@ def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> No
                 }
                 curves, _ = calibration.fit(contract, method, shown, known)
                 # As it goes into the file: one curve on the logits of the model.
-                found = np.asarray(correction.after(curves[task], offset)(raw.astype(np.float32)))
+                found = np.asarray(links.shift_input(curves[task], offset)(raw.astype(np.float32)))
             logits[log] = found
             uncorrected = raw
         p, q = sigmoid(logits["full"]), sigmoid(logits["downsampled"])
@@ -73,7 +73,7 @@ def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> No
 def test_negatives_that_are_anothers_positives_all_stay(case) -> None:
     contract = case.config().contract
     labels = np.array([[0, np.nan, 0]] * 6 + [[0, np.nan, 1]] * 2 + [[1, np.nan, 0]] * 3, float)
-    shares = correction.shares(contract, 0.5, (), labels, np.zeros(11, bool))
+    shares = links.negative_shares(contract, 0.5, (), labels, np.zeros(11, bool))
     assert shares == {"click": pytest.approx(5 / 8), "like": pytest.approx(6 / 9)}
 
 
@@ -86,7 +86,7 @@ def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) 
     labels = np.full((50_000, 3), np.nan)
     labels[:, 1] = np.expm1(z * of_task.std + of_task.mean + rng.normal(0, 0.8, 50_000))
     logits = dict.fromkeys(contract.tasks, z)
-    factors = correction.smearing(contract, statistics, logits, labels)
+    factors = links.smearing_factors(contract, statistics, logits, labels)
     assert factors == {"dwell": pytest.approx(np.exp(0.8**2 / 2), rel=0.02)}
     offset = np.log(factors["dwell"]) / of_task.std
     score = np.expm1((z + offset) * of_task.std + of_task.mean)
@@ -95,7 +95,7 @@ def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) 
     labels[:, 1] = np.expm1(z * of_task.std + of_task.mean)
     labels[:5, 1] *= 1e4
     labels[5:25, 1] = 0.0
-    found = correction.smearing(contract, statistics, logits, labels)
+    found = links.smearing_factors(contract, statistics, logits, labels)
     assert found == {} or found["dwell"] < 2
 
 
