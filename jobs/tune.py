@@ -26,6 +26,7 @@ from multigate.configs.sections.tune import Choices, Range
 from multigate.jobs.lock import locked
 from multigate.jobs.show import say
 from multigate.model.training import train
+from multigate.model.training.epoch_record import Epoch
 
 STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 
@@ -164,7 +165,7 @@ def _run(
     checkpoint = out / f"trial-{trial.number}"
     _remove(checkpoint)
 
-    def report(epoch: dict[str, Any]) -> None:
+    def report(epoch: Epoch) -> None:
         trial.report(epoch["val_loss"], epoch["epoch"])
         if trial.should_prune():
             raise optuna.TrialPruned

@@ -44,10 +44,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
-    return train.train(
+    trained = train.train(
         config,
         options.examples,
         options.out,
         resume=options.resume,
         start_from=options.start_from,
     )
+    return dict(trained)

@@ -13,8 +13,10 @@ publication  exports                             the versions in the base folder
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import RunError
@@ -67,7 +69,7 @@ def training(night: Night) -> tuple[Values, str]:
     # These sections may change while a training is interrupted.
     others = {"run": RunConfig(), "candidates": CandidatesConfig()}
     config = night.config.model_copy(update=others)
-    result = trainer.train(
+    result: Mapping[str, Any] = trainer.train(
         config,
         night.folder.examples,
         night.folder.checkpoint,

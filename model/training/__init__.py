@@ -1,4 +1,4 @@
-"""From examples to a checkpoint: the loop over epochs, snapshots, warm start, guards.
+"""From examples to a checkpoint: the loop over epochs, snapshots, warm start, loss guard.
 
-Public face: `train.train`.
+Public face: `train.train`, `train.Trained`, `epoch_record.Epoch`, `optimizers.make_optimizer`.
 """

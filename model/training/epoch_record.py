@@ -1,6 +1,6 @@
-"""What is recorded of each epoch, in `history.json` and for TensorBoard."""
+"""The record of one epoch, in `history.json` and for TensorBoard."""
 
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -12,11 +12,49 @@ from multigate.model.ranker.ranker import Ranker
 from multigate.model.training.tensorboard import Logs
 
 
-def entry(
+class TaskLosses(TypedDict):
+    """Mean losses of one task over the rows that have its label."""
+
+    loss: float
+    val_loss: float
+
+
+class Losses(TypedDict):
+    """The losses of one epoch, counted from 1.
+
+    `loss` is what training minimises, `regularisation` the gates' part of it; `val_loss` is the
+    sum over tasks of the contract's weight times the task's validation loss.
+    """
+
+    epoch: int
+    loss: float
+    val_loss: float
+    regularisation: float
+    tasks: dict[str, TaskLosses]
+
+
+class Diagnostics(TypedDict):
+    """What the gates do on validation rows in the form that is served.
+
+    `gates` has by task experts_per_row, load (E,), weights (E,) and the gate's own numbers.
+    """
+
+    experts_per_row: float
+    gates: dict[str, dict[str, Any]]
+
+
+class Epoch(Losses, Diagnostics):
+    """One entry of the history; `seconds` of its training steps, without validation."""
+
+    seconds: float
+    rows_per_second: float
+
+
+def losses(
     number: int, contract: Contract, train: dict[str, float], validation: dict[str, float]
-) -> dict[str, Any]:
-    """The history's losses of one epoch."""
-    tasks = {
+) -> Losses:
+    """The losses of epoch `number`, out of Keras's metrics of both splits."""
+    tasks: dict[str, TaskLosses] = {
         name: {"loss": train[f"{name}_loss"], "val_loss": float(validation[f"{name}_loss"])}
         for name in contract.tasks
     }
@@ -31,8 +69,8 @@ def entry(
 
 def diagnose(
     ranker: Ranker, contract: Contract, statistics: Statistics, sample: Examples
-) -> dict[str, Any]:
-    """What the gates do at inference, on some validation rows spread over the split."""
+) -> Diagnostics:
+    """What the gates do at inference on a sample of the validation split."""
     found = Predictions(ranker, contract, statistics, sample)
     gates = {
         name: {
@@ -46,18 +84,15 @@ def diagnose(
     return {"experts_per_row": found.experts_per_row, "gates": gates}
 
 
-def log(logs: Logs, epoch: dict[str, Any]) -> None:
+def log_epoch(logs: Logs, epoch: Epoch) -> None:
     """Write one epoch to TensorBoard."""
-    for split, key in (("train", "loss"), ("validation", "val_loss")):
-        values = {"loss": epoch[key]}
-        values |= {f"tasks/{name}": task[key] for name, task in epoch["tasks"].items()}
-        logs.write(split, epoch["epoch"], values)
-    logs.write(
-        "train",
-        epoch["epoch"],
-        {"regularisation": epoch["regularisation"], "rows_per_second": epoch["rows_per_second"]},
-    )
-    values = {"experts_per_row": epoch["experts_per_row"]}
-    for task, found in epoch["gates"].items():
-        values |= {f"gates/{task}/{name}": np.asarray(value) for name, value in found.items()}
-    logs.write("validation", epoch["epoch"], values)
+    tasks = epoch["tasks"].items()
+    train = {"loss": epoch["loss"]} | {f"tasks/{name}": task["loss"] for name, task in tasks}
+    validation: dict[str, Any] = {"loss": epoch["val_loss"]}
+    validation |= {f"tasks/{name}": task["val_loss"] for name, task in tasks}
+    train |= {key: epoch[key] for key in ("regularisation", "rows_per_second")}
+    validation["experts_per_row"] = epoch["experts_per_row"]
+    for name, found in epoch["gates"].items():
+        validation |= {f"gates/{name}/{key}": np.asarray(value) for key, value in found.items()}
+    logs.write("train", epoch["epoch"], train)
+    logs.write("validation", epoch["epoch"], validation)

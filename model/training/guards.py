@@ -1,4 +1,4 @@
-"""What stops a training: a loss that is not finite, or that explodes."""
+"""Loss guard: stops a training whose loss is not finite, or explodes."""
 
 import math
 import statistics
@@ -9,18 +9,18 @@ from multigate.configs.errors import ModelError
 from multigate.configs.sections.model import TrainConfig
 
 WINDOW = 64  # measurements that the median is taken over
-_FEWEST = 8  # before the first of them nothing is called an explosion
+_FEWEST = 8  # measurements before the first loss that can be called an explosion
 
 
 class Guard:
     """Compares the loss of the latest steps with its running median.
 
-    A measurement is the mean of the loss over some steps (at least `STEPS`): the weighted sum of
-    the tasks' losses plus the regularisation, which is never negative, whatever weights the tasks
-    have learnt.
+    A measurement is the mean over at least `STEPS` steps of the guarded loss: the sum of the
+    tasks' losses with the contract's weights, plus the regularisation.  Learnt task weights have no
+    part in it, so that it is never negative.
 
     Args:
-        options: whose `explosion` is the limit.
+        options: `explosion` is the limit.
         measured: the latest measurements of an interrupted training.
     """
 
@@ -34,16 +34,16 @@ class Guard:
         """Refuse a loss that is NaN or infinite.
 
         Raises:
-            ModelError: it is.
+            ModelError: the loss is not finite.
         """
         if not math.isfinite(loss):
             raise not_finite(where, self.options)
 
     def check(self, loss: float, where: str) -> None:
-        """Refuse a measurement far above those before it; remember it otherwise.
+        """Refuse a measurement far above the median of those before it; else remember it.
 
         Raises:
-            ModelError: it is not finite, or an explosion.
+            ModelError: the measurement is not finite, or an explosion.
         """
         self.check_finite(loss, where)
         if len(self.measured) >= _FEWEST:
@@ -59,7 +59,7 @@ class Guard:
 
 
 def not_finite(what: str, options: TrainConfig) -> ModelError:
-    """The error of a value that is NaN or infinite."""
+    """The error for a value that is NaN or infinite."""
     return ModelError(f"{what} is not finite. {_advice(options)}")
 
 

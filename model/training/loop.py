@@ -1,11 +1,15 @@
-"""The loop over epochs: steps, validation, snapshots, early stopping, the best epoch's weights."""
+"""The loop over epochs: steps, validation, snapshots, early stopping, the best epoch's weights.
+
+Keras's `EarlyStopping` and `ModelCheckpoint` were considered: they cannot continue in the middle
+of an epoch, and their own state would have to be put into the snapshots.
+"""
 
 import math
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -19,19 +23,29 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.examples import Examples
 from multigate.model.data.feeds import Feed
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.training import epoch_record, guards, snapshots, state
+from multigate.model.training import epoch_record, guards, snapshots
+from multigate.model.training.epoch_record import Epoch
 from multigate.model.training.guards import Guard
 from multigate.model.training.optimizers import make_optimizer
 from multigate.model.training.progress import Display
-from multigate.model.training.state import Place
+from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
 from multigate.model.training.workspace import Workspace
 
 _STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
 _DIAGNOSED_ROWS = 16_384  # of the validation split, for the gates' diagnostics
 
+OnEpoch = Callable[[Epoch], None]
 
-class Run:
+
+class ResumePoint(TypedDict):
+    """Where an interrupted training continued: in this epoch, after this many of its steps."""
+
+    epoch: int
+    step: int
+
+
+class TrainingLoop:
     """One training, from its start or from a snapshot to the best epoch's weights.
 
     The validation loss is the weighted sum over tasks of each task's mean over its rows, without
@@ -42,16 +56,17 @@ class Run:
     tower would favour a model that has learnt the bias.
 
     Args:
-        ranker: fresh.
-        config: of the run.
+        ranker: not compiled yet.
+        config: of the training.
         statistics: of the training split.
-        feed: rows to train on.
-        held_out: rows to stop by.
-        work: where snapshots and the best weights go.
-        folder: the checkpoint as far as it is.
-        progress: whether to show it.
+        feed: training rows.
+        held_out: validation rows.
+        work: folder of snapshots and of the best weights.
+        folder: the checkpoint as far as it is written.
+        progress: whether to show progress on stderr.
         warm: whether the ranker has the weights of a checkpoint.
-        on_epoch: called with each epoch's entry of the history; what it raises ends the training.
+        on_epoch: called with each epoch's entry of the history; an exception from it ends the
+            training.
     """
 
     def __init__(
@@ -65,98 +80,97 @@ class Run:
         folder: Path,
         progress: bool,
         warm: bool,
-        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+        on_epoch: OnEpoch | None = None,
     ) -> None:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
         self.on_epoch = on_epoch
-        several = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
+        at_once = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
         ranker.compile(
             optimizer=make_optimizer(config.train, feed.steps, warm, ranker.workers),
-            steps_per_execution=min(several, feed.steps),
+            steps_per_execution=min(at_once, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)
         ranker.validates_positions = True
         ranker.mixture.harden()
-        self.place = Place()
-        self.resumed: dict[str, int] | None = None
+        self.state = TrainingState()
+        self.resumed: ResumePoint | None = None
         self.metrics: list[np.ndarray] | None = None
-        """The losses' running means of a snapshot, until the epoch goes on."""
+        """Running means of the losses from a snapshot, until its epoch continues."""
         self.display = Display(progress, config.train.epochs, feed.steps)
-        found = state.restore(work, ranker, self.display.note)
+        found = restore(work, ranker, self.display.note)
         if found is not None:
-            self.place, self.metrics = found
-            self.resumed = {"epoch": self.place.epoch, "step": self.place.step}
+            self.state, self.metrics = found
+            self.resumed = {"epoch": self.state.epoch, "step": self.state.step}
         if ranker.workers is not None:  # a snapshot holds worker 0's seeds
             ranker.workers.spread_noise(ranker)
-        self.guard = Guard(config.train, self.place.measured)
+        self.guard = Guard(config.train, self.state.measured)
 
-    def fit(self) -> list[dict[str, Any]]:
+    def fit(self) -> list[Epoch]:
         """Train until the validation loss stops falling; write the best epoch's weights.
 
         Returns:
-            One entry per epoch: epoch (from 1), loss, val_loss, regularisation, tasks (name ->
-            loss, val_loss), experts_per_row, gates (task -> diagnostics at inference), seconds
-            (of training steps), rows_per_second.
+            The history.
         """
-        options, place = self.config.train, self.place
+        options, state = self.config.train, self.state
         sample = self.held_out.sample(_DIAGNOSED_ROWS)
         logs = Logs(self.folder / checkpoint.LOGS)
-        for epoch in place.history:
-            epoch_record.log(logs, epoch)
+        for epoch in state.history:
+            epoch_record.log_epoch(logs, epoch)
         with self.display:
-            while place.epoch <= options.epochs and not self._finished():
+            while state.epoch <= options.epochs and not self._stopped_falling():
                 epoch = self._epoch(sample)
                 improved = epoch["val_loss"] < self._best_loss()
-                place.history.append(epoch)
+                state.history.append(epoch)
                 if improved and self.work.writes:
-                    path = self.work.best(place.epoch)
+                    path = self.work.best(state.epoch)
                     weights.save(self.ranker, path)
-                    place.best = [path.name, snapshots.checksum(path)]
-                epoch_record.log(logs, epoch)
-                self.display.line(epoch, improved)
+                    state.best = [path.name, snapshots.checksum(path)]
+                epoch_record.log_epoch(logs, epoch)
+                self.display.end_epoch(epoch, improved)
                 if self.on_epoch is not None:
                     self.on_epoch(epoch)
-                place.epoch, place.step, place.seconds = place.epoch + 1, 0, 0.0
+                state.epoch, state.step, state.seconds = state.epoch + 1, 0, 0.0
                 self.save()
         logs.close()
         if self.work.writes:
-            write_json(self.folder / checkpoint.HISTORY, {"epochs": place.history})
-            shutil.copyfile(self.work.root / place.best[0], self.folder / checkpoint.WEIGHTS)
-        return place.history
+            write_json(self.folder / checkpoint.HISTORY, {"epochs": state.history})
+            shutil.copyfile(self.work.root / state.best[0], self.folder / checkpoint.WEIGHTS)
+        return state.history
 
     def save(self) -> None:
         """Take a snapshot."""
         if not self.work.writes:
             return
-        self.place.measured = list(self.guard.measured)
-        state.save(self.work, self.ranker, self.place)
+        self.state.measured = list(self.guard.measured)
+        save(self.work, self.ranker, self.state)
 
-    def _finished(self) -> bool:
-        """Whether the validation loss has stopped falling."""
-        epochs = self.place.history
+    def _stopped_falling(self) -> bool:
+        """Whether `patience` epochs have passed since the best validation loss."""
+        epochs = self.state.history
         if not epochs:
             return False
         best = min(epochs, key=lambda epoch: epoch["val_loss"])["epoch"]
         return epochs[-1]["epoch"] - best >= self.config.train.patience
 
     def _best_loss(self) -> float:
-        return min((epoch["val_loss"] for epoch in self.place.history), default=math.inf)
+        return min((epoch["val_loss"] for epoch in self.state.history), default=math.inf)
 
-    def _epoch(self, sample: Examples) -> dict[str, Any]:
-        """Run an epoch, or the rest of one: its entry of the history."""
-        number, contract = self.place.epoch, self.config.contract
-        self.display.begin(number)
+    def _epoch(self, sample: Examples) -> Epoch:
+        """Run an epoch, or what is left of it; return its entry of the history."""
+        number, contract = self.state.epoch, self.config.contract
+        self.display.begin_epoch(number)
         train_metrics = self._steps()
-        val_metrics = self._guarded(
+        val_metrics = self._call_keras(
             self.held_out,
             lambda: self.ranker.evaluate(
                 self.held_out.epoch(), steps=self.held_out.steps, verbose=0, return_dict=True
             ),
         )
-        epoch = epoch_record.entry(number, contract, train_metrics, val_metrics) | {
-            "seconds": self.place.seconds,
-            "rows_per_second": self.feed.rows / self.place.seconds,
+        epoch: Epoch = {
+            **epoch_record.losses(number, contract, train_metrics, val_metrics),
+            "seconds": self.state.seconds,
+            "rows_per_second": self.feed.rows / self.state.seconds,
             **epoch_record.diagnose(self.ranker, contract, self.statistics, sample),
         }
         if not math.isfinite(epoch["val_loss"]):
@@ -165,23 +179,23 @@ class Run:
         return epoch
 
     def _steps(self) -> dict[str, float]:
-        """Run what is left of an epoch's steps; the means of the losses over all of them."""
-        skip = self.place.step
-        self._guarded(
+        """Run the epoch's remaining steps; return the means of the losses over all its steps."""
+        skip = self.state.step
+        self._call_keras(
             self.feed,
             lambda: self.ranker.fit(
-                self.feed.epoch(self.place.epoch, skip),
+                self.feed.epoch(self.state.epoch, skip),
                 steps_per_epoch=self.feed.steps - skip,
                 epochs=1,
                 verbose=0,
                 shuffle=False,
-                callbacks=[_Watch(self)],
+                callbacks=[_StepCallback(self)],
             ),
         )
         return {name: float(value) for name, value in self.ranker.get_metrics_result().items()}
 
-    def _guarded(self, feed: Feed, call: Any) -> Any:
-        """Call Keras, and raise errors of ours where its own hide them."""
+    def _call_keras(self, feed: Feed, call: Any) -> Any:
+        """Call Keras; raise our own error where Keras's error hides the cause."""
         try:
             return call()
         except KeyboardInterrupt:
@@ -196,61 +210,61 @@ class Run:
                 raise lost from error
             # The gates' own check, in the graph (see `backend.check_finite`).
             if "expected finite values" in str(error):
-                what = f"epoch {self.place.epoch}: a gate's input or logit"
+                what = f"epoch {self.state.epoch}: a gate's input or logit"
                 raise guards.not_finite(what, self.config.train) from error
             raise
 
 
-class _Watch(keras.callbacks.Callback):
-    """Follows an epoch: shows the progress, guards the loss, takes snapshots."""
+class _StepCallback(keras.callbacks.Callback):
+    """Follows the steps of an epoch: shows progress, guards the loss, takes snapshots."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, loop: TrainingLoop) -> None:
         super().__init__()
-        self.run = run
+        self.loop = loop
         self.began = time.perf_counter()
-        self.before = run.place.seconds
-        self.first = run.place.step
-        self.means: tuple[int, float] = (0, 0.0)
-        """Steps and mean of the guarded loss at the last measurement."""
+        self.before = loop.state.seconds
+        self.first = loop.state.step
+        self.measured: tuple[int, float] = (0, 0.0)
+        """Step of the last measurement, and the mean of the guarded loss up to it."""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        # Keras has just set them to zero.
-        if self.run.metrics is not None and self.first:
+        # Keras has just reset them.
+        if self.loop.metrics is not None and self.first:
             for variable, value in zip(
-                self.run.ranker.metrics_variables, self.run.metrics, strict=True
+                self.loop.ranker.metrics_variables, self.loop.metrics, strict=True
             ):
                 variable.assign(value)
-            found = {k: float(v) for k, v in self.run.ranker.get_metrics_result().items()}
-            self.means = (self.first, self._guarded_loss(found))
-        self.run.metrics = None
+            found = {k: float(v) for k, v in self.loop.ranker.get_metrics_result().items()}
+            self.measured = (self.first, self._guarded_loss(found))
+        self.loop.metrics = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        run, place = self.run, self.run.place
-        # Keras counts several steps at once, beyond the end where the last ones are fewer.
-        step = min(self.first + batch + 1, run.feed.steps)
+        loop, state = self.loop, self.loop.state
+        # Keras counts several steps at once; the last count can exceed the number of steps.
+        step = min(self.first + batch + 1, loop.feed.steps)
         found = {name: float(value) for name, value in (logs or {}).items()}
-        where = f"epoch {place.epoch}, step {step}: the training loss"
-        run.guard.check_finite(found["loss"], where)
+        where = f"epoch {state.epoch}, step {step}: the training loss"
+        loop.guard.check_finite(found["loss"], where)
         self._measure(step, found, where)
-        run.display.advance(step, found["loss"])
-        every = run.config.train.save_every
-        due = step // every > place.step // every
-        place.step, place.seconds = step, self.before + time.perf_counter() - self.began
-        if due and step < run.feed.steps:  # the epoch's end takes its own
+        loop.display.advance(step, found["loss"])
+        every = loop.config.train.save_every
+        due = step // every > state.step // every
+        state.step, state.seconds = step, self.before + time.perf_counter() - self.began
+        if due and step < loop.feed.steps:  # `fit` takes one at the end of the epoch
             if backend.name() == "jax":
                 self.model.jax_state_sync()
-            run.save()
+            loop.save()
 
     def _measure(self, step: int, found: dict[str, float], where: str) -> None:
-        """Hand the guard the mean over the steps since it was last given one."""
-        before, mean = self.means
+        """Give the guard the mean loss of the steps since the last measurement."""
+        before, mean = self.measured
         if step - before < Guard.STEPS:
             return
         total = self._guarded_loss(found)
-        self.means = (step, total)
-        self.run.guard.check((total * step - mean * before) / (step - before), where)
+        self.measured = (step, total)
+        self.loop.guard.check((total * step - mean * before) / (step - before), where)
 
     def _guarded_loss(self, found: dict[str, float]) -> float:
-        tasks = self.run.config.contract.tasks
+        tasks = self.loop.config.contract.tasks
         total = sum(task.weight * found[f"{name}_loss"] for name, task in tasks.items())
         return total + found["regularisation"]

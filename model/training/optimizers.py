@@ -1,8 +1,8 @@
 """Adam with one fused kernel per variable.
 
-The optimiser's step is memory-bound and grows with the number of experts, whichever of them ran:
-every expert's variables, both moments and the gradient are read and written once.  Keras's Adam
-makes some ten passes over them; TensorFlow's fused kernel makes one.
+The optimiser's step is bound by memory bandwidth.  It grows with the number of experts, also of
+those that did not run: every variable, both its moments and its gradient are read and written.
+Keras's Adam makes about ten passes over them; TensorFlow's fused kernel makes one.
 """
 
 from typing import Any
@@ -18,26 +18,26 @@ Tensor = Any
 
 @keras.saving.register_keras_serializable("multigate")
 class Adam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam`, the same to rounding, faster on TensorFlow.
+    """`keras.optimizers.Adam`, equal up to rounding and faster on TensorFlow.
 
     With m, v the moments, g the gradient and t the step, counted from 1 (Kingma and Ba 2015):
 
         m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2)
         variable -= learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t) * m / (sqrt(v) + epsilon)
 
-    Every variable is updated at every step, also the rows of an embedding table that the batch
-    does not touch and experts that no row chose: their gradient is zero, their moments decay and
-    still move them.  That is Adam's definition, and the default here.
+    Every variable is updated at every step, including embedding rows that the batch does not
+    contain and experts that no row chose: their gradient is zero, but their decaying moments still
+    move them.  That is Adam's definition, and the default here.
 
-    With `lazy=True` an embedding table's moments and rows change only where the batch touches
-    them (rows seen twice have their gradients summed first), which costs the batch's rows instead
-    of the table's, and is another algorithm: a rare row keeps its momentum for its next turn
-    instead of coasting.  It applies to variables whose gradient is `tf.IndexedSlices`, that is to
-    `keras.layers.Embedding` on TensorFlow; all others are updated as above.
+    With `lazy=True` only the embedding rows in the batch are updated, with their moments (rows that
+    occur twice have their gradients summed first).  The cost is then that of the batch's rows
+    instead of the table's.  It is another algorithm: a rare row keeps its momentum until its next
+    batch.  It applies to gradients that are `tf.IndexedSlices`, that is to `keras.layers.Embedding`
+    on TensorFlow; all other variables are updated as above.
 
     Args:
         learning_rate: a number or a `keras.optimizers.schedules.LearningRateSchedule`.
-        lazy: update only the rows of embedding tables that a batch touches.
+        lazy: update only the embedding rows in the batch.
         options: the other arguments of `keras.optimizers.Adam`.
 
     Raises:
@@ -54,10 +54,10 @@ class Adam(keras.optimizers.Adam):
             )
         self.lazy = lazy
         self.workers: Workers | None = None
-        """With whom the gradients are added up; nobody by default."""
+        """Processes over which gradients are summed; None for this process alone."""
 
     def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
-        """Update the variables by the gradients, those of all workers together."""
+        """Update the variables by the gradients, summed over all workers."""
         if self.workers is not None:
             known = [index for index, gradient in enumerate(grads) if gradient is not None]
             grads = list(grads)
@@ -69,15 +69,15 @@ class Adam(keras.optimizers.Adam):
     def _backend_update_step(
         self, grads: list[Tensor], trainable_variables: list[Any], learning_rate: Tensor
     ) -> None:
-        """Compute the step's scalars once for all variables, then update each of them."""
+        """Compute the scalars of the step once, then update each variable."""
         if backend.name() == "tensorflow" and not self.amsgrad:
             step = keras.ops.cast(self.iterations + 1, "float32")
             powers = [keras.ops.power(beta, step) for beta in (self.beta_1, self.beta_2)]
-            learning_rate = (learning_rate, *powers)  # handed through to `update_step`
+            learning_rate = (learning_rate, *powers)  # passed on to `update_step`
         super()._backend_update_step(grads, trainable_variables, learning_rate)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
-        """Update one variable; `learning_rate` is what `_backend_update_step` made of it."""
+        """Update one variable; `learning_rate` comes from `_backend_update_step`."""
         if not isinstance(learning_rate, tuple):
             super().update_step(gradient, variable, learning_rate)
             return
@@ -92,7 +92,7 @@ class Adam(keras.optimizers.Adam):
                 alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
                 self._update_rows(gradient, variable, m, v, alpha)
                 return
-            gradient = tf.convert_to_tensor(gradient)  # sums rows seen twice
+            gradient = tf.convert_to_tensor(gradient)  # sums rows that occur twice
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=m.handle,
@@ -107,7 +107,7 @@ class Adam(keras.optimizers.Adam):
         )
 
     def _update_rows(self, gradient: Any, variable: Any, m: Any, v: Any, alpha: Tensor) -> None:
-        """Update the touched rows of a table; `alpha` is the bias-corrected rate."""
+        """Update the rows of a table that are in the batch; `alpha` is the bias-corrected rate."""
         import tensorflow as tf
 
         rows, positions = tf.unique(gradient.indices)
@@ -129,13 +129,13 @@ class Adam(keras.optimizers.Adam):
 def make_optimizer(
     options: TrainConfig, steps: int, warm: bool = False, workers: Workers | None = None
 ) -> keras.optimizers.Optimizer:
-    """The optimiser of a training, with its learning rate.
+    """The optimiser of a training with its learning rate schedule.
 
     Args:
         options: of the training.
         steps: of one epoch; a decay ends with the last of `epochs` epochs.
         warm: whether training starts from a checkpoint.
-        workers: with whom the gradients are added up.
+        workers: processes over which gradients are summed; None for this process alone.
     """
     rate: Any = options.learning_rate
     if warm and options.warm_learning_rate is not None:
@@ -149,6 +149,6 @@ def make_optimizer(
     optimizer = Adam(rate, lazy=options.lazy_embeddings)
     optimizer.workers = workers
     if options.precision == "mixed_float16":
-        # Its smallest gradients would underflow.
+        # Without scaling, small gradients would underflow.
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer

@@ -1,20 +1,20 @@
-"""What training shows: a bar where there is a terminal, one line an epoch everywhere."""
+"""Progress of a training on stderr: a bar on a terminal, and one line per epoch everywhere."""
 
 import sys
-from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from multigate.model.training.epoch_record import Epoch
+
 
 class Display:
-    """Shows training's progress on stderr, so that stdout is left to results.
+    """Shows progress on stderr; stdout is for results.
 
     Args:
         shown: False shows nothing.
-        epochs: that training takes at most.
+        epochs: largest number of epochs.
         steps: of one epoch.
     """
 
@@ -28,7 +28,7 @@ class Display:
             TextColumn("loss {task.fields[loss]:.4f}"),
             console=self._console,
             transient=True,
-            # Elsewhere, such as in a job's log, a bar is a stream of control characters.
+            # In a job's log a bar would be a stream of control characters.
             disable=not (shown and self._console.is_terminal),
         )
         self._epochs, self._steps = epochs, steps
@@ -47,20 +47,20 @@ class Display:
         self._bar.stop()
 
     def note(self, text: str) -> None:
-        """Print one line about something else than an epoch."""
+        """Print one line that is not about an epoch."""
         self._console.print(text, markup=False)
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Start the bar of an epoch, counted from 1."""
         self._bar.reset(self._task, description=f"epoch {epoch}/{self._epochs}")
 
     def advance(self, step: int, loss: float) -> None:
-        """Show that so many of the epoch's steps are done, and the mean loss so far."""
-        # Keras counts several steps at once, beyond the end where the last ones are fewer.
+        """Show how many of the epoch's steps are done, and the mean loss so far."""
+        # Keras counts several steps at once; the last count can exceed the number of steps.
         self._bar.update(self._task, completed=min(step, self._steps), loss=loss)
 
-    def line(self, epoch: Mapping[str, Any], best: bool) -> None:
-        """Print one line about a finished epoch, an entry of the history."""
+    def end_epoch(self, epoch: Epoch, best: bool) -> None:
+        """Print one line about a finished epoch."""
         tasks = "  ".join(f"{name} {task['val_loss']:.4f}" for name, task in epoch["tasks"].items())
         self._console.print(
             f"epoch {epoch['epoch']}/{self._epochs}  loss {epoch['loss']:.4f}  "

@@ -1,9 +1,12 @@
 """Snapshots of a training: everything that its next step depends on, on disk.
 
 A snapshot is one file: the arrays of all variables (weights, the gates' step counters, states of
-random generators, the optimiser's moments and counter, the losses' running means) and a JSON
-object with the place in the data, then a checksum.  The newest two are kept; one that is damaged
-is passed over for the one before it.
+random generators, the optimiser's moments and counter, running means of the losses), a JSON object
+with the rest of the state, then a checksum.  The newest two are kept; if the newest is damaged, the
+one before it is used.
+
+`keras.callbacks.BackupAndRestore` was considered: it restores the epoch, but neither the place
+within it nor the running means of the losses, and it does not notice a damaged file.
 """
 
 import hashlib
@@ -27,8 +30,8 @@ class Snapshot(NamedTuple):
     """One moment of a training.
 
     Attributes:
-        arrays: values of the variables, in the order in which they were given.
-        meta: what else there is to know, as JSON values.
+        arrays: values of the variables, in a fixed order.
+        meta: the rest of the state, as JSON values.
     """
 
     arrays: list[np.ndarray]
@@ -36,11 +39,11 @@ class Snapshot(NamedTuple):
 
 
 class DamagedError(Exception):
-    """A snapshot, or a file that it refers to, is not what was written."""
+    """A snapshot, or a file that it refers to, differs from what was written."""
 
 
 def save(folder: Path, snapshot: Snapshot) -> Path:
-    """Write a snapshot, whole or not at all, and remove all but the newest two."""
+    """Write a snapshot, whole or not at all; remove all but the newest two."""
     content = io.BytesIO()
     arrays: dict[str, Any] = {f"{i:06d}": array for i, array in enumerate(snapshot.arrays)}
     arrays[_META] = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
@@ -58,15 +61,14 @@ def save(folder: Path, snapshot: Snapshot) -> Path:
 def latest(
     folder: Path, check: Callable[[Snapshot], None] = lambda snapshot: None
 ) -> tuple[Snapshot | None, list[Path]]:
-    """Read the newest snapshot that is whole.
+    """Read the newest snapshot that is not damaged.
 
     Args:
-        folder: where `save` wrote.
-        check: raises `DamagedError` where something that the snapshot refers to is damaged.
+        folder: to which `save` wrote.
+        check: raises `DamagedError` if a file that the snapshot refers to is damaged.
 
     Returns:
-        The snapshot, None where there is none that is whole; and the damaged ones' paths, which
-        are removed.
+        The snapshot, or None; and the paths of damaged ones, which are removed.
     """
     damaged = []
     found = None
@@ -79,7 +81,7 @@ def latest(
             found = None
             damaged.append(path)
     for path in damaged:
-        path.unlink(missing_ok=True)  # several workers look at once
+        path.unlink(missing_ok=True)  # several workers do this at once
     return found, damaged
 
 
@@ -96,7 +98,7 @@ def checksum(path: Path) -> str:
 
 
 def exist(folder: Path) -> bool:
-    """Whether there is a snapshot, whole or not."""
+    """Whether there is a snapshot, damaged or not."""
     return bool(_newest_first(folder))
 
 

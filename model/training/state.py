@@ -1,4 +1,4 @@
-"""Where a training is: all that its next step depends on, to a snapshot and back."""
+"""The state of a training: all that its next step depends on, to a snapshot and back."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -10,54 +10,55 @@ from multigate.configs.errors import ModelError
 from multigate.model.checkpoints import weights
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training import snapshots
+from multigate.model.training.epoch_record import Epoch
 from multigate.model.training.snapshots import Snapshot
 from multigate.model.training.workspace import Workspace
 
 
 @dataclass
-class Place:
+class TrainingState:
     """What a snapshot holds besides the variables.
 
     Attributes:
         epoch: the current one, from 1.
-        step: steps of it that are done.
-        seconds: that they took.
+        step: number of its steps that are done.
+        seconds: that these steps took.
         history: the epochs before it.
-        measured: the guard's latest measurements.
-        best: name and checksum of the best epoch's weights; empty before there are any.
+        measured: the loss guard's latest measurements.
+        best: file name and checksum of the best epoch's weights; empty before the first epoch.
     """
 
     epoch: int = 1
     step: int = 0
     seconds: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
+    history: list[Epoch] = field(default_factory=list)
     measured: list[float] = field(default_factory=list)
     best: list[str] = field(default_factory=list)
 
 
-def save(work: Workspace, ranker: Ranker, place: Place) -> None:
+def save(work: Workspace, ranker: Ranker, state: TrainingState) -> None:
     """Take a snapshot of a compiled ranker."""
     arrays = [weights.to_numpy(variable) for variable in _variables(ranker)]
-    snapshots.save(work.root, Snapshot(arrays, asdict(place)))
-    work.forget_best()
+    snapshots.save(work.root, Snapshot(arrays, asdict(state)))
+    work.remove_old_best()
 
 
 def restore(
     work: Workspace, ranker: Ranker, note: Callable[[str], None]
-) -> tuple[Place, list[np.ndarray]] | None:
-    """Continue from the newest snapshot that is whole.
+) -> tuple[TrainingState, list[np.ndarray]] | None:
+    """Set a ranker to the newest snapshot that is not damaged.
 
     Args:
-        work: where the snapshots are.
-        ranker: compiled, its optimiser built; gets the snapshot's values.
-        note: is told what happens.
+        work: folder with the snapshots.
+        ranker: compiled, with its optimiser built; its variables are assigned.
+        note: called with a line about each thing that happens.
 
     Returns:
-        The place, and the losses' running means, which Keras sets to zero when an epoch begins;
-        None where there is no snapshot.
+        The state, and the running means of the losses, which Keras resets when an epoch begins;
+        None if there is no snapshot.
 
     Raises:
-        ModelError: the snapshot is another model's.
+        ModelError: the snapshot is of another model.
     """
 
     def check(snapshot: Snapshot) -> None:
@@ -67,7 +68,7 @@ def restore(
 
     found, damaged = snapshots.latest(work.root, check)
     for path in damaged:
-        note(f"{path.name} is damaged: continuing from before it")
+        note(f"{path.name} is damaged: continuing from the one before it")
     if found is None:
         return None
     variables = _variables(ranker)
@@ -80,11 +81,11 @@ def restore(
     means = len(ranker.metrics_variables)
     for variable, array in zip(variables[:-means], found.arrays, strict=False):
         variable.assign(array)
-    place = Place(**found.meta)
-    note(f"continuing at epoch {place.epoch}, step {place.step}")
-    return place, found.arrays[-means:]
+    state = TrainingState(**found.meta)
+    note(f"continuing at epoch {state.epoch}, step {state.step}")
+    return state, found.arrays[-means:]
 
 
 def _variables(ranker: Ranker) -> list[Any]:
-    """Everything that changes from step to step; the losses' running means come last."""
+    """Everything that changes from step to step; the running means of the losses come last."""
     return [*ranker.variables, *ranker.optimizer.variables, *ranker.metrics_variables]

@@ -1,4 +1,4 @@
-"""TensorBoard logs: losses per task and what the gates do, once an epoch, on either backend."""
+"""TensorBoard logs, on either backend: losses per task and gate diagnostics, once per epoch."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ class Logs:
     """Writes event files for training and validation, side by side in TensorBoard.
 
     Args:
-        folder: of the logs; `train/` and `validation/` are made in it.
+        folder: of the logs; gets `train/` and `validation/`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -23,7 +23,7 @@ class Logs:
         }
 
     def write(self, split: str, epoch: int, values: Mapping[str, Any]) -> None:
-        """Write one epoch's numbers; a list of numbers becomes one scalar for each index.
+        """Write the numbers of one epoch; a list becomes one scalar per index.
 
         Raises:
             OSError: the files cannot be written.
@@ -49,7 +49,7 @@ class Logs:
 
 @contextmanager
 def _os_error() -> Iterator[None]:
-    """Raise TensorFlow's errors about files as Python's own."""
+    """Raise TensorFlow's errors about files as OSError."""
     try:
         yield
     except tf.errors.OpError as error:

@@ -2,16 +2,16 @@
 
 The same seed gives the same weights, bit for bit on a CPU: initial weights, noise and dropout
 derive their seeds from it, and the order of the rows is a function of seed and epoch.  Snapshots
-hold all that the next step depends on, so that a training that was killed ends with those weights
-too.
+hold all that the next step depends on, so a training that was killed and resumed ends with the same
+weights too.
 """
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
@@ -22,10 +22,28 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
 from multigate.model.training import snapshots, warm_start
-from multigate.model.training.loop import Run
+from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.workspace import Workspace
 
 _VALIDATION_BATCH = 4096
+
+
+class Trained(TypedDict):
+    """What a training did.
+
+    `rows` of the training split, `epochs` that were trained, `val_loss` of the best epoch,
+    `seconds` of this call, `resumed` None if it began at the start, `started_from` None without a
+    checkpoint to start from.
+    """
+
+    checkpoint: str
+    rows: int
+    epochs: int
+    best_epoch: int
+    val_loss: float
+    seconds: float
+    resumed: ResumePoint | None
+    started_from: warm_start.Started | None
 
 
 def train(
@@ -36,30 +54,26 @@ def train(
     progress: bool = True,
     resume: bool = False,
     start_from: Path | None = None,
-    on_epoch: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    on_epoch: OnEpoch | None = None,
+) -> Trained:
     """Train a ranker and write its checkpoint, whole or not at all.
 
     Args:
         config: contract, model and training.
         examples: folder of examples.
-        out: the checkpoint's folder; must not exist. See `model.checkpoints.checkpoint` for what
-            it holds.
-        progress: whether to show a bar, or lines, on stderr.
-        resume: whether to continue a training of `out` that was killed or interrupted, where
-            there is one.  Without it, one that is there is refused.
-        start_from: checkpoint whose weights are the first ones, see `model.training.warm_start`.
-        on_epoch: called with each epoch's entry of the history; what it raises ends the training.
-
-    Returns:
-        checkpoint, rows, epochs (trained), best_epoch, val_loss (of the best epoch), seconds (of
-        this call), resumed (the place from which it continued, None from the start), started_from
-        (what `warm_start.start` returns; None without it).
+        out: the checkpoint's folder, which must not exist; `model.checkpoints.checkpoint` lists
+            its files.
+        progress: whether to show progress on stderr.
+        resume: whether to continue an interrupted training of `out`, if there is one.  If False,
+            an interrupted training is refused.
+        start_from: checkpoint with the initial weights, see `model.training.warm_start`.
+        on_epoch: called with each epoch's entry of the history; an exception from it ends the
+            training.
 
     Raises:
         DataError: the examples cannot be read, `out` exists or is being trained.
         ModelError: the examples were built with another contract, the loss is not finite or
-            explodes, or the interrupted training was another.
+            explodes, or the interrupted training had other settings or data.
     """
     started = time.perf_counter()
     group = connect() if config.train.data_parallel else None
@@ -93,12 +107,12 @@ def train(
         feed = make_feed(
             train_split, config.contract, statistics, options.batch_size, options, workers
         )
-        run = Run(
+        loop = TrainingLoop(
             ranker,
             config,
             statistics,
             feed,
-            # All of it for every worker: they have the same weights, and decide alike.
+            # Every worker validates on the whole split: equal weights, equal decisions.
             make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options),
             work,
             folder,
@@ -106,7 +120,7 @@ def train(
             warm=start_from is not None,
             on_epoch=on_epoch,
         )
-        epochs = run.fit()
+        epochs = loop.fit()
     best = min(epochs, key=lambda epoch: epoch["val_loss"])
     return {
         "checkpoint": str(out),
@@ -115,14 +129,14 @@ def train(
         "best_epoch": best["epoch"],
         "val_loss": best["val_loss"],
         "seconds": time.perf_counter() - started,
-        "resumed": run.resumed,
+        "resumed": loop.resumed,
         "started_from": started_from,
     }
 
 
 @contextmanager
 def _folder(work: Workspace) -> Iterator[Path]:
-    """Where the checkpoint is put together; a worker that does not write throws its own away."""
+    """Folder in which the checkpoint is written; a temporary one for workers that do not write."""
     if work.writes:
         yield work.checkpoint
         return
@@ -131,7 +145,7 @@ def _folder(work: Workspace) -> Iterator[Path]:
 
 
 def _identity(start_from: Path | None) -> str | None:
-    """Checksum of a checkpoint's weights."""
+    """Checksum of the weights to start from."""
     if start_from is None:
         return None
     try:

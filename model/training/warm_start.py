@@ -1,26 +1,27 @@
-"""Warm start: a fresh ranker continues from a checkpoint of the same contract.
+"""Warm start: a new ranker gets the weights of a checkpoint of the same contract.
 
 What is carried over, and how:
 
-    embeddings of ids   a row per value, wherever the value now stands; a new value keeps its fresh
-                        row, a vanished one is dropped; rows of missing and unseen values stay
-    ... that are hashed all rows as they are: the hash knows no vocabulary, and the number of its
+    id embeddings       one row per value, wherever the value is in the new vocabulary; a new value
+                        keeps its initial row, a vanished one is dropped; the rows of missing and
+                        unseen values are kept
+    hashed id embeddings  all rows as they are: a hash needs no vocabulary, and the number of its
                         buckets is part of the schema
-    all other weights   as they are, the gates' step counters included: a gate that has converged
+    all other weights   as they are, by name; the gates' step counters too, so that a converged gate
                         is not made soft again (unless its schedule is to start over)
-    numbers             (x - mean) / std has new moments, so the first layers that read it are
-                        changed in step: with the old number = scale * new + shift, their kernel's
-                        row is multiplied by scale, and kernel row * shift is added to their bias,
-                        or to the row of the feature's indicator, where missing values have one
-    regression labels   likewise, in the towers' last layer
+    numbers             (x - mean) / std has a new mean and std.  With old = scale * new + shift, in
+                        every first layer that reads the number its row of the kernel is multiplied
+                        by scale, and row * shift is added to the bias, or to the row of the
+                        number's indicator if missing values have one
+    regression labels   the same, in the last layer of the towers
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
-so that the scores of known ids are those of the checkpoint, until the first step.  The optimiser's
+So known ids keep the scores that the checkpoint gives them, until the first step.  The optimiser's
 moments start at zero: a checkpoint does not hold them.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -32,25 +33,37 @@ from multigate.model.data.encoding import Encoder, keeps_vocabulary
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
 
-_FREE = {"weight", "score_weight"}  # of a task: no part of the schema
+_NOT_IN_SCHEMA = {"weight", "score_weight"}  # options of a task
+
+
+class MovedValues(TypedDict):
+    """How many values of a vocabulary were kept, are new and were dropped."""
+
+    kept: int
+    new: int
+    dropped: int
+
+
+class Started(TypedDict):
+    """What a warm start did; `tables` is by feature."""
+
+    checkpoint: str
+    tables: dict[str, MovedValues]
 
 
 def start(
     ranker: Ranker, encoder: Encoder, source: Path, restart_schedules: bool = False
-) -> dict[str, Any]:
-    """Give a fresh ranker the weights of a checkpoint.
+) -> Started:
+    """Give a new ranker the weights of a checkpoint.
 
     Args:
-        ranker: with the new vocabularies' tables.
-        encoder: of the examples that will be trained on.
+        ranker: with tables for the new vocabularies.
+        encoder: of the examples to train on.
         source: the checkpoint's folder.
         restart_schedules: set the gates' step counters to zero.
 
-    Returns:
-        checkpoint; `tables`: by feature, how many values were kept, new and dropped.
-
     Raises:
-        ModelError: not a checkpoint, or of another contract or architecture.
+        ModelError: not a checkpoint, or one of another contract or architecture.
         DataError: its vocabularies or statistics are damaged.
     """
     _, frozen = checkpoint.read_config(source)
@@ -65,16 +78,16 @@ def start(
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
     named = weights.variables(ranker)
-    tables = {}
+    tables: dict[str, MovedValues] = {}
     for name, feature in encoder.contract.features.items():
         key = f"embeddings/{name}"
         if keeps_vocabulary(encoder.contract, name) and key in found and key in named:
             assert isinstance(feature, IdFeature | IdListFeature)
             fresh = weights.to_numpy(named[key])
             if found[key].shape[1:] != fresh.shape[1:]:
-                continue  # `assign` names it
+                continue  # `assign` refuses it by name
             old, new = before.vocabularies[name], encoder.vocabularies[name]
-            found[key], tables[name] = _grow(
+            found[key], tables[name] = _move_rows(
                 found[key], fresh, old.to_pylist(), new.to_pylist(), 1 + feature.oov_buckets
             )
     found = _with_task_weighting(found, named)
@@ -89,7 +102,7 @@ def start(
 
 
 def _differences(before: Contract, now: Contract) -> str:
-    """What parts two contracts, in words: `feature country (hash_buckets 7, now 8)`."""
+    """How two contracts differ, in words: `feature country (hash_buckets 7, now 8)`."""
     found = []
     old, new = (contract.model_dump(mode="json") for contract in (before, now))
     for kind in ("features", "tasks"):
@@ -98,7 +111,7 @@ def _differences(before: Contract, now: Contract) -> str:
             if None in values:
                 found.append(f"{kind[:-1]} {name} ({'new' if values[0] is None else 'gone'})")
                 continue
-            keys = [key for key in {**values[0], **values[1]} if key not in _FREE]
+            keys = [key for key in {**values[0], **values[1]} if key not in _NOT_IN_SCHEMA]
             pairs = [(key, *(value.get(key) for value in values)) for key in keys]
             changes = [f"{key} {one}, now {other}" for key, one, other in pairs if one != other]
             if changes:
@@ -111,7 +124,7 @@ def _with_task_weighting(
 ) -> dict[str, np.ndarray]:
     """The weights of a file, with learnt task weights if, and only if, the ranker has them.
 
-    They are no part of the scores, so that their option may change from night to night.
+    Scores do not depend on them, so `model.task_weighting` may change from night to night.
     """
     prefix = "uncertainty/"
     fresh = {name: weights.to_numpy(v) for name, v in named.items() if name.startswith(prefix)}
@@ -119,20 +132,17 @@ def _with_task_weighting(
     return fresh | kept
 
 
-def _grow(
+def _move_rows(
     old: np.ndarray, fresh: np.ndarray, before: list[Any], after: list[Any], offset: int
-) -> tuple[np.ndarray, dict[str, int]]:
-    """An embedding table for another vocabulary.
+) -> tuple[np.ndarray, MovedValues]:
+    """An embedding table for another vocabulary, out of the old one.
 
     Args:
         old: (offset + len(before), d).
         fresh: (offset + len(after), d) initial rows.
         before: the old vocabulary.
         after: the new one.
-        offset: rows before the first value's.
-
-    Returns:
-        The new table, and how many values were kept, new and dropped.
+        offset: number of rows before the first value's row.
     """
     place = {value: offset + index for index, value in enumerate(before)}
     kept = [(offset + index, place[value]) for index, value in enumerate(after) if value in place]
@@ -141,7 +151,7 @@ def _grow(
     if kept:
         targets, sources = np.asarray(kept).T
         table[targets] = old[sources]
-    counts = {
+    counts: MovedValues = {
         "kept": len(kept),
         "new": len(after) - len(kept),
         "dropped": len(before) - len(kept),
@@ -150,7 +160,7 @@ def _grow(
 
 
 def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> None:
-    """Change the layers that read or make standardised numbers for their new moments."""
+    """Adapt the layers that read or make standardised numbers to the new means and deviations."""
     widths = ranker.embedder.widths
     column = 0
     for name, feature in ranker.embedder.features.items():
@@ -178,7 +188,7 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .) and bias (.,) or None of everything that reads the embedder's output."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the embedder's output."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
     experts = [(layer.kernel, layer.bias) for layer in layers]
     return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]

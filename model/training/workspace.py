@@ -1,14 +1,14 @@
-"""The working folder of a training: beside its checkpoint while it runs, gone when that is whole.
+"""The working folder of a training: beside its checkpoint while it runs, then removed.
 
 .<name>.training/
     lock            held by the process that trains
-    run.json        what is trained on what, so that nothing else continues it
-    checkpoint/     the checkpoint as far as it is; renamed to <name> at the end
+    run.json        configuration and data, so that only the same training continues it
+    checkpoint/     the unfinished checkpoint; renamed to <name> at the end
     snapshot-*.npz  see `model.training.snapshots`
     best-*.h5       weights of the best epochs so far
 
-A process that is killed leaves the folder behind, and one that is interrupted or out of disk leaves
-it where it holds a snapshot: training continues from there.
+A killed process leaves the folder behind.  A process that is interrupted or runs out of disk leaves
+it if it holds a snapshot; training continues from there.
 """
 
 import fcntl
@@ -32,13 +32,13 @@ class Workspace:
 
     Args:
         out: the checkpoint's folder; must not exist.
-        resume: whether to continue from a snapshot where there is one.
-        writes: whether this process writes: of several that train together one does, and the
+        resume: whether to continue from a snapshot, if there is one.
+        writes: whether this process writes.  Of several that train together one writes, and the
             others read its snapshots.
 
     Raises:
         DataError: `out` exists, another process is training it, or there is an interrupted
-            training that `resume` does not ask for.
+            training and `resume` is False.
     """
 
     def __init__(self, out: Path, resume: bool, writes: bool = True) -> None:
@@ -47,12 +47,12 @@ class Workspace:
         self.checkpoint = self.root / "checkpoint"
         self.resume, self.writes = resume, writes
         self._lock: IO[str] | None = None
-        self._made: list[Path] = []
+        self._made_parents: list[Path] = []
 
     def __enter__(self) -> "Workspace":
         if not self.writes:
             return self
-        self._made = [parent for parent in self.out.parents if not parent.exists()]
+        self._made_parents = [parent for parent in self.out.parents if not parent.exists()]
         self._refuse_existing()
         self.root.mkdir(parents=True, exist_ok=True)
         self._lock = (self.root / "lock").open("w")
@@ -71,7 +71,7 @@ class Workspace:
                 f"{self.root}: holds an interrupted training of {self.out}; continue it with "
                 "--resume, or remove the folder"
             )
-        # What was written before the interruption is written anew from the snapshot.
+        # Its files from before the interruption are written again from the snapshot.
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         self.checkpoint.mkdir()
         return self
@@ -84,30 +84,30 @@ class Workspace:
     ) -> None:
         if not self.writes:
             return
-        # An error of ours would come again, but for a lost worker's; whoever interrupts or makes
-        # room wants to continue.
+        # An error of ours would come again, except a lost worker.  After an interruption or a full
+        # disk the training can continue.
         if error is None:
             self._refuse_existing()
             self.checkpoint.rename(self.out)
-        again = isinstance(error, MultigateError) and not isinstance(error, PeerError)
-        keep = error is not None and not again
+        comes_again = isinstance(error, MultigateError) and not isinstance(error, PeerError)
+        keep = error is not None and not comes_again
         if not (keep and snapshots.exist(self.root)) and not isinstance(error, _OtherRunError):
             shutil.rmtree(self.root, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
         if error is not None:
-            with suppress(OSError):  # up to the first that holds something else
-                for parent in self._made:
+            with suppress(OSError):  # up to the first one that is not empty
+                for parent in self._made_parents:
                     parent.rmdir()
 
     def identify(self, run: dict[str, Any]) -> None:
-        """Record what is trained, or check that the interrupted training was the same.
+        """Record what is trained; with snapshots, check that they are of the same training.
 
         Args:
-            run: JSON values, by what an error message calls them.
+            run: JSON values by name; an error message uses the name.
 
         Raises:
-            ModelError: the snapshots are of another run.
+            ModelError: the snapshots are of another training.
         """
         path = self.root / RUN
         if snapshots.exist(self.root):
@@ -125,11 +125,11 @@ class Workspace:
             write_json(path, run)
 
     def best(self, epoch: int) -> Path:
-        """Where the weights of a best epoch go."""
+        """Path of the weights of a best epoch."""
         return self.root / f"best-{epoch:06d}.h5"
 
-    def forget_best(self) -> None:
-        """Remove the weights of all but the two newest best epochs; no snapshot refers to them."""
+    def remove_old_best(self) -> None:
+        """Remove weights that no snapshot refers to: keep those of the two newest best epochs."""
         for old in sorted(self.root.glob("best-*.h5"))[:-2]:
             old.unlink()
 
@@ -141,4 +141,4 @@ class Workspace:
 
 
 class _OtherRunError(ModelError):
-    """The working folder is another run's, and stays."""
+    """The working folder belongs to another training and stays."""

@@ -11,7 +11,7 @@ def test_the_bar_ends_at_the_epochs_steps(
     """Steps are reported by the dozen, and the last dozen need not be full."""
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, to rich
     with Display(True, 3, 40) as display:
-        display.begin(1)
+        display.begin_epoch(1)
         display.advance(32, 0.5)
         display.advance(48, 0.25)
     shown = capsys.readouterr()

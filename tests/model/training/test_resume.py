@@ -206,7 +206,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
     # The newest is of step 64 of the second epoch, the one before of step 48.
     assert result["resumed"] == {"epoch": 2, "step": 48}
     shown = capsys.readouterr().err.splitlines()
-    assert shown[0] == f"{newest.name} is damaged: continuing from before it"
+    assert shown[0] == f"{newest.name} is damaged: continuing from the one before it"
     assert shown[1] == "continuing at epoch 2, step 48"
     assert_same(undisturbed, out)
 
