@@ -45,7 +45,7 @@ from multigate.model.checkpoints.checkpoint import make_ranker
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import Raw, raw_values, take
 from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
-from multigate.model.export.graph import RANK, ROWS, Servable
+from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
 
 K = 2
@@ -88,7 +88,7 @@ def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict
     for mixed in ranker.mixture.gates:
         if mixed.static:  # tasks choose their experts independently
             mixed.bias.assign(rng.normal(0, 1, mixed.bias.shape))
-    return ranker, encoder, Servable(ranker, encoder)
+    return ranker, encoder, ServingGraph(ranker, encoder)
 
 
 def make_table(encoder: Encoder, rows: int) -> pa.Table:

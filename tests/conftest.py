@@ -28,7 +28,7 @@ TOGETHER = (
     r"model/export/test_export\.py",
     r"serving/workers/test_supervisor\.py",
     r"model/training/test_data_parallel\.py",
-    r"model/export/test_servable\.py",
+    r"model/export/test_graph\.py",
 )
 
 

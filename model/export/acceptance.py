@@ -93,7 +93,7 @@ class Judge:
     Args:
         ranker: as trained.
         encoder: of its contract.
-        examples: folder, of which the validation split is read where something is judged.
+        examples: folder; its validation split is read only if something is judged.
         options: tolerances, and how the weights are stored.
     """
 

@@ -1,12 +1,12 @@
 """Calibration of the binary tasks' probabilities, fitted on the validation split.
 
-A calibration maps a task's logit z to another one, so that it goes into the exported graph before
-the sigmoid and keeps the order of a task's scores:
+A calibration maps a task's logit z to another logit by a rising curve.  It goes into the exported
+graph before the sigmoid and keeps the order of the task's scores:
 
-    platt      a * z + b, a and b of largest likelihood (Platt 1999)
-    isotonic   linear between knots: rows are put into bins of equal size by z, pooled until their
-               rates rise (Zadrozny and Elkan 2002), and each pool gives the knot (mean z, logit of
-               its rate).  Below the first and above the last knot the slope is 1.
+    platt      a * z + b, with a and b of largest likelihood (Platt 1999)
+    isotonic   linear between knots: rows are put into bins of equal size by z, bins are pooled
+               until their rates rise (Zadrozny and Elkan 2002), and each pool gives a knot (mean z,
+               logit of its rate).  Below the first and above the last knot the slope is 1.
 
 Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finite.
 """
@@ -28,16 +28,16 @@ Method = Literal["platt", "isotonic"]
 
 _BINS = 50
 _SMALLEST_GAP = 1e-3
-"""Knots nearer to one another are pooled, or rounding of z would show in the score."""
+"""Closer knots are pooled: the curve would be so steep that rounding of z shows in the score."""
 
 
 class Curve(NamedTuple):
-    """A rising, piecewise linear function through knots, of which there are at least one.
+    """A rising, piecewise linear function through K >= 1 knots.
 
     Attributes:
         x: (K,) float32, rising.
         y: (K,) float32.
-        slope: in front of the first and behind the last knot.
+        slope: below the first and above the last knot.
     """
 
     x: np.ndarray
@@ -88,12 +88,12 @@ def fit(
 
     Args:
         contract: tasks.
-        method: see the module's text.
+        method: see the module docstring.
         logits: (N,) by task.
         labels: (N, T), NaN where masked.
 
     Returns:
-        Curves by task, and why tasks have none.
+        Curves by task, and by task the reason why it has none.
     """
     curves: dict[str, Curve] = {}
     left: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """The encoding of `model.data.encoding` as a TensorFlow graph, frozen into the export.
 
-A missing value is what the companion input `<feature>__present` marks as absent, empty text or a
-number that is not finite.  Under `missing: error` it is refused before the model is called (the
-companion does not exist); an empty text that comes through all the same gets row 0.
+A value is missing if the companion input `<feature>__present` says so, if it is empty text or a
+number that is not finite.  With `missing: error` there is no companion, and the server refuses a
+missing value before it calls the model; an empty text that reaches the graph gets row 0.
 """
 
 from collections.abc import Iterable
@@ -51,10 +51,10 @@ class GraphEncoder:
     """Encodes raw values in-graph; holds the vocabularies as lookup tables.
 
     Args:
-        encoder: whose contract, statistics and vocabularies are frozen in.
+        encoder: its contract, statistics and vocabularies become part of the graph.
 
     Attributes:
-        tables: lookup tables by feature; a SavedModel has to track them.
+        tables: lookup tables by feature; a SavedModel must track them.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -70,8 +70,8 @@ class GraphEncoder:
         """Encode the features `names`.
 
         Args:
-            raw: the inputs that `raw_inputs` lists for them; N rows each.
-            names: features to encode; others in `raw` are left alone.
+            raw: the inputs that `raw_inputs` lists for these features; N rows each.
+            names: features to encode; others in `raw` are ignored.
 
         Returns:
             The encoded features, as `Encoder` describes them.
@@ -140,7 +140,7 @@ class GraphEncoder:
         if feature.missing != "default":
             codes = tf.where(present, codes, tf.zeros_like(codes))
         if feature.scale != "buckets" and feature.transform != "log1p":
-            codes = _computable(name, codes)
+            codes = _refuse_huge(name, codes)
         return encoded | {name: codes}
 
     def _codes(self, name: str, values: Tensor) -> Tensor:
@@ -178,11 +178,11 @@ def hash_ids(values: Tensor, buckets: int) -> Tensor:
 _DTYPES = {"string": tf.string, "int": tf.int64}
 _EMPTY = {"string": "", "int": 0}
 _LARGEST = 1e18  # about the root of the largest float32
-_UNSEEN = -1  # of tables whose feature has several buckets for unseen values
+_UNSEEN = -1  # code of unseen values in tables of features with several buckets for them
 
 
-def _computable(name: str, codes: Tensor) -> Tensor:
-    """Refuse numbers whose products overflow: relu makes 0 of NaN, and so a score of nothing."""
+def _refuse_huge(name: str, codes: Tensor) -> Tensor:
+    """Refuse numbers so large that products overflow: relu turns the NaN into 0, unnoticed."""
     message = f"feature {name}: expected a number within {_LARGEST:g} standard deviations"
     small = tf.reduce_all(tf.abs(codes) <= _LARGEST)
     with tf.control_dependencies([tf.debugging.Assert(small, [message])]):
@@ -194,7 +194,7 @@ def _shifted(h: Tensor, bits: int) -> Tensor:
 
 
 def _table(encoder: Encoder, name: str) -> tf.lookup.StaticHashTable:
-    """Lookup table from a feature's values to codes; unseen ones get code 1 if it is theirs."""
+    """Lookup table from values to codes; unseen values get code 1 if that is their only bucket."""
     feature: Any = encoder.contract.features[name]
     vocabulary = encoder.vocabularies[name]
     codes = 1 + feature.oov_buckets + np.arange(len(vocabulary), dtype=np.int32)

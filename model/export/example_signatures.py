@@ -1,11 +1,11 @@
-"""Signatures over serialised tf.Example, as TensorFlow Serving's Classify and Regress call them.
+"""Signatures over serialised tf.Examples, for TensorFlow Serving's Classify and Regress.
 
     classify         `inputs` (N,) string; `classes` (N, C) the binary tasks' names, `scores` (N, C)
     regress/<task>   of each regression task: `inputs` (N,) string; `outputs` (N,)
 
-An example holds every feature under its own name: text as bytes, integers as int64, numbers as
-float, lists as several values.  An absent or empty feature is a missing value; under
-`missing: error` it is refused.
+An example holds each feature under its name: text as bytes, integers as int64, numbers as float, a
+list as several values.  An absent or empty feature is a missing value; with `missing: error` it is
+refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from multigate.model.export.encoding_tensorflow import raw_inputs
 Tensor = Any
 
 CLASSIFY, REGRESS = "classify", "regress/"
-"""Name of the one signature, and what the others' names begin with."""
+"""Name of the signature for Classify, and prefix of the names for Regress."""
 
 METHODS = {CLASSIFY: "tensorflow/serving/classify", REGRESS: "tensorflow/serving/regress"}
 
@@ -31,7 +31,7 @@ def example_signatures(
 
     Args:
         contract: features and tasks.
-        score_rows: what `serving_default` computes.
+        score_rows: the function of `serving_default`.
     """
     binary = [name for name, task in contract.tasks.items() if task.type == "binary"]
 
@@ -55,11 +55,11 @@ def example_signatures(
 
 
 def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
-    """Raw inputs of `serving_default` out of serialised examples (N,).
+    """Raw inputs of `serving_default`, from serialised examples (N,).
 
     Raises (when the graph runs):
-        InvalidArgumentError: not a tf.Example, values of another type, several values of a
-            feature that takes one, or none under `missing: error`.
+        InvalidArgumentError: not a tf.Example, values of another type, several values for a
+            feature that takes one, or no value under `missing: error`.
     """
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     specs = raw_inputs(contract, names)
@@ -88,13 +88,13 @@ def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
 
 
 def set_methods(folder: str, signatures: Iterable[str]) -> None:
-    """Give the signatures of a SavedModel the method names that TensorFlow Serving checks.
+    """Set the method names of signatures in a SavedModel, which TensorFlow Serving checks.
 
-    TensorFlow 2 writes Predict's into every signature.
+    TensorFlow 2 writes Predict's method name into every signature.
 
     Args:
         folder: of the SavedModel.
-        signatures: names that `example_signatures` gave.
+        signatures: names from `example_signatures`.
     """
     saved = tf.compat.v1.saved_model.signature_def_utils.MethodNameUpdater(folder)
     for name in signatures:

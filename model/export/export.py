@@ -3,9 +3,9 @@
 Layout of a version, besides TensorFlow's own files:
 
     assets.extra/contract.json                  the contract with both fingerprints
-    assets.extra/metrics.json                   on the test split as exported; of training by epoch
-    assets.extra/sparsity.json                  which experts are in the file, hardening, parity
-    assets.extra/reference.json                 what the test split looks like, see model.reference
+    assets.extra/metrics.json                   test metrics of what is served; losses by epoch
+    assets.extra/sparsity.json                  experts in the file, hardening, parity
+    assets.extra/reference.json                 what the test split looks like, see `reference`
     assets.extra/golden.json                    one request and its answer
     assets.extra/tf_serving_warmup_requests     as TensorFlow Serving replays them
     assets.extra/README.md                      model card
@@ -33,7 +33,7 @@ from multigate.model.evaluation.evaluate import Predictions, summary
 from multigate.model.export import calibration as calibrations
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
 from multigate.model.export.acceptance import Judge
-from multigate.model.export.graph import Servable
+from multigate.model.export.graph import ServingGraph
 from multigate.model.export.item_table import ItemTable
 from multigate.model.export.parity import check_parity
 from multigate.model.ranker import scores
@@ -55,20 +55,21 @@ def export(
 
     Args:
         checkpoint: folder that `training.train` wrote, under either backend.
-        examples: the examples that it was trained on; their test split is what is checked.
+        examples: the examples that it was trained on.  The validation split decides about
+            hardening, rounding and calibration; the test split is only reported, and used for the
+            parity check.
         out: base folder of the versions.
-        version: number of the version; the highest in `out` plus one by default.
-        finish: adds to the version's folder what others have to say, before it is published.
+        version: number of the version; by default the highest in `out` plus one.
+        finish: called with the version's folder before it is published, to add files to it.
 
     Returns:
         `out/<version>`, complete.
 
     Raises:
-        ExportError: the version exists, a gate cannot be hardened or weights cannot be rounded
-            within tolerance, the parity check failed, or the folder could not be written.
-            Nothing is published.
-        ModelError: not a checkpoint, or the examples are others than it was trained on.
-        DataError: the test split cannot be read.
+        ExportError: the version exists, hardening or rounding costs more than its tolerance, the
+            parity check failed, or the folder could not be written.  Nothing is published.
+        ModelError: not a checkpoint, or it was trained on other examples.
+        DataError: a split cannot be read.
     """
     if keras.backend.backend() != "tensorflow":
         raise ExportError(
@@ -96,7 +97,7 @@ def export(
         calibrations.apply(calibration, predictions.logits),
     )
     items = None if options.items == "none" else ItemTable(loaded.encoder, examples)
-    servable = Servable(
+    graph = ServingGraph(
         loaded.ranker,
         loaded.encoder,
         calibration,
@@ -107,7 +108,7 @@ def export(
     )
     try:
         with new_folder(target) as folder:
-            servable.save(folder)
+            graph.save(folder)
             signatures = tf.saved_model.load(str(folder)).signatures
             parity = check_parity(
                 signatures,
@@ -120,16 +121,18 @@ def export(
             )
             report = sparsity.report(
                 loaded.ranker,
-                servable,
+                graph.mixture,
                 len(rows),
                 predictions.experts_per_row,
                 predictions.load,
-            ) | {"hardening": hardening, "parity": parity}
+                hardening,
+                parity,
+            )
             if items is not None:
                 report["items"] = {
                     "known": len(items.ids),
                     "precomputed": options.items == "precomputed",
-                    "bytes": servable.item_bytes,
+                    "bytes": graph.item_bytes,
                     "as_of_the_cut_off": items.counters,
                 }
             extra = folder / EXTRA
@@ -160,9 +163,9 @@ def export(
             if finish is not None:
                 finish(folder, options)
     except (OSError, tf.errors.OpError) as error:
-        reason = " ".join(str(error).split())[-200:]  # where TensorFlow says why
+        reason = " ".join(str(error).split())[-200:]  # TensorFlow's reason is at the end
         raise ExportError(
-            f"{target}: could not be written: {reason}; nothing was published; make room or "
+            f"{target}: could not be written: {reason}; nothing was published; free space or "
             "choose another folder, then export again"
         ) from error
     except DataError as error:  # another export published the same number meanwhile

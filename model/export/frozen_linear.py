@@ -1,4 +1,4 @@
-"""Linear maps over a user's columns beside an item's: the user's half is computed once per user."""
+"""Linear maps of user and item columns: the user half is computed once per user."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multigate.model.export.frozen_weights import Kind, Stored
+from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
 from multigate.model.gates.parts.base import Gate
 
 Tensor = Any
 
 
 class Halves(NamedTuple):
-    """An input (N, D), users and items apart.
+    """An input (N, D) as two halves, the users' columns and the items'.
 
     Attributes:
         user: (M, Du) columns of user and context features.
-        item: (N, Di) columns of item features; or (N,) int32, rows of the items that the kernels
-            know (`SplitKernel.know`).
-        user_index: (N,) int32, each item's row of `user`; None: M = N, row by row.
+        item: (N, Di) columns of item features; or (N,) int32 rows of the precomputed items
+            (`SplitKernel.precompute_items`).
+        user_index: (N,) int32, each item's row of `user`; None if M = N and row n belongs to n.
     """
 
     user: Tensor
@@ -29,26 +29,28 @@ class Halves(NamedTuple):
 
 
 class SplitKernel:
-    """A kernel (D, U), the user's rows first, that takes users, items or both beside each other.
+    """A kernel (D, U), the user's rows first, that multiplies users, items or both.
 
-    It is one variable, of which the halves are slices, so that the file holds it once.
+    It is one variable and the halves are slices of it, so that the file holds it once.
 
     Args:
         kernel: (D, U).
         user_width: Du.
-        kind: how the file stores it.
+        stored_as: how the file stores it.
     """
 
-    def __init__(self, kernel: np.ndarray, user_width: int, kind: Kind = "float32") -> None:
-        self._kernel = Stored(kernel, kind, axis=0)
+    def __init__(
+        self, kernel: np.ndarray, user_width: int, stored_as: StoredAs = "float32"
+    ) -> None:
+        self._kernel = StoredMatrix(kernel, stored_as, axis=0)
         self._user_width = user_width
         self._value = kernel
-        self._known: tf.Variable | None = None
+        self._products: tf.Variable | None = None
 
-    def know(self, items: np.ndarray) -> int:
-        """Hold the products of items (R, Di), for later calls by row; their size in bytes."""
+    def precompute_items(self, items: np.ndarray) -> int:
+        """Store the products of items (R, Di), for calls by row; return their size in bytes."""
         products = items @ self._value[self._user_width :]
-        self._known = tf.Variable(products, trainable=False)
+        self._products = tf.Variable(products, trainable=False)
         return int(products.nbytes)
 
     def both(self, x: Tensor) -> Tensor:
@@ -60,17 +62,17 @@ class SplitKernel:
         return tf.matmul(x, self._kernel.slice(None, self._user_width))
 
     def item(self, x: Tensor) -> Tensor:
-        """Products (n, U) of items (n, Di), or of known ones by row (n,)."""
-        if self._known is not None and x.dtype == tf.int32:
-            return tf.gather(self._known.read_value(), x)
+        """Products (n, U) of items (n, Di), or of precomputed ones by row (n,)."""
+        if self._products is not None and x.dtype == tf.int32:
+            return tf.gather(self._products.read_value(), x)
         return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
 
 class GateKernels:
-    """The kernels (D, .) of gates that read their input through `linear.product` alone.
+    """The kernels (D, .) of gates that read their input through `linear.product` only.
 
     Args:
-        gates: gates; others than those are left out.
+        gates: all gates; those that read their input in another way are left out.
         columns: (D,) which column of the gates' input each column of `Halves` is.
         user_width: Du.
     """
@@ -83,17 +85,17 @@ class GateKernels:
             for variable, _ in gate.linear_maps()
         }
 
-    def know(self, items: np.ndarray) -> int:
-        """As of `SplitKernel`, for every kernel."""
-        return sum(kernel.know(items) for kernel in self._kernels.values())
+    def precompute_items(self, items: np.ndarray) -> int:
+        """`SplitKernel.precompute_items` of every kernel; return the size in bytes."""
+        return sum(kernel.precompute_items(items) for kernel in self._kernels.values())
 
     def input(self, halves: Halves) -> "GateInput":
-        """What such gates take in the place of a tensor (N, D)."""
+        """What these gates get instead of a tensor (N, D)."""
         return GateInput(halves, self._kernels)
 
 
 class GateInput:
-    """An input that is known by its products only."""
+    """A gate's input that gives its products with kernels, not its values."""
 
     def __init__(self, halves: Halves, kernels: dict[int, SplitKernel]) -> None:
         self._halves = halves

@@ -1,16 +1,16 @@
 """The mixture as an exported graph computes it: experts run on the rows that select them.
 
-Three ways, decided once from the gates' properties:
+There are three modes; the gates' properties decide which:
 
-    constant  every gate is static: experts that no task selects are absent, the others run on all
+    constant  every gate is static: experts that no task selects are left out, the others run on all
               rows and are mixed with constant weights
     dispatch  every gate that is not static is k-sparse at inference: an expert runs on the rows
               where some task's weight for it is not zero
     dense     some gate weights every expert on every row (softmax): all run on all rows
 
-An expert's first layer is linear in its input, which is a user's columns beside an item's, so that
-its user half is computed once per user and added to the item half of each of the user's rows.  The
-same goes for the gates that read their input through linear maps.
+An expert's first layer is linear in its input, and the input is a user's columns and an item's.  So
+the user half of the product is computed once per user and added to the item half of each of the
+user's rows.  The same holds for gates that read their input through linear maps.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from multigate.configs.errors import ExportError
 from multigate.model.export.frozen_linear import GateKernels, Halves, SplitKernel
-from multigate.model.export.frozen_weights import Kind, Stored
+from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
 from multigate.model.gates.parts.base import Gate
 from multigate.model.moe.experts import Expert
 from multigate.model.moe.mixture import Mixture
@@ -35,19 +35,19 @@ class FrozenMixture:
 
     Attributes:
         mode: see the module's text.
-        kept: numbers of the experts in the graph.
+        kept: indices of the experts in the graph.
         user_width: Du.
-        constant_weights: (T, S) over the kept experts where every gate is static, else None.
+        constant_weights: (T, S) over the kept experts if every gate is static, else None.
 
     Args:
         mixture: the trained mixture; its gates as they are to be exported, hardened or not.
         tasks: names of the tasks, for messages.
-        columns: (D,) which column of the mixture's input each column of `Halves` is, the user's
+        columns: (D,) the column of the mixture's input for each column of `Halves`, the user's
             first.
         user_width: Du.
-        kind: how the file stores the experts' kernels.
-        static_shapes: whether no shape may depend on values, as XLA asks: experts that a dispatch
-            would run on some rows run on all.
+        stored_as: how the file stores the experts' kernels.
+        static_shapes: whether no shape may depend on values, as XLA requires: experts then run on
+            all rows instead of some.
 
     Raises:
         ExportError: a task's gate selects no expert at all.
@@ -59,7 +59,7 @@ class FrozenMixture:
         tasks: Sequence[str],
         columns: np.ndarray,
         user_width: int,
-        kind: Kind = "float32",
+        stored_as: StoredAs = "float32",
         static_shapes: bool = False,
     ) -> None:
         self.user_width = user_width
@@ -90,13 +90,13 @@ class FrozenMixture:
             self.kept,
             columns,
             user_width,
-            kind,
+            stored_as,
             static_shapes,
         )
 
-    def know(self, items: np.ndarray) -> int:
-        """Hold what items (R, Di) add to the first layers; the size in bytes."""
-        return self._experts.know(items) + self._gate_kernels.know(items)
+    def precompute_items(self, items: np.ndarray) -> int:
+        """Store what items (R, Di) add to the first layers; return the size in bytes."""
+        return self._experts.precompute_items(items) + self._gate_kernels.precompute_items(items)
 
     def __call__(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
@@ -105,8 +105,8 @@ class FrozenMixture:
 
         Args:
             halves: the experts' input.
-            gate_input: gives the gates' input (N, D), its columns in the mixture's order; called
-                for gates that do not read products.
+            gate_input: returns the gates' input (N, D), columns in the mixture's order; called only
+                if a gate does not read products.
             ids: (N,) int32, for gates that route by id; None where none does.
 
         Returns:
@@ -120,16 +120,16 @@ class FrozenMixture:
             return tf.unstack(tf.einsum("tne,enu->tnu", weights, results))
         return self._dispatch(halves, weights)
 
-    def experts_of(
+    def count_experts(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None, rows: Tensor
     ) -> Tensor:
         """How many experts each row is evaluated by, the union over the tasks.
 
         Args:
-            halves: as of a call, like the next two.
-            gate_input: called where the gates decide row by row.
-            ids: (N,), or None.
-            rows: (), N; where the gates do not decide, nothing else is computed.
+            halves: as in `__call__`.
+            gate_input: as in `__call__`.
+            ids: as in `__call__`.
+            rows: (), N.  Unless the gates decide row by row, nothing else is read.
 
         Returns:
             (N,) int32.
@@ -156,7 +156,7 @@ class FrozenMixture:
         return tf.stack(weights)
 
     def _mix_constant(self, results: list[Tensor]) -> list[Tensor]:
-        """Constant mixes of S results (N, U); a task of one expert takes its result as it is."""
+        """Constant mixes of S results (N, U); a task with one expert takes its result unchanged."""
         weights = self.constant_weights
         assert weights is not None
         if (np.count_nonzero(weights, axis=1) == 1).all():
@@ -168,7 +168,7 @@ class FrozenMixture:
         return tf.unstack(tf.reshape(mixed, [len(weights), N, U]))
 
     def _dispatch(self, halves: Halves, weights: Tensor) -> list[Tensor]:
-        """Each expert on the rows that some task weights; P (row, expert) pairs in all."""
+        """Run each expert on the rows where some task weights it: P (row, expert) pairs in all."""
         T, N, E = len(self._gates), tf.shape(weights)[1], len(self.kept)
         pairs = tf.where(_used(weights))  # (P, 2): row, expert; sorted by row
         row, expert = tf.unstack(tf.cast(pairs, tf.int32), axis=1)
@@ -179,15 +179,15 @@ class FrozenMixture:
         place = tf.math.invert_permutation(order)  # (P,) each pair's row of the results (P, U)
 
         # One sparse product mixes for all tasks: row t * N + b takes its experts' results.  A
-        # matrix of compressed rows multiplies several times as fast as one of coordinates.
+        # matrix in compressed rows multiplies several times as fast as one in coordinates.
         flat = tf.reshape(weights, [T, -1])
         of_pairs = tf.gather(flat, pairs[:, 0] * E + pairs[:, 1], axis=1)  # (T, P)
         entries = tf.where(of_pairs > 0)  # (Z, 2): task, pair; sorted by task and row
         wide = tf.cast(N, tf.int64)
         target = entries[:, 0] * wide + tf.gather(pairs[:, 0], entries[:, 1])
         source = tf.cast(tf.gather(place, entries[:, 1]), tf.int64)
-        # With a row more than needed: TensorFlow's kernel divides by the number of rows, and where
-        # there are none the process would end in a floating-point exception.
+        # One row more than needed: TensorFlow's kernel divides by the number of rows, and without
+        # rows the process would end in a floating-point exception.
         mix = tf.raw_ops.SparseTensorToCSRSparseMatrix(
             indices=tf.stack([target, source], axis=1),
             values=tf.gather_nd(of_pairs, entries),
@@ -201,8 +201,8 @@ class Groups(NamedTuple):
     """P (row, expert) pairs, grouped by expert.
 
     Attributes:
-        row: (P,) int32, the first expert's rows, then the second's, and so on.
-        sizes: (E,) int32, how many rows each expert has.
+        row: (P,) int32, the rows of the first expert, then of the second, and so on.
+        sizes: (E,) int32, number of rows of each expert.
     """
 
     row: Tensor
@@ -214,7 +214,7 @@ class Groups(NamedTuple):
 
 
 class _FrozenExperts:
-    """S experts whose first layers take users and items apart."""
+    """S experts, with first layers that multiply users and items separately."""
 
     def __init__(
         self,
@@ -222,36 +222,40 @@ class _FrozenExperts:
         numbers: Sequence[int],
         columns: np.ndarray,
         user_width: int,
-        kind: Kind,
+        stored_as: StoredAs,
         static_shapes: bool,
     ) -> None:
         self._static_shapes = static_shapes
         self._numbers = list(numbers)
         self._first: list[SplitKernel] = []  # (D, U1)
         self._biases: list[tf.Variable] = []  # (U1,)
-        self._later: list[list[tuple[Stored, tf.Variable, Any]]] = []
+        self._later: list[list[tuple[StoredMatrix, tf.Variable, Any]]] = []
         for expert in experts:
             first, *later = [d for d in expert.stack if isinstance(d, keras.layers.Dense)]
-            self._first.append(SplitKernel(_value(first.kernel)[columns], user_width, kind))
+            self._first.append(SplitKernel(_value(first.kernel)[columns], user_width, stored_as))
             self._biases.append(_constant(_value(first.bias)))
             self._later.append(
                 [
-                    (Stored(_value(d.kernel), kind, 0), _constant(_value(d.bias)), d.activation)
+                    (
+                        StoredMatrix(_value(d.kernel), stored_as, 0),
+                        _constant(_value(d.bias)),
+                        d.activation,
+                    )
                     for d in later
                 ]
             )
             self._activation = first.activation
 
-    def know(self, items: np.ndarray) -> int:
-        """As of `SplitKernel`, for every expert."""
-        return sum(first.know(items) for first in self._first)
+    def precompute_items(self, items: np.ndarray) -> int:
+        """`SplitKernel.precompute_items` of every expert; return the size in bytes."""
+        return sum(first.precompute_items(items) for first in self._first)
 
     def __call__(self, halves: Halves, groups: Groups | None) -> list[Tensor]:
         """Run every expert.
 
         Args:
             halves: the experts' input, N rows.
-            groups: which rows each expert runs on; None: all on all.
+            groups: the rows that each expert runs on; None for all rows.
 
         Returns:
             S tensors (n, U).
@@ -268,7 +272,7 @@ class _FrozenExperts:
         once = [self._user_half(s, halves.user) for s in range(S)]  # (M, U1) each
 
         def one_user() -> list[Tensor]:
-            # One row for all: added like a bias, within the matrix product's kernel.
+            # One row for all items: added as a bias, fused with the matrix product.
             return [self._run_items(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
 
         def many_users() -> list[Tensor]:
@@ -280,26 +284,26 @@ class _FrozenExperts:
         return tf.cond(tf.shape(halves.user)[0] == 1, one_user, many_users)
 
     def _user_half(self, s: int, user: Tensor) -> Tensor:
-        """First layer's user half of expert s, bias included: (m, Du) to (m, U1)."""
+        """User half of the first layer of expert s, with its bias: (m, Du) to (m, U1)."""
         with tf.name_scope(f"user_half_{self._numbers[s]}"):
             return tf.nn.bias_add(self._first[s].user(user), self._biases[s])
 
     def _run_rows(self, s: int, x: Tensor) -> Tensor:
-        """Expert s on whole rows (n, D)."""
-        # Not as the sum of two products, which TensorFlow's graph rewriting tries to fuse with
-        # the activation and fails at.
+        """Run expert s on whole rows (n, D)."""
+        # Not the sum of two products: TensorFlow's graph rewriting tries to fuse that with the
+        # activation, and fails.
         with tf.name_scope(f"expert_{self._numbers[s]}"):
             return self._finish(s, tf.nn.bias_add(self._first[s].both(x), self._biases[s]))
 
     def _run_items(self, s: int, item: Tensor, user_half: Tensor) -> Tensor:
-        """Expert s on item columns (n, Di) and user halves (n, U1), or one (U1,) for all."""
+        """Run expert s on item columns (n, Di) with user halves (n, U1), or one (U1,) for all."""
         with tf.name_scope(f"expert_{self._numbers[s]}"):
             x = self._first[s].item(item)
             x = tf.nn.bias_add(x, user_half) if len(user_half.shape) == 1 else x + user_half
             return self._finish(s, x)
 
     def _finish(self, s: int, x: Tensor) -> Tensor:
-        """From the first layer's sums (n, U1) to expert s's output (n, U)."""
+        """The output (n, U) of expert s, from the sums (n, U1) of its first layer."""
         x = self._activation(x)
         for kernel, bias, activation in self._later[s]:
             x = activation(tf.nn.bias_add(tf.matmul(x, kernel.read()), bias))
@@ -307,7 +311,7 @@ class _FrozenExperts:
 
 
 def _used(weights: Tensor) -> Tensor:
-    """Which rows some task weights an expert for, (N, E), of weights (T, N, E) >= 0."""
+    """For weights (T, N, E) >= 0: whether some task uses the expert on the row, (N, E)."""
     return tf.reduce_max(weights, axis=0) > 0
 
 
@@ -316,7 +320,7 @@ def _constant(value: np.ndarray) -> tf.Variable:
 
 
 def _constant_weights(gate: Gate, width: int) -> np.ndarray | None:
-    """Weights (E,) of a static gate, else None."""
+    """Weights (E,) of a static gate; None for other gates."""
     if not gate.static:
         return None
     weights = gate.route(keras.ops.zeros((1, width)), training=False, ids=None).weights

@@ -1,4 +1,4 @@
-"""The graph that is served: raw features in, scores out, with the user's work done once."""
+"""The serving graph: raw features in, scores out; what depends on the user is computed once."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
 from multigate.model.export.example_signatures import example_signatures, set_methods
 from multigate.model.export.frozen_linear import Halves
 from multigate.model.export.frozen_mixture import FrozenMixture
-from multigate.model.export.frozen_weights import Kind, Stored
+from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
 from multigate.model.export.item_table import ItemTable
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
@@ -30,37 +30,36 @@ ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
 _ROWS_DIFFER = "inputs: expected as many users, or user indices, as items"
 
 UNSEEN, EXPERTS = "unseen/", "experts"
-"""Beginning of the names of `watch`'s counts of unseen ids, and its other output."""
+"""Outputs of `watch`: prefix of the counts of unseen ids, and the number of experts."""
 
 
-class Servable:
-    """A trained ranker as signatures over raw values (position features take no part).
+class ServingGraph:
+    """A trained ranker as signatures over raw values (without position features).
 
         serving_default   every feature with N rows
         rank              user and context features with M rows, item features with N rows,
                           `user_index` (N,) int32 in [0, M), `task_weights` (M, T) float32 in the
                           contract's order of tasks
 
-        rank_items        as `rank` but of the item features its id alone; the others are those of
-                          the item table (left out without one)
+        rank_items        as `rank`, but with the item's id as the only item feature; the others
+                          come from the item table (without a table there is no such signature)
         watch             inputs as `rank`
 
-    The first three answer one score per task, (N,) float32 in the task's own units, and the
-    combined `score`; `watch` how many unseen ids each feature that has a vocabulary holds,
-    `unseen/<name>` () int32, and how many experts `rank` evaluates for each item, `experts` (N,)
-    int32.
-    The signatures of `model.export.example_signatures` give the scores of `serving_default` for
-    serialised tf.Examples.
+    The first three return one score per task, (N,) float32 in the task's own units, and the
+    combined `score`.  `watch` returns the number of unseen ids of each feature with a vocabulary,
+    `unseen/<name>` () int32, and the number of experts that `rank` evaluates for each item,
+    `experts` (N,) int32.  The signatures of `model.export.example_signatures` return the scores of
+    `serving_default` for serialised tf.Examples.
 
     Args:
-        ranker: trained, under the TensorFlow backend, its gates as they are to be exported.
+        ranker: trained, on the TensorFlow backend, with gates in the form to export.
         encoder: of the same contract.
         calibration: of binary tasks' probabilities.
-        kind: how the file stores experts' kernels and embedding tables; the ranker's are rounded
-            to it.
-        items: the known items' features.
-        precompute: whether what known items add to the first layers is stored, too.
-        buckets: sizes that batches are padded to, for XLA; none: not compiled.
+        stored_as: how the file stores experts' kernels and embedding tables; the ranker's weights
+            are already rounded to it.
+        items: features of the known items.
+        precompute: whether the file also stores what known items add to the first layers.
+        buckets: sizes to which batches are padded for XLA; none: not compiled.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Servable:
         ranker: Ranker,
         encoder: Encoder,
         calibration: Calibration | None = None,
-        kind: Kind = "float32",
+        stored_as: StoredAs = "float32",
         items: ItemTable | None = None,
         precompute: bool = False,
         buckets: Sequence[int] = (),
@@ -81,7 +80,7 @@ class Servable:
         self._calibration = calibration or {}
         self._encode = GraphEncoder(encoder)
         self._tables = {
-            owner: Stored(table.embeddings.value.numpy(), kind, axis=1).take
+            owner: StoredMatrix(table.embeddings.value.numpy(), stored_as, axis=1).take
             for owner, table in ranker.embedder.tables.items()
         }
         widths = ranker.embedder.widths
@@ -94,17 +93,17 @@ class Servable:
             list(self.contract.tasks),
             columns,
             int(side.sum()),
-            kind,
+            stored_as,
             static_shapes=bool(buckets),
         )
         self._buckets = Padding(buckets) if buckets else None
         self._items = items
         self._precomputed = precompute and items is not None
         self.item_bytes = 0 if items is None else items.bytes()
-        """Size of the item table, precomputed halves included."""
+        """Size of the item table, including precomputed halves."""
         if items is not None and precompute:
             columns_of_items = ranker.embedder(items.encoded, names=self.item_names)
-            self.item_bytes += self.mixture.know(columns_of_items.numpy())
+            self.item_bytes += self.mixture.precompute_items(columns_of_items.numpy())
 
     def signatures(self) -> dict[str, Any]:
         """All signatures as concrete functions."""
@@ -132,7 +131,7 @@ class Servable:
         return functions | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
-        """Write the SavedModel; it holds the variables that the signatures read, no others."""
+        """Write the SavedModel, with only the variables that the signatures read."""
         signatures = self.signatures()
         root = tf.Module()
         root.tables = self._encode.tables
@@ -163,7 +162,7 @@ class Servable:
         return self._combine(self._score(raw, user_index, rows), user_index, task_weights)
 
     def _combine(self, task_scores: Scores, user_index: Tensor, task_weights: Tensor) -> Scores:
-        """Add the combined score, by each user's weights."""
+        """Add the combined score, with each user's task weights."""
         stacked = tf.stack(list(task_scores.values()), axis=1)
         weights = tf.gather(task_weights, user_index)
         return task_scores | {"score": combine(self.contract.combine, stacked, weights)}
@@ -177,17 +176,17 @@ class Servable:
                 continue
             codes = self._encode(raw, [name])[name]
             unseen = (codes >= 1) & (codes <= buckets)
-            if name + PRESENT in raw:  # not the default that stands for a missing one
+            if name + PRESENT in raw:  # do not count the default of a missing id
                 unseen &= raw[name + PRESENT]
             counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
         halves, gate_input, ids = self._inputs(raw, user_index)
-        experts = self.mixture.experts_of(halves, gate_input, ids, tf.size(user_index))
+        experts = self.mixture.count_experts(halves, gate_input, ids, tf.size(user_index))
         return counts | {EXPERTS: experts}
 
     def _score(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
     ) -> Scores:
-        """Score per task, (N,); `rows` (N,) of the item table, if the items are to be its."""
+        """Score per task, (N,); with `rows` (N,), item features come from those of the table."""
         halves, gate_input, ids = self._inputs(raw, user_index, rows)
         if self._buckets is None:
             logits = self._logits(halves, gate_input, ids)
@@ -199,7 +198,7 @@ class Servable:
     def _inputs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
     ) -> tuple[Halves, Callable[[], Tensor], Tensor | None]:
-        """What the mixture takes: halves, gates' input, and ids of the users; as in `_score`.
+        """Input of the mixture: halves, the gates' input, and the users' ids; as in `_score`.
 
         The ids are None where no gate reads them.
         """
@@ -245,7 +244,7 @@ class Servable:
         ids: Tensor | None,
         buckets: Padding,
     ) -> dict[str, Tensor]:
-        """`_logits` by XLA on padded batches."""
+        """`_logits`, compiled by XLA for padded batches."""
         rows = tf.shape(halves.item)[0]
         by_row = halves.user if halves.user_index is None else halves.user_index
         same = tf.shape(by_row)[0] == rows
@@ -257,7 +256,7 @@ class Servable:
             given["ids"] = ids
         if halves.user_index is not None:
             given["user_index"] = halves.user_index
-        # Padding would hide it, and joining the columns would tell of it in TensorFlow's words.
+        # Padding would hide a difference, and joining the columns would fail less clearly.
         with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
             rows = tf.identity(rows)
             if reads_columns:
@@ -300,7 +299,7 @@ def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
 
 
 def _runs(columns: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
-    """Join neighbours of the same side: (is it the user's?, width) of each run."""
+    """Join adjacent columns of the same side: (is it the user's?, width) of each run."""
     runs: list[tuple[bool, int]] = []
     for of_user, width in columns:
         if runs and runs[-1][0] == of_user:

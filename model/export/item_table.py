@@ -1,12 +1,12 @@
-"""The known items' features, as a table inside the exported file, so that ids alone can be ranked.
+"""Item table: features of known items inside the exported file, so that requests can send ids only.
 
-Known are the items of the examples' snapshot and of the item's vocabulary.  The snapshot has every
-item's features as they were at the cut-off: counters keep changing after it, and a request that
-sends them (signature `rank`) is answered from what it sends.  Any other id gets a row by its code,
-with all other features missing.  Rows, R in all:
+Known items are those of the examples' snapshot and of the item's vocabulary.  The snapshot has the
+features as of the cut-off.  Counters keep changing after it; signature `rank` takes them from the
+request instead.  Any other id gets a row by its code, with all other features missing.  Rows, R in
+all:
 
     0 .. I - 1      known items
-    I + code        other ids, by the code that they have (0: empty text; else unseen, by hash)
+    I + code        other ids, by their code (0: empty text; else unseen, by hash)
 """
 
 from pathlib import Path
@@ -26,22 +26,22 @@ Tensor = Any
 
 
 class ItemTable:
-    """Encoded features of known items.
+    """Encoded item features of known items, and of every code that an unknown id can have.
 
     Attributes:
-        names: item features, the item's own id among them.
+        names: item features, including the item's id.
         ids: (I,) known items.
         encoded: by item feature and companion, (R, ...), see `model.data.encoding`.
-        complete: (R,) bool; whether every feature whose rule is `missing: error` has a value.
-        counters: features that are computed over time: their values are as of the cut-off.
-        tables: lookup tables, which a SavedModel has to track.
+        complete: (R,) bool; whether every feature with `missing: error` has a value.
+        counters: features that change over time; their values are as of the cut-off.
+        tables: lookup tables, which a SavedModel must track.
 
     Args:
         encoder: of the version's contract.
         examples: folder with a snapshot of items.
 
     Raises:
-        ExportError: the folder has no snapshot of items, or one without an item feature.
+        ExportError: the folder has no snapshot of items, or the snapshot lacks an item feature.
     """
 
     def __init__(self, encoder: Encoder, examples: Path) -> None:
@@ -56,8 +56,8 @@ class ItemTable:
         ]
         table = _read(examples, self.item, self.names, encoder)
         self.ids = table[self.item].combine_chunks()
-        others = self._others()
-        table = pa.concat_tables([table, _nulls(table.schema, self.item, self.ids, others)])
+        others = self._unknown_codes()
+        table = pa.concat_tables([table, _unknown_rows(table.schema, self.item, self.ids, others)])
         self.complete = np.ones(table.num_rows, bool)
         for name in self.names:
             feature = contract.features[name]
@@ -65,7 +65,7 @@ class ItemTable:
                 column = table[name].combine_chunks()
                 self.complete &= np.asarray(column.is_valid())
                 index = table.column_names.index(name)
-                table = table.set_column(index, name, column.fill_null(_any(feature)))
+                table = table.set_column(index, name, column.fill_null(_placeholder(feature)))
         self.encoded: Encoded = encoder(table, self.names)
         self.encoded[self.item][len(self.ids) :] = np.arange(others)
         keys = self.ids.to_pylist()
@@ -84,34 +84,36 @@ class ItemTable:
         """Rows (N,) int32 of raw ids (N,) with their codes (N,).
 
         Raises (when the graph runs):
-            InvalidArgumentError: an id without a value for a feature that must have one.
+            InvalidArgumentError: an id is unknown, or lacks a feature that must have a value.
         """
         found = self._rows.lookup(raw)
-        others = tf.minimum(codes, self._others() - 1)
+        others = tf.minimum(codes, self._unknown_codes() - 1)
         rows = tf.where(found >= 0, found, len(self.ids) + others)
         if self.complete.all():
             return rows
-        message = f"feature {self.item}: not an item of the table, whose features must be sent"
+        message = f"feature {self.item}: not in the item table; send its features to signature rank"
         known = tf.gather(self._complete.read_value(), rows)
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message])]):
             return tf.identity(rows)
 
     def features(self, rows: Tensor) -> dict[str, Tensor]:
-        """Encoded item features of some rows (N,)."""
+        """Encoded item features of rows (N,) of the table."""
         return {name: tf.gather(values.read_value(), rows) for name, values in self._values.items()}
 
     def rows_of(self, ids: pa.Array, codes: np.ndarray) -> np.ndarray:
-        """Rows (N,) of ids (N,), outside the graph."""
+        """Rows (N,) of ids (N,) with codes (N,), outside the graph."""
         place = {value: row for row, value in enumerate(self.ids.to_pylist())}
         found = np.array([place.get(value, -1) for value in ids.to_pylist()], np.int64)
-        return np.where(found >= 0, found, len(self.ids) + np.minimum(codes, self._others() - 1))
+        return np.where(
+            found >= 0, found, len(self.ids) + np.minimum(codes, self._unknown_codes() - 1)
+        )
 
     def bytes(self) -> int:
         """Size of the encoded features."""
         return sum(values.nbytes for values in self.encoded.values())
 
-    def _others(self) -> int:
-        """How many codes ids outside the vocabulary can have."""
+    def _unknown_codes(self) -> int:
+        """Number of codes that ids outside the vocabulary can have."""
         owner: Any = self._encoder.contract.features[
             self._encoder.contract.vocabulary_of(self.item)
         ]
@@ -119,12 +121,12 @@ class ItemTable:
 
 
 def _read(examples: Path, item: str, names: list[str], encoder: Encoder) -> pa.Table:
-    """Known items (I) with their features; null where the snapshot has none."""
+    """Known items (I) with their features; null if the snapshot has no value."""
     folder = ExamplesFolder(examples).snapshot("items")
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         raise ExportError(
-            f"{folder}: no snapshot of items, which export.items takes its table from; build the "
+            f"{folder}: no snapshot of items, which export.items needs; build the "
             "examples anew, or set export.items: none"
         )
     table = pa.concat_tables(pq.read_table(path) for path in paths)
@@ -148,15 +150,15 @@ def _read(examples: Path, item: str, names: list[str], encoder: Encoder) -> pa.T
     return table
 
 
-def _nulls(schema: pa.Schema, item: str, ids: pa.Array, rows: int) -> pa.Table:
-    """Rows without any feature; the item's id is some valid one."""
+def _unknown_rows(schema: pa.Schema, item: str, ids: pa.Array, rows: int) -> pa.Table:
+    """Rows without features; the item's id is a valid placeholder."""
     columns = {name: pa.nulls(rows, schema.field(name).type) for name in schema.names}
     columns[item] = pa.array([ids[0].as_py() if len(ids) else None] * rows, ids.type)
     return pa.table(columns)
 
 
-def _any(feature: Any) -> Any:
-    """Some value that a feature takes."""
+def _placeholder(feature: Any) -> Any:
+    """A value that is valid for the feature."""
     if isinstance(feature, NumberFeature):
         return 0.0
     return "?" if feature.dtype == "string" else 0

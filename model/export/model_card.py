@@ -1,14 +1,15 @@
-"""The model card that lies beside an exported version."""
+"""The model card: README.md in the `assets.extra` of a version."""
 
 from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
 from multigate.model.export.acceptance import Change
+from multigate.model.export.sparsity import SparsityReport
 
 
 def text(
-    config: Config, frozen: FrozenContract, metrics: dict[str, Any], sparsity: dict[str, Any]
+    config: Config, frozen: FrozenContract, metrics: dict[str, Any], sparsity: SparsityReport
 ) -> str:
     """Markdown: what the model predicts, how well, and what to know before relying on it."""
     contract = frozen.contract
@@ -37,13 +38,13 @@ def text(
         "",
         f"{sparsity['experts_in_file']} of {sparsity['experts']} experts are in the file; a "
         f"candidate needs {sparsity['experts_per_row']:.2f} of them, {flops['rank']:,} "
-        f"floating-point operations in place of {flops['dense']:,}.",
+        f"floating-point operations instead of {flops['dense']:,}.",
     ]
     if sparsity["dense"]:
         lines.append(
             "Batches are compiled by XLA, where every expert runs on every row."
             if config.export.xla
-            else "A softmax gate weights every expert, so that none can be left out."
+            else "A softmax gate weights every expert, so none can be left out."
         )
     for name, change in sparsity["hardening"].items():
         lines.append(f"Hardening the gates changed {_changed(name, change)}")
@@ -62,14 +63,14 @@ def text(
         "## Know before use",
         "",
         "- Users, items and other ids that training has not seen share out-of-vocabulary rows: "
-        "their scores rest on the remaining features.",
+        "their scores depend on the other features.",
         "- Labels of a task are known only where its mask rule allows; elsewhere the score is an "
         "extrapolation.",
     ]
     if contract.position is not None:
         lines.append(
-            f"- `{contract.position}` was used in training only; scores are those of an item "
-            "without the effect of its place."
+            f"- `{contract.position}` was used in training only; scores leave out the effect of an "
+            "item's position."
         )
     calibration = metrics.get("calibration")
     if calibration is not None:
@@ -79,14 +80,14 @@ def text(
                 f"- {name} is calibrated ({calibration['method']} on the validation split): "
                 f"on test rows its calibration error goes from {before['ece']:.4f} to "
                 f"{after['ece']:.4f}, its log loss from {before['log_loss']:.4f} to "
-                f"{after['log_loss']:.4f}. The table above is of the scores before."
+                f"{after['log_loss']:.4f}. The table above has the scores before calibration."
             )
         for name, reason in calibration["left_as_they_are"].items():
             lines.append(f"- {name} is not calibrated: {reason}.")
     for name, found in metrics.get("smearing", {}).items():
         lines.append(
             f"- {name} is trained on the label's logarithm; its score times {found['factor']:.3f} "
-            "(Duan's smearing factor, of the label plus 1) estimates the mean rather than about "
+            "(Duan's smearing factor, of the label plus 1) estimates the mean instead of roughly "
             "the median."
         )
     corrected = metrics.get("negatives")
@@ -104,16 +105,16 @@ def text(
         )
         if items["as_of_the_cut_off"]:
             line += (
-                f"; {', '.join(items['as_of_the_cut_off'])} keep changing and are there as they "
-                "were when the examples were built: `rank` takes them as they are now"
+                f"; {', '.join(items['as_of_the_cut_off'])} keep changing, and the table has their "
+                "values as of the cut-off of the examples: `rank` takes current ones"
             )
         lines.append(line + ".")
     negatives = config.pipeline.negatives
     if negatives is not None:
         lines.append(
             f"- {negatives.per_positive} negatives per positive were sampled from items that the "
-            "log does not show: probabilities are relative to this sample, not corrected for it. "
-            "Their order is what counts."
+            "log does not show. Probabilities are relative to this sample and not corrected for "
+            "it; rely on their order only."
         )
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,11 @@
 """Parity: a version is published only if it scores rows as the Keras model does.
 
-A row is compared relative to its own score where that is a probability, else relative to the
-larger of its score and the scores' standard deviation: a sum near zero has no relative precision.
+A probability is compared relative to itself.  Any other score is compared relative to the larger of
+itself and the standard deviation of the scores: a sum near zero has no relative precision.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 import numpy as np
@@ -24,16 +24,28 @@ from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
 
 MARGIN = 1e-5
-"""Relative change of a gate's input under which a row that changes its experts is undecided."""
+"""A row is undecided if a relative change of this size in the gate's input changes its experts."""
 
 _BATCH = 512
 _TRIALS = 16
 
 
+class Parity(TypedDict):
+    """Result of the comparison, over all signatures together.
+
+    `undecided` rows differ because a tiny change of the gate's input changes their experts;
+    `largest_difference` is that of the other rows.
+    """
+
+    rows: int
+    undecided: int
+    largest_difference: float
+
+
 def expected_scores(
     ranker: Ranker, encoder: Encoder, encoded: Encoded, calibration: Calibration | None = None
 ) -> dict[str, np.ndarray]:
-    """The Keras model's score per task, calibrated, and the combined one, (N,) float64."""
+    """The Keras model's calibrated score per task, and the combined score, (N,) float64."""
     contract = encoder.contract
     logits = ranker.forward(encoded, training=False).logits
     logits = calibrations.apply(calibration or {}, logits)
@@ -47,9 +59,9 @@ def expected_scores(
 def relative_differences(
     contract: Contract, expected: Mapping[str, np.ndarray], received: Mapping[str, Any]
 ) -> np.ndarray:
-    """Largest relative difference over tasks and combined score, (N,); see the module's text."""
+    """Largest relative difference over tasks and combined score, (N,); see the module docstring."""
     worst = np.zeros(len(expected["score"]))
-    if not len(worst):  # no deviation either
+    if not len(worst):  # nor a standard deviation
         return worst
     for name, value in expected.items():
         scale = np.abs(value)
@@ -70,34 +82,30 @@ def check_parity(
     tolerance: float,
     calibration: Calibration | None = None,
     items: ItemTable | None = None,
-) -> dict[str, Any]:
+) -> Parity:
     """Compare the signatures of a loaded SavedModel with the Keras model.
 
-    `serving_default` gets the rows as they are, `rank` every row's item for another row's user,
-    `rank_items` the same with the item table's features.
+    `serving_default` gets the rows as they are, `rank` the item of each row for the user of another
+    row, `rank_items` the same with the features of the item table.
 
     Args:
         signatures: of the loaded SavedModel.
-        ranker: what was exported.
+        ranker: the exported Keras model.
         encoder: of its contract.
-        table: rows to compare on, with the features as columns.
+        table: rows to compare, with the features as columns.
         tolerance: largest relative difference.
-        calibration: that was exported with it.
-        items: the item table that was exported with it.
-
-    Returns:
-        rows (compared, all signatures together), undecided (rows that differ because tiny
-        changes of the gate's input change their experts), largest_difference (of the others).
+        calibration: exported with it.
+        items: item table exported with it.
 
     Raises:
-        ExportError: a row differs by more.
+        ExportError: a row differs by more than the tolerance and is not undecided.
     """
     compared, undecided, largest = 0, 0, 0.0
     for start in range(0, table.num_rows, _BATCH):
         part = table.slice(start, _BATCH)
         trials = [_rows(encoder, part), _pairs(encoder, part)]
         if items is not None:
-            trials.append(_known(encoder, part, items))
+            trials.append(_known_items(encoder, part, items))
         for name, raw, encoded in trials:
             received = {k: v.numpy() for k, v in signatures[name](**raw).items()}
             expected = expected_scores(ranker, encoder, encoded, calibration)
@@ -124,7 +132,7 @@ def check_parity(
 
 
 def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
-    """Rows (N,) bool whose experts change when the gates' input changes by `MARGIN` (seeded)."""
+    """Whether each row's experts change if the gates' input changes by `MARGIN`, (N,) bool."""
     x = _numpy(ranker.embedder(encoded))
     rng = np.random.default_rng(0)
     ids = ranker.ids(encoded)
@@ -147,7 +155,7 @@ def _rows(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
 
 
 def _pairs(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
-    """The same for `rank`: each row's item for the user and context of one of a few rows."""
+    """The same for `rank`: the item of each row, for the user and context of one of N / 8 rows."""
     contract, N = encoder.contract, table.num_rows
     user_names = [name for name, _ in contract.of_side("user", "context")]
     item_names = [name for name, _ in contract.of_side("item")]
@@ -164,8 +172,8 @@ def _pairs(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
     return RANK, raw, encoded
 
 
-def _known(encoder: Encoder, table: pa.Table, items: ItemTable) -> tuple[str, Raw, Encoded]:
-    """The same for `rank_items`: the items are the table's, where it is complete."""
+def _known_items(encoder: Encoder, table: pa.Table, items: ItemTable) -> tuple[str, Raw, Encoded]:
+    """The same for `rank_items`, for the items that are complete in the table."""
     contract = encoder.contract
     kind = items.ids.type
     codes = encoder(table, [contract.item])[contract.item]

@@ -1,21 +1,19 @@
-"""What the test split looks like to a served version: `reference.json`.
-
-A server compares what it sees with it.
+"""`reference.json`: statistics of the test split, with which a server detects drift.
 
     {"rows": int,
      "features": {name: {"missing": share, "unseen": share or null}},
      "scores": {task: {"edges": [21 floats], "counts": [20 ints]}}}
 
-Missing: the share of the rows without a value; of a list, of those where it is empty.  Unseen: the
-share of the rows whose id is not in the vocabulary; of a list, of its values (those that are kept);
-null where a feature keeps no vocabulary.  Scores are as served, in their own units.  The edges are
-evenly spaced between the scores' 0.5 % and 99.5 % quantiles; the outermost bins take what lies
-beyond.
+missing: the share of the rows without a value; for a list, the share of empty lists.  unseen: the
+share of the rows with an id that is not in the vocabulary; for a list, the share of its values that
+are kept; null for a feature without a vocabulary.  Scores are as served, in their own units.  The
+edges are evenly spaced between the 0.5 % and 99.5 % quantiles of the scores; values beyond them
+count in the first or last bin.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +28,34 @@ BINS = 20
 _ENDS = (0.005, 0.995)
 
 
-def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """What `reference.json` holds.
+class FeatureShares(TypedDict):
+    """One feature; see the module docstring."""
+
+    missing: float
+    unseen: float | None
+
+
+class Histogram(TypedDict):
+    """Edges (21) and counts (20)."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+class Reference(TypedDict):
+    """The file; features and scores by name."""
+
+    rows: int
+    features: dict[str, FeatureShares]
+    scores: dict[str, Histogram]
+
+
+def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -> Reference:
+    """The content of `reference.json`.
 
     Args:
         encoder: of the version's contract.
-        examples: folder whose test split is described.
+        examples: folder with the test split.
         scores: (N,) by task, of the test split, as served.
     """
     names = [name for name, _ in encoder.contract.of_side("user", "item", "context")]
@@ -70,11 +90,11 @@ def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -
     }
 
 
-def histogram(scores: np.ndarray) -> dict[str, Any]:
+def histogram(scores: np.ndarray) -> Histogram:
     """Edges (21) and counts (20) of scores (N,), N >= 1."""
     values = scores.astype(np.float64)
     low, high = np.quantile(values, _ENDS)
-    if high - low <= 1e-6 * max(abs(low), abs(high)):  # all alike: bins of some width around them
+    if high - low <= 1e-6 * max(abs(low), abs(high)):  # all equal: bins around the value
         width = max(abs(low), 1.0)
         low, high = low - width / 2, high + width / 2
     edges = np.linspace(low, high, BINS + 1)
@@ -83,7 +103,7 @@ def histogram(scores: np.ndarray) -> dict[str, Any]:
 
 
 def _absent(feature: Any, column: pa.Array) -> np.ndarray:
-    """Rows (N,) bool without a value."""
+    """Whether each row lacks a value, (N,) bool."""
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     if isinstance(feature, IdListFeature):

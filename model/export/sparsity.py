@@ -1,37 +1,98 @@
-"""How much of the mixture a version evaluates: experts per task and arithmetic per candidate."""
+"""Sparsity report: the experts that a version evaluates per task, and arithmetic per candidate."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
-from multigate.model.export.graph import Servable
+from multigate.model.export.acceptance import Changes
+from multigate.model.export.frozen_mixture import FrozenMixture
+from multigate.model.export.parity import Parity
 from multigate.model.ranker.ranker import Ranker
 
 
+class TaskSparsity(TypedDict):
+    """One task's gate, and the experts that it uses on test rows."""
+
+    gate: str
+    static: bool
+    hardened: bool
+    experts: list[int]
+    experts_per_row: float
+
+
+class Flops(TypedDict):
+    """Floating-point operations per candidate.
+
+    Products of matrices count 2 per multiplication; look-ups, pooling and activations do not count.
+
+    Attributes:
+        dense: every expert on every row, as the same weights would run without selection.
+        sparse: the experts that the rows select, through `serving_default`.
+        rank: the same through `rank`, where the user half of the experts' first layer and of the
+            gates is computed once per user (`flops_per_user`).
+        minimum: the item half and later layers of the selected experts, and the towers, with the
+            routing and the user given.
+    """
+
+    dense: int
+    sparse: int
+    rank: int
+    minimum: int
+
+
+class Items(TypedDict):
+    """The item table in the file; `as_of_the_cut_off` names features that keep changing."""
+
+    known: int
+    precomputed: bool
+    bytes: int
+    as_of_the_cut_off: list[str]
+
+
+class SparsityReport(TypedDict):
+    """What `sparsity.json` holds; see `FrozenMixture` for `mode` and `kept`.
+
+    `experts_per_row` is the mean number of experts that a test row needs, `ceiling` the number of
+    experts over it.
+    """
+
+    mode: str
+    dense: bool
+    experts: int
+    experts_in_file: int
+    kept: list[int]
+    tasks: dict[str, TaskSparsity]
+    rows: int
+    experts_per_row: float
+    ceiling: float
+    flops_per_candidate: Flops
+    flops_per_user: dict[str, int]
+    hardening: Changes
+    parity: Parity
+    items: NotRequired[Items]
+
+
 def report(
-    ranker: Ranker, servable: Servable, rows: int, experts_per_row: float, load: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What `sparsity.json` holds.
-
-    Floating-point operations count 2 per multiplication of a matrix product; look-ups, pooling
-    and activations are left out.  Per candidate:
-
-        dense       every expert on every row, as the same weights would run without selection
-        sparse      the experts that the rows select, through `serving_default`
-        rank        the same through `rank`, where the user half of the experts' first layer and
-                    of the gates is computed once per user (`flops_per_user`)
-        minimum     the item half and later layers of the selected experts, and the towers, with
-                    the routing and the user given
+    ranker: Ranker,
+    mixture: FrozenMixture,
+    rows: int,
+    experts_per_row: float,
+    load: Mapping[str, Any],
+    hardening: Changes,
+    parity: Parity,
+) -> SparsityReport:
+    """The sparsity report of a version.
 
     Args:
         ranker: as exported, hardened.
-        servable: made from it.
-        rows: how many test rows the numbers were measured on.
+        mixture: made from it.
+        rows: number of test rows on which the next two were measured.
         experts_per_row: mean number of distinct experts that a row selects.
         load: by task, (E,) share of the rows that use each expert.
+        hardening: what hardening the gates changed.
+        parity: result of the comparison with the Keras model.
     """
-    mixture = servable.mixture
     E = len(ranker.mixture.experts)
     per_row = {"constant": len(mixture.kept), "dense": E, "dispatch": experts_per_row}[mixture.mode]
     kernels = [
@@ -78,4 +139,6 @@ def report(
             "minimum": round(per_row * (expert - user_half)) + towers,
         },
         "flops_per_user": {"rank": len(mixture.kept) * user_half + of_users},
+        "hardening": hardening,
+        "parity": parity,
     }

@@ -1,4 +1,4 @@
-"""Requests that travel with a version: one with its answer, and those that warm a server up."""
+"""Requests in a version's folder: the golden request with its answer, and warm-up requests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from multigate.model.export.item_table import ItemTable
 
 GOLDEN = "golden.json"
 WARMUP = "tf_serving_warmup_requests"
-"""The name under which TensorFlow Serving looks for it in assets.extra."""
+"""Name of the file that TensorFlow Serving reads in assets.extra."""
 
 CANDIDATES = (1, 16, 128, 512)
 """Sizes of the warm-up's `rank` requests, each for one user."""
@@ -39,12 +39,12 @@ def write(
 
     Args:
         folder: assets.extra of the version.
-        model: the name under which it is served.
+        model: name under which the version is served.
         contract: of the version.
-        table: real rows to take requests from.
-        signatures: of the loaded SavedModel, which answers the golden request.
+        table: real rows for the requests.
+        signatures: of the loaded SavedModel, for the answer to the golden request.
         items: the item table in the file.
-        buckets: sizes that batches are padded to, which all occur in the warm-up.
+        buckets: sizes to which batches are padded; the warm-up has a batch of each.
     """
     golden = rank_request(contract, table, 8)
     answer = {name: value.numpy() for name, value in signatures[RANK](**golden).items()}
@@ -85,7 +85,7 @@ def write(
 
 
 def rank_request(contract: Contract, table: pa.Table, candidates: int) -> Raw:
-    """Raw inputs of `rank` for the first row's user and the items of the first rows, repeated."""
+    """Raw inputs of `rank`: the user of the first row, and items of the first rows in turn."""
     user = [name for name, _ in contract.of_side("user", "context")]
     item = [name for name, _ in contract.of_side("item")]
     rows = np.arange(candidates) % table.num_rows

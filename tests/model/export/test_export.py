@@ -211,14 +211,14 @@ def test_unused_experts_take_no_room(case, tmp_path) -> None:
 
 def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) -> None:
     checkpoint = case.checkpoint()
-    real = exporting.Servable.save
+    real = exporting.ServingGraph.save
 
     def save_another(self, folder) -> None:
         self._ranker.towers["like"].head.bias.assign_add([0.01])
         real(self, folder)
         self._ranker.towers["like"].head.bias.assign_add([-0.01])
 
-    monkeypatch.setattr(exporting.Servable, "save", save_another)
+    monkeypatch.setattr(exporting.ServingGraph, "save", save_another)
     with pytest.raises(ExportError, match=r"parity: test row \d+ differs by .*like"):
         export(checkpoint, case.examples, tmp_path / "models")
     assert not (tmp_path / "models").exists()

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multigate.model.export.export import export
-from multigate.model.export.frozen_weights import Stored, rounded
+from multigate.model.export.frozen_weights import StoredMatrix, rounded
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -18,7 +18,7 @@ def test_what_is_read_is_the_rounded_matrix(kind, axis) -> None:
     near = rounded(value, kind, axis)
     again = rounded(near, kind, axis)
     np.testing.assert_allclose(again, near, rtol=1e-6)  # so that stored weights stay what they are
-    stored = Stored(near, kind, axis)
+    stored = StoredMatrix(near, kind, axis)
     np.testing.assert_allclose(stored.read(), near, rtol=1e-6)
     if axis == 0:
         np.testing.assert_allclose(stored.slice(2, 5), near[2:5], rtol=1e-6)

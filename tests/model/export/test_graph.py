@@ -19,7 +19,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.gates import GateConfig
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values, take
-from multigate.model.export.graph import Servable, combine
+from multigate.model.export.graph import ServingGraph, combine
 from multigate.model.export.parity import check_parity, expected_scores, relative_differences
 
 GATES: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ class Exported:
         for gate in self.ranker.mixture.gates:
             gate.harden()
         self.contract = self.encoder.contract
-        self.servable = Servable(self.ranker, self.encoder)
+        self.servable = ServingGraph(self.ranker, self.encoder)
         self.folder = folder
         self.servable.save(folder)
         self.graph = tf.Graph()
@@ -406,4 +406,4 @@ def test_a_gate_that_selects_nothing_is_refused(case) -> None:
     for gate in loaded.ranker.mixture.gates:
         gate.switch.assign(np.full(6, -1.0))
     with pytest.raises(ExportError, match="task 'click': its gate selects none of the 6 experts"):
-        Servable(loaded.ranker, loaded.encoder)
+        ServingGraph(loaded.ranker, loaded.encoder)

@@ -18,7 +18,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values
 from multigate.model.export.export import export
-from multigate.model.export.graph import Servable
+from multigate.model.export.graph import ServingGraph
 from multigate.model.export.item_table import ItemTable
 from multigate.model.export.parity import check_parity
 
@@ -115,7 +115,7 @@ def test_parity_where_no_test_row_has_a_known_item(case, examples, tmp_path) -> 
     loaded = checkpoints.load(case.checkpoint())
     items = ItemTable(loaded.encoder, examples)
     items.complete[:] = False
-    Servable(loaded.ranker, loaded.encoder, items=items).save(tmp_path / "m")
+    ServingGraph(loaded.ranker, loaded.encoder, items=items).save(tmp_path / "m")
     signatures = tf.saved_model.load(str(tmp_path / "m")).signatures
     table = pq.read_table(case.examples / "test").slice(0, 40)
     found = check_parity(signatures, loaded.ranker, loaded.encoder, table, 1e-5, items=items)
