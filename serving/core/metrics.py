@@ -1,16 +1,29 @@
-"""Counters, gauges and histograms of the server, and their Prometheus text form.
+"""Counters, gauges and histograms of the server, read by Prometheus.
 
 Names follow TensorFlow Serving's where the meaning is the same; the others start with multigate.
+
+The text format, the registry and the families are prometheus-client's.  Its own `Counter` and
+`Histogram` are not used: they rename `request_count` to `request_count_total`, write bounds as
+`1.0` where our dashboards have `1`, and take one number at a time.  CPU time of one call, theirs
+and ours: `add` 1.8 and 0.5 us, `observe` 2.3 and 0.9 us, `add_all` of 12 features 21 and 3 us,
+`observe_all` of 500 scores 642 and 13 us (docs/serving.md lists the names).
 """
 
 import bisect
+import itertools
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
@@ -21,68 +34,68 @@ _SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2
 _SHARES = (0.25, 0.5, 0.75, 0.9)  # of scores; probabilities crowd below 1
 
 
-class Metric:
-    """One metric: a number per combination of label values."""
-
-    kind = "untyped"
+class _Metric(Collector):
+    """What all kinds share: name, help text, labels and a lock."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
-        self.name = name
+        self._name = name
         self._text = text
         self._labels = tuple(labels)
         self._lock = threading.Lock()
 
-    def lines(self) -> list[str]:
-        """Help, type and samples, one line each."""
-        with self._lock:
-            samples = self._samples()
-        return [f"# HELP {self.name} {self._text}", f"# TYPE {self.name} {self.kind}", *samples]
 
-    def _samples(self) -> list[str]:
-        return []
-
-    def _sample(
-        self, values: tuple[str, ...], number: float, suffix: str = "", bound: str | None = None
-    ) -> str:
-        pairs = list(zip(self._labels, values, strict=True))
-        if bound is not None:
-            pairs.append(("le", bound))
-        inside = ",".join(f'{label}="{_escape(value)}"' for label, value in pairs)
-        return (
-            f"{self.name}{suffix}{{{inside}}} {number:.10g}"
-            if inside
-            else (f"{self.name}{suffix} {number:.10g}")
-        )
-
-
-class Counter(Metric):
-    """A number that only grows."""
-
-    kind = "counter"
+class _NumberByLabels(_Metric):
+    """One number per combination of label values."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         super().__init__(name, text, labels)
         self._numbers: dict[tuple[str, ...], float] = {}
 
     def add(self, *values: str, by: float = 1) -> None:
-        """Count `by` more for these label values."""
+        """Add `by` for these label values."""
         with self._lock:
             self._numbers[values] = self._numbers.get(values, 0) + by
 
+    def collect(self) -> Iterable[Metric]:
+        """The samples, ordered by label values."""
+        with self._lock:
+            numbers = sorted(self._numbers.items())
+        family = self._family()
+        for values, number in numbers:
+            family.add_metric(values, number)
+        return [family]
+
+    def _family(self) -> CounterMetricFamily | GaugeMetricFamily:
+        raise NotImplementedError
+
+
+class Counter(_NumberByLabels):
+    """A number that only grows."""
+
     def add_all(self, value: str, numbers: Mapping[str, float]) -> None:
-        """Count more for label values (value, key) each; takes the lock once."""
+        """Add each number for the label values (value, its key); takes the lock once."""
         with self._lock:
             for key, by in numbers.items():
                 self._numbers[value, key] = self._numbers.get((value, key), 0) + by
 
-    def _samples(self) -> list[str]:
-        return [self._sample(values, number) for values, number in sorted(self._numbers.items())]
+    def _family(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        if not self._name.endswith("_total"):
+            family.name = _NameWithoutTotal(self._name)
+        return family
 
 
-class Gauge(Counter):
+class _NameWithoutTotal(str):
+    """A counter's name that stays as it is: prometheus-client appends `_total` to every other."""
+
+    __slots__ = ()
+
+    def __add__(self, suffix: str) -> str:
+        return self if suffix == "_total" else str(self) + suffix
+
+
+class Gauge(_NumberByLabels):
     """A number that moves either way."""
-
-    kind = "gauge"
 
     def set(self, number: float, *values: str) -> None:
         """Replace the number for these label values."""
@@ -90,16 +103,17 @@ class Gauge(Counter):
             self._numbers[values] = number
 
     def forget(self, first: str) -> None:
-        """Report no number any more whose first label has this value."""
+        """Remove the samples that have this value as their first label."""
         with self._lock:
             for values in [one for one in self._numbers if one[0] == first]:
                 del self._numbers[values]
 
+    def _family(self) -> GaugeMetricFamily:
+        return GaugeMetricFamily(self._name, self._text, labels=self._labels)
 
-class Histogram(Metric):
-    """How often numbers fell below each of several bounds, with their count and sum."""
 
-    kind = "histogram"
+class Histogram(_Metric):
+    """How many numbers fell below each of several bounds, with their count and sum."""
 
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = ()
@@ -107,6 +121,7 @@ class Histogram(Metric):
         super().__init__(name, text, labels)
         self._bounds = tuple(bounds)
         self._counts: dict[tuple[str, ...], list[int]] = {}
+        """By label values: numbers per bucket, not cumulative; the last bucket has no bound."""
         self._sums: dict[tuple[str, ...], float] = {}
 
     def observe(self, number: float, *values: str) -> None:
@@ -125,16 +140,19 @@ class Histogram(Metric):
             counts[:] = map(operator.add, counts, found)
             self._sums[values] = self._sums.get(values, 0.0) + float(numbers.sum())
 
-    def _samples(self) -> list[str]:
-        found = []
-        for values, counts in sorted(self._counts.items()):
-            total = 0
-            for bound, count in zip((*self._bounds, "+Inf"), counts, strict=True):
-                total += count
-                found.append(self._sample(values, total, "_bucket", str(bound)))
-            found.append(self._sample(values, self._sums[values], "_sum"))
-            found.append(self._sample(values, total, "_count"))
-        return found
+    def collect(self) -> Iterable[Metric]:
+        """The samples, ordered by label values; buckets are cumulative here."""
+        with self._lock:
+            found = [
+                (values, list(counts), self._sums[values])
+                for values, counts in sorted(self._counts.items())
+            ]
+        names = [*map(str, self._bounds), "+Inf"]
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, counts, total in found:
+            cumulative = itertools.accumulate(counts)
+            family.add_metric(values, list(zip(names, cumulative, strict=True)), total)
+        return [family]
 
 
 class ServerMetrics:
@@ -252,22 +270,22 @@ class ServerMetrics:
             _MODEL,
         )
 
+        self.registry = CollectorRegistry(auto_describe=True)
+        for metric in vars(self).values():
+            if isinstance(metric, _Metric):
+                self.registry.register(metric)
+
     def answered(self, method: str, status: str, seconds: float) -> None:
         """Record one call."""
         self.requests.add(method, status)
         self.latency.observe(seconds, method)
 
     def forget_model(self, name: str) -> None:
-        """Report no state of a model that is served no longer; counters stay."""
+        """Remove the gauges of a model that is no longer served; counters stay."""
         for metric in vars(self).values():
             if isinstance(metric, Gauge):
                 metric.forget(name)
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""
-        metrics = [metric for metric in vars(self).values() if isinstance(metric, Metric)]
-        return "\n".join(line for metric in metrics for line in metric.lines()) + "\n"
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return generate_latest(self.registry).decode()

@@ -1,61 +1,112 @@
-"""Metrics over HTTP, for Prometheus."""
+"""Metrics over HTTP, for Prometheus; of one process, or of several workers as one page."""
 
-import http.server
 import logging
+import socketserver
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from socket import AF_INET, AF_INET6
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import make_wsgi_app
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from multigate.configs.errors import ServingError
+from multigate.serving.core.addresses import address
 
 LOG = logging.getLogger("multigate.serving")
 PATH = "/monitoring/prometheus/metrics"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def start_exporter(host: str, port: int, text: Callable[[], str]) -> tuple[int, Callable[[], None]]:
-    """Serve metrics in threads of their own.
+def start_exporter(host: str, port: int, metrics: Collector) -> tuple[int, Callable[[], None]]:
+    """Serve metrics at `PATH`, in threads.
 
     Args:
         host: to listen on.
         port: to listen on; 0 is a free one.
-        text: the page.
+        metrics: collected anew for each request.
 
     Returns:
-        The bound port, and what ends it.
+        The bound port, and a function that stops the exporter.
 
     Raises:
-        ServingError: the address cannot be had.
+        ServingError: the address cannot be used.
     """
+    server = type("Server", (_Server,), {"address_family": AF_INET6 if ":" in host else AF_INET})
     try:
-        server = http.server.ThreadingHTTPServer((host, port), _handler(text))
+        exporter = server((host, port), _Handler)
     except OSError as error:
         raise ServingError(
-            f"{host}:{port}: cannot serve metrics there: {error.strerror}; see --metrics_port"
+            f"{address(host, port)}: cannot serve metrics there: {error.strerror}; "
+            "see --metrics_port"
         ) from None
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    exporter.set_app(_page(metrics))
+    threading.Thread(target=exporter.serve_forever, name="metrics", daemon=True).start()
 
     def close() -> None:
-        server.shutdown()
-        server.server_close()
+        exporter.shutdown()
+        exporter.server_close()
 
-    return server.server_address[1], close
+    return exporter.server_port, close
 
 
-def _handler(text: Callable[[], str]) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 30  # seconds; half-open connections would hold their threads
+def labelled_by_worker(families: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """The metrics of several workers as one; every sample gets the label `worker`.
 
-        def do_GET(self) -> None:
-            found = self.path == PATH
-            body = text().encode() if found else f"see {PATH}\n".encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    Args:
+        families: by worker.
+    """
+    merged: dict[str, Metric] = {}
+    for worker, of_worker in families.items():
+        for family in of_worker:
+            if family.name not in merged:
+                merged[family.name] = copy(family)
+                merged[family.name].samples = []
+            merged[family.name].samples += [
+                sample._replace(labels={"worker": worker, **sample.labels})
+                for sample in family.samples
+            ]
+    return list(merged.values())
 
-        def log_message(self, format: str, *args: Any) -> None:
-            LOG.debug(format, *args)
 
-    return Handler
+def _page(metrics: Collector) -> Callable[[dict[str, Any], Any], list[bytes]]:
+    """The WSGI application: the metrics at `PATH`, 404 elsewhere."""
+    page = make_wsgi_app(metrics)
+
+    def answer(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] != PATH:
+            start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"see {PATH}\n".encode()]
+        # Prometheus asks for OpenMetrics first, in which every counter must end in `_total`.
+        environ["HTTP_ACCEPT"] = "text/plain; version=0.0.4"
+        try:
+            return page(environ, start_response)
+        except Exception:
+            LOG.exception("metrics: the page cannot be written")
+            start_response("500 Internal Server Error", [("Content-Type", "text/plain")])
+            return [b"the server's log says why\n"]
+
+    return answer
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """A thread per request."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log a request that failed: quietly where its client went away or was too slow."""
+        level = logging.DEBUG if isinstance(sys.exception(), OSError) else logging.ERROR
+        LOG.log(level, "metrics: a request of %s failed", client_address, exc_info=True)
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs to the server's log, at level DEBUG."""
+
+    timeout = 30  # seconds; half-open connections would hold their threads
+
+    def log_message(self, format: str, *args: Any) -> None:
+        LOG.debug(format, *args)

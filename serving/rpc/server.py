@@ -115,7 +115,7 @@ class Server:
             self.port = CALLS.submit(self._open()).result()
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
-                    self.options.host, self.options.metrics_port, self.metrics.text
+                    self.options.host, self.options.metrics_port, self.metrics.registry
                 )
             CALLS.submit(self._answer()).result()
         except BaseException:

@@ -13,19 +13,21 @@ import logging
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import address, reserve
-from multigate.serving.core.exposition import merged
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.signals import MARGIN, stop_signals, wait_for
-from multigate.serving.observe.exporter import start_exporter
+from multigate.serving.observe.exporter import labelled_by_worker, start_exporter
 from multigate.serving.workers.link import Ask, GoneError, LateError, Replies
 from multigate.serving.workers.worker import Failed, Ready, run_worker
 
@@ -194,7 +196,7 @@ class Slot:
             self.kill()
 
 
-class Supervisor:
+class Supervisor(Collector):
     """Keeps the workers alive, and speaks for all of them."""
 
     def __init__(self, options: ServerOptions, before: Callable[[], Any]) -> None:
@@ -235,7 +237,7 @@ class Supervisor:
         try:
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
-                    self.options.host, self.options.metrics_port, self.metrics
+                    self.options.host, self.options.metrics_port, self
                 )
             for slot in self.slots:
                 slot.start()
@@ -314,24 +316,23 @@ class Supervisor:
                 self.configs = configs
             return problem
 
-    def metrics(self) -> str:
+    def collect(self) -> Iterable[Metric]:
         """The metrics of all workers, each sample labelled with its worker."""
-        texts = {}
+        families = {}
         for slot in self.slots:
             with suppress(GoneError):
-                texts[str(slot.number)] = slot.ask(("metrics",))
-        own = [
-            "# HELP multigate_workers Workers that serve.",
-            "# TYPE multigate_workers gauge",
-            f"multigate_workers {sum(slot.ready.is_set() for slot in self.slots)}",
-            "# HELP multigate_worker_deaths_total Workers that ended and were spawned anew.",
-            "# TYPE multigate_worker_deaths_total counter",
-            *(
-                f'multigate_worker_deaths_total{{worker="{slot.number}"}} {slot.deaths}'
-                for slot in self.slots
-            ),
-        ]
-        return merged(texts) + "\n".join(own) + "\n"
+                families[str(slot.number)] = slot.ask(("metrics",))
+        yield from labelled_by_worker(families)
+        serving = sum(slot.ready.is_set() for slot in self.slots)
+        yield GaugeMetricFamily("multigate_workers", "Workers that serve.", serving)
+        deaths = CounterMetricFamily(
+            "multigate_worker_deaths_total",
+            "Workers that ended and were spawned anew.",
+            labels=["worker"],
+        )
+        for slot in self.slots:
+            deaths.add_metric([str(slot.number)], slot.deaths)
+        yield deaths
 
 
 def supervise(options: ServerOptions, before: Callable[[], Any]) -> None:

@@ -127,7 +127,7 @@ class Orders:
             self._verdicts.put((number, name, *parts))
             return
         if name == "metrics":
-            answer = self._server.metrics.text()
+            answer = list(self._server.metrics.registry.collect())
         elif name == "records":
             answer = pickle.dumps(self._server.models.known(*parts))
         elif name in {"drain", "force"}:

@@ -368,6 +368,10 @@ class Running:
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.target = f"127.0.0.1:{self.server.port}"
 
+    def metric(self, name, **labels):
+        """The number of one sample; None where there is no such sample."""
+        return self.server.metrics.registry.get_sample_value(name, labels)
+
 
 @pytest.fixture(scope="session")
 def run_server():

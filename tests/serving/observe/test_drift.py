@@ -118,16 +118,12 @@ def usual(watched, run_server):
     }
 
 
-def value(running, sample):
-    """A sample's number in the metrics; None where it is not there."""
-    for line in running.server.metrics.text().splitlines():
-        if line.startswith(sample + " "):
-            return float(line.rpartition(" ")[2])
-    return None
+def value(running, name, **labels):
+    return running.metric(f"multigate_{name}", model="small", **labels)
 
 
 def watched_calls(running):
-    return value(running, 'multigate_watched_calls_total{model="small",result="watched"}')
+    return value(running, "watched_calls_total", result="watched")
 
 
 def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog):
@@ -140,21 +136,19 @@ def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog
             rank(client, number=number)
         until(lambda: watched_calls(running) == 30)
         for task in ("click", "like", "rating"):
-            psi = value(running, f'multigate_score_stability_index{{model="small",task="{task}"}}')
+            psi = value(running, "score_stability_index", task=task)
             assert psi == pytest.approx(0, abs=1e-9)
-        shift = 'multigate_share_shift{model="small",feature="%s",what="%s"}'
-        assert value(running, shift % ("item_id", "unseen")) == 0
-        assert value(running, shift % ("age", "missing")) == 0
-        assert value(running, shift % ("age", "unseen")) is None
-        assert value(running, 'multigate_experts_per_row{model="small"}') == 2.5
-        counted = value(running, 'multigate_score_count{model="small",task="click"}')
-        assert counted == 30 * len(ITEMS)
-        ids = 'multigate_watched_ids_total{model="small",feature="%s",result="%s"}'
-        assert value(running, ids % ("item_id", "seen")) == 30 * len(ITEMS)
-        assert value(running, ids % ("recent", "seen")) == 30 * 2
-        experts = 'multigate_watched_experts_per_row_%s{model="small"%s}'
-        assert value(running, experts % ("bucket", ',le="2"')) == 30 * 9  # i1 to i9
-        assert value(running, experts % ("sum", "")) == 30 * (9 * 2 + 31 * 3)
+        assert value(running, "share_shift", feature="item_id", what="unseen") == 0
+        assert value(running, "share_shift", feature="age", what="missing") == 0
+        assert value(running, "share_shift", feature="age", what="unseen") is None
+        assert value(running, "experts_per_row") == 2.5
+        assert value(running, "score_count", task="click") == 30 * len(ITEMS)
+        ids = "watched_ids_total"
+        assert value(running, ids, feature="item_id", result="seen") == 30 * len(ITEMS)
+        assert value(running, ids, feature="recent", result="seen") == 30 * 2
+        experts = "watched_experts_per_row"
+        assert value(running, f"{experts}_bucket", le="2") == 30 * 9  # i1 to i9
+        assert value(running, f"{experts}_sum") == 30 * (9 * 2 + 31 * 3)
     assert not [record for record in caplog.records if "test split" in record.message]
 
 
@@ -170,11 +164,10 @@ def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until
             # No more wait than the queue holds, however slow the thread that looks at them.
             until(lambda due=number - 30: (watched_calls(running) or 0) >= due)
         until(lambda: watched_calls(running) == 90)
-        shift = 'multigate_share_shift{model="small",feature="%s",what="%s"}'
-        assert value(running, shift % ("item_id", "unseen")) == 0.25
-        assert value(running, shift % ("recent", "unseen")) == 0.25
-        assert value(running, shift % ("age", "missing")) == 1
-        assert value(running, shift % ("country", "missing")) == 0
+        assert value(running, "share_shift", feature="item_id", what="unseen") == 0.25
+        assert value(running, "share_shift", feature="recent", what="unseen") == 0.25
+        assert value(running, "share_shift", feature="age", what="missing") == 1
+        assert value(running, "share_shift", feature="country", what="missing") == 0
     (record,) = [record for record in caplog.records if "test split" in record.message]
     assert "30 calls with 1200 candidates" in record.message
     assert "feature 'age': missing 1.000, was 0.000" in record.message
@@ -197,8 +190,7 @@ def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatc
     monkeypatch.setattr("multigate.serving.observe.drift._QUEUED_CALLS", 0)
     with serve(None) as running, RankClient(running.target, timeout=60) as client:
         rank(client)
-        dropped = 'multigate_watched_calls_total{model="small",result="dropped"}'
-        assert value(running, dropped) == 1
+        assert value(running, "watched_calls_total", result="dropped") == 1
 
 
 def test_a_version_that_counts_nothing_is_watched_without(tmp_path, publish, run_server, until):
@@ -210,8 +202,8 @@ def test_a_version_that_counts_nothing_is_watched_without(tmp_path, publish, run
     ):
         rank(client)
         until(lambda: watched_calls(running) == 1)
+        assert value(running, "experts_per_row") == 2.5
         text = running.server.metrics.text()
-        assert 'multigate_experts_per_row{model="small"} 2.5\n' in text
         assert "multigate_watched_experts_per_row_sum{" not in text
         assert "multigate_watched_ids_total{" not in text
 

@@ -46,9 +46,7 @@ def files(folder):
 
 
 def counted(running, result):
-    label = f'multigate_impression_rows_total{{model="small",result="{result}"}} '
-    text = running.server.metrics.text()
-    return int(text.split(label)[1].split()[0]) if label in text else 0
+    return running.metric("multigate_impression_rows_total", model="small", result=result) or 0
 
 
 def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_server):

@@ -387,7 +387,7 @@ def test_metrics_over_http(running, contract, helpers):
     with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
         assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         lines = page.read().decode().splitlines()
-    assert 'multigate_model_version{model="small"} 1' in lines
+    assert 'multigate_model_version{model="small"} 1.0' in lines
     assert any(
         line.startswith(':tensorflow:serving:request_count{method="Predict",status="OK"} ')
         for line in lines

@@ -297,13 +297,9 @@ def test_concurrent_calls_of_the_server_are_joined_and_keep_their_answers(
             np.testing.assert_allclose(
                 response.outputs["score"].float_val, expected, rtol=1e-5, atol=5e-6
             )
-        text = running.server.metrics.text()
-    runs = float(
-        text.split('multigate_batch_calls_count{model="small",signature="rank"} ')[1].split()[0]
-    )
-    calls = float(
-        text.split('multigate_batch_calls_sum{model="small",signature="rank"} ')[1].split()[0]
-    )
+        rank = {"model": "small", "signature": "rank"}
+        runs = running.metric("multigate_batch_calls_count", **rank)
+        calls = running.metric("multigate_batch_calls_sum", **rank)
     assert calls == 24 * 13
     assert runs < calls
 
