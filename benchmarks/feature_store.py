@@ -163,7 +163,7 @@ def main() -> None:
                     asked.close()
                 print(f"Redis, {count} items: {result['redis']} us")
     metrics = ServerMetrics()
-    watch = Watch(ServerOptions("m", root, watch_rate=1e-9), metrics)
+    watch = Watch(ServerOptions(model_name="m", model_base_path=root, watch_rate=1e-9), metrics)
     served: Any = None
     result["watch_unsampled"] = microseconds(lambda: watch.add(served, {}, {}), 200, 1000)
     watch.close()

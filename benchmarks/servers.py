@@ -163,7 +163,7 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
     """The project's own server."""
     from multigate.serving.core.options import ServerOptions
 
-    options = ServerOptions(NAME, base, port=0, workers=workers)
+    options = ServerOptions(model_name=NAME, model_base_path=base, port=0, workers=workers)
     if workers > 1:
         from multigate.serving.workers.supervisor import Supervisor
         from multigate.verbs.common import import_tensorflow

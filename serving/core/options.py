@@ -1,171 +1,237 @@
-"""What the server can be told, on the command line and from Python.
+"""Options of the server: flags, environment variables, or arguments from Python.
 
-Flags have TensorFlow Serving's names where it has one.  Imports no TensorFlow, so that `--help`
-stays fast.
+Flags have TensorFlow Serving's names where it has one.  Every option is also read from the
+environment as MULTIGATE_NAME; flags and arguments win over the environment.  Imports no TensorFlow,
+so that `--help` stays fast.
 """
 
 import argparse
 import os
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from multigate.configs.errors import ServingError
-from multigate.serving.core.logs import FORMATS
+from multigate.serving.core.logs import Format
 
+_PREFIX = "MULTIGATE_"
+_ONE_MODEL = ("multigate_model_name", "multigate_model_base_path")
+"""The options that TensorFlow Serving's variables name as well; pydantic calls them so."""
 _LARGE = 2**31 - 1
 
-
-@dataclass(frozen=True)
-class Flag:
-    """What the command line says of an option, and the bounds of its number."""
-
-    text: str
-    least: float = 1
-    most: float = _LARGE
-    variable: str = ""
-    """Environment variable that stands in for an absent flag."""
+_Count = Annotated[int, Ge(1), Le(_LARGE)]
+_CountOrNone = Annotated[int, Ge(0), Le(_LARGE)]
+_Port = Annotated[int, Ge(0), Le(65535)]
+_Time = Annotated[float, Ge(0), Le(_LARGE)]
+_Share = Annotated[float, Ge(0), Le(1)]
 
 
-@dataclass(frozen=True)
-class ServerOptions:
+class _Environment(EnvSettingsSource):
+    """Environment variables, less those that name models in another way than the arguments do.
+
+    The image sets MODEL_NAME and MODEL_BASE_PATH; a file that names all models wins over them.
+    """
+
+    def __call__(self) -> dict[str, Any]:
+        """Options by name."""
+        found, given = super().__call__(), self.current_state
+        if given.keys() & _ONE_MODEL:
+            found.pop("model_config_file", None)
+        if "model_config_file" in {**found, **given}:
+            return {name: value for name, value in found.items() if name not in _ONE_MODEL}
+        return found
+
+
+class ServerOptions(BaseSettings):
     """Options of one server process; every field is also a flag of that name."""
 
-    model_name: Annotated[
-        str, Flag("name under which clients ask for the model", variable="MODEL_NAME")
-    ] = ""
-    model_base_path: Annotated[
-        Path | None, Flag("folder of the model's numbered versions", variable="MODEL_BASE_PATH")
-    ] = None
-    model_config_file: Annotated[
-        Path | None,
-        Flag("several models, with version policies and labels: a ModelServerConfig as text"),
-    ] = None
-    candidates_base_path: Annotated[
-        Path | None,
-        Flag("folder of the versions of the candidate model, whose items Recommend has ranked"),
-    ] = None
-    recommend_candidates: Annotated[
-        int, Flag("candidates that Recommend ranks where the call does not say how many")
-    ] = 500
-    retrieval_timeout_ms: Annotated[
-        float,
-        Flag("time for a candidate model's answer; after it popular items stand in", 0.1),
-    ] = 100.0
-    host: Annotated[
-        str, Flag("address to listen on; the default is reachable from this machine only")
-    ] = "127.0.0.1"
-    port: Annotated[int, Flag("port of all gRPC services; 0: a free one", 0, 65535)] = 8500
-    metrics_port: Annotated[
-        int, Flag("port of the Prometheus metrics; 0: a free one; -1: no metrics", -1, 65535)
-    ] = -1
-    workers: Annotated[
-        int, Flag("processes that share the port; for clients with several connections", 1, 256)
-    ] = 1
-    max_connection_age_seconds: Annotated[
-        float, Flag("age at which a connection ends, so that clients connect anew; 0: none", 0)
-    ] = 0.0
-    ssl_config_file: Annotated[
-        Path | None, Flag("TLS: an SSLConfig as text, with key and certificate as PEM")
-    ] = None
-    auth_token_file: Annotated[
-        Path | None, Flag("bearer tokens, one a line, of which every call must show one")
-    ] = None
-    feature_store: Annotated[
-        str,
-        Flag(
-            "where features come from that a Rank call leaves out: version, the snapshot that each "
-            "version carries; redis://host:port/db; or none"
-        ),
-    ] = "version"
-    feature_store_timeout_ms: Annotated[
-        float, Flag("time for an answer from Redis, after which missing rules stand in", 0.1)
-    ] = 20.0
-    feature_clock: Annotated[
-        str,
-        Flag(
-            "up to when stored times since an event grow: now; or cut_off, for logs of the past "
-            "that are served as if it were then"
-        ),
-    ] = "now"
-    impression_log: Annotated[
-        Path | None, Flag("folder that gets what was ranked, as impression rows in Parquet")
-    ] = None
-    impression_log_rate: Annotated[
-        float, Flag("share of the calls that are logged, chosen by request id", 0, 1)
-    ] = 1.0
-    impression_log_rows: Annotated[int, Flag("rows of one file of the impression log")] = 100_000
-    impression_log_seconds: Annotated[
-        float, Flag("age at which a file of the impression log is finished", 0.01)
-    ] = 60.0
-    watch_rate: Annotated[
-        float, Flag("share of the Rank calls that are compared with the test split", 0, 1)
-    ] = 0.05
-    watch_seconds: Annotated[
-        float, Flag("least time of a window, whose calls are compared together", 0)
-    ] = 300.0
-    watch_psi: Annotated[
-        float, Flag("stability index of a task's scores above which the log warns", 0)
-    ] = 0.25
-    watch_share: Annotated[
-        float, Flag("difference of a share of missing or unseen values above which it warns", 0, 1)
-    ] = 0.1
-    log_format: Annotated[str, Flag("of the log on the standard error stream: text or json")] = (
-        "text"
+    model_config = SettingsConfigDict(
+        env_prefix=_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
     )
-    log_calls: Annotated[
-        float, Flag("share of the calls that get a line in the log, with their request id", 0, 1)
-    ] = 0.0
-    file_system_poll_wait_seconds: Annotated[
-        float, Flag("time between looks at the base path for new versions", 0.01)
-    ] = 1.0
-    max_num_load_retries: Annotated[
-        int, Flag("tries again of a version that failed, while its files stay the same", 0)
-    ] = 5
-    load_retry_interval_micros: Annotated[int, Flag("time between these tries", 0)] = 10_000_000
-    enable_model_warmup: Annotated[
-        bool, Flag("replay a version's recorded requests before it serves")
-    ] = True
-    max_message_mebibytes: Annotated[int, Flag("largest request message", 1, 1024)] = 64
-    max_candidates: Annotated[int, Flag("most candidates of one Rank call")] = 10_000
-    grpc_max_threads: Annotated[
-        int, Flag("threads for what takes a call long or may wait, such as Redis or tf.Examples")
-    ] = 64
-    max_concurrent_calls: Annotated[
-        int, Flag("calls accepted at once; more are refused with RESOURCE_EXHAUSTED")
-    ] = 256
-    max_batch_rows: Annotated[
-        int, Flag("rows of one joined run of the model; on CPUs joining stops paying near 800")
-    ] = 800
-    max_queued_calls: Annotated[
-        int, Flag("calls that may wait for a run; more are refused with UNAVAILABLE", 0)
-    ] = 64
-    num_batch_threads: Annotated[
-        int, Flag("runs at once, per version and signature; 0: half the CPUs, shared by workers", 0)
-    ] = 0
-    tensorflow_intra_op_parallelism: Annotated[
-        int, Flag("threads of one operation, beside the runs at once; 0: TensorFlow chooses", 0)
-    ] = 1
-    tensorflow_inter_op_parallelism: Annotated[
-        int,
-        Flag("threads for operations that run at once; 0: TensorFlow chooses; -1: the call's", -1),
-    ] = -1
-    drain_delay_seconds: Annotated[
-        float, Flag("time from reporting NOT_SERVING to closing, for load balancers to notice", 0)
-    ] = 0.0
-    drain_grace_seconds: Annotated[
-        float, Flag("time that calls in flight have to finish when the server stops", 0)
-    ] = 30.0
 
-    @property
-    def batch_slots(self) -> int:
-        """Runs at once, per version and signature, in one worker."""
-        return self.num_batch_threads or max((os.cpu_count() or 1) // (2 * self.workers), 1)
+    model_name: str = Field(
+        "",
+        description="name of the model in requests",
+        validation_alias=AliasChoices("multigate_model_name", "model_name"),
+    )
+    model_base_path: Path | None = Field(
+        None,
+        description="folder that holds the model's numbered versions",
+        validation_alias=AliasChoices("multigate_model_base_path", "model_base_path"),
+    )
+    model_config_file: Path | None = Field(
+        None,
+        description="file that names several models, with version policies and labels: a "
+        "ModelServerConfig as text",
+    )
+    candidates_base_path: Path | None = Field(
+        None,
+        description="folder that holds the versions of the candidate model, which finds the items "
+        "of Recommend",
+    )
+    recommend_candidates: _Count = Field(
+        500, description="candidates that Recommend ranks when the call gives no number"
+    )
+    retrieval_timeout_ms: Annotated[float, Ge(0.1), Le(_LARGE)] = Field(
+        100.0,
+        description="time for the candidate model's answer; after it, popular items are ranked",
+    )
+    host: str = Field(
+        "127.0.0.1",
+        description="address to listen on; the default accepts calls from this machine only",
+    )
+    port: _Port = Field(8500, description="port of all gRPC services; 0: a free one")
+    metrics_port: Annotated[int, Ge(-1), Le(65535)] = Field(
+        -1, description="port of the Prometheus metrics; 0: a free one; -1: no metrics"
+    )
+    workers: Annotated[int, Ge(1), Le(256)] = Field(
+        1, description="processes that share the port; clients need several connections"
+    )
+    max_connection_age_seconds: _Time = Field(
+        0.0,
+        description="age at which the server closes a connection, so that clients connect anew; "
+        "0: never",
+    )
+    ssl_config_file: Path | None = Field(
+        None, description="TLS: file with an SSLConfig as text, with key and certificate as PEM"
+    )
+    auth_token_file: Path | None = Field(
+        None, description="file of bearer tokens, one a line; every call must show one of them"
+    )
+    feature_store: str = Field(
+        "version",
+        description="source of the features that a Rank call leaves out: version, the snapshot "
+        "inside each version; redis://host:port/db; or none",
+    )
+    feature_store_timeout_ms: Annotated[float, Ge(0.1), Le(_LARGE)] = Field(
+        20.0, description="time for an answer from Redis; after it, the missing rules apply"
+    )
+    feature_clock: Literal["now", "cut_off"] = Field(
+        "now",
+        description="end of stored times since an event: now; or cut_off, to serve a log of the "
+        "past as if it were then",
+    )
+    impression_log: Path | None = Field(
+        None, description="folder for the impression log: what was ranked, as rows in Parquet"
+    )
+    impression_log_rate: _Share = Field(
+        1.0, description="share of the calls in the impression log, chosen by request id"
+    )
+    impression_log_rows: _Count = Field(
+        100_000, description="rows of one file of the impression log"
+    )
+    impression_log_seconds: Annotated[float, Ge(0.01), Le(_LARGE)] = Field(
+        60.0, description="age at which a file of the impression log is finished"
+    )
+    watch_rate: _Share = Field(
+        0.05, description="drift: share of the Rank calls that are compared with the test split"
+    )
+    watch_seconds: _Time = Field(
+        300.0, description="drift: shortest window of calls that are compared together"
+    )
+    watch_psi: _Time = Field(
+        0.25, description="drift: stability index of a task's scores above which the log warns"
+    )
+    watch_share: _Share = Field(
+        0.1,
+        description="drift: change of a share of missing or unseen values above which the log "
+        "warns",
+    )
+    log_format: Format = Field(
+        "text", description="format of the log on the standard error stream: text or json"
+    )
+    log_calls: _Share = Field(
+        0.0, description="share of the calls that get a line in the log, with their request id"
+    )
+    file_system_poll_wait_seconds: Annotated[float, Ge(0.01), Le(_LARGE)] = Field(
+        1.0, description="time between looks at the base path for new versions"
+    )
+    max_num_load_retries: _CountOrNone = Field(
+        5, description="retries of a version that failed to load, while its files do not change"
+    )
+    load_retry_interval_micros: _CountOrNone = Field(
+        10_000_000, description="time between these retries"
+    )
+    enable_model_warmup: bool = Field(
+        True, description="replay a version's recorded requests before it serves"
+    )
+    max_message_mebibytes: Annotated[int, Ge(1), Le(1024)] = Field(
+        64, description="largest request message"
+    )
+    max_candidates: _Count = Field(10_000, description="most candidates of one Rank call")
+    grpc_max_threads: _Count = Field(
+        64,
+        description="threads for work that takes long or waits, such as Redis or tf.Examples",
+    )
+    max_concurrent_calls: _Count = Field(
+        256, description="most calls in flight; more are refused with RESOURCE_EXHAUSTED"
+    )
+    max_batch_rows: _Count = Field(
+        800,
+        description="rows of one joined run of the model; on CPUs more than about 800 gain nothing",
+    )
+    max_queued_calls: _CountOrNone = Field(
+        64, description="most calls that wait for a run; more are refused with UNAVAILABLE"
+    )
+    num_batch_threads: _CountOrNone = Field(
+        0,
+        description="runs at once, per version and signature; 0: half the CPUs, shared by the "
+        "workers",
+    )
+    tensorflow_intra_op_parallelism: _CountOrNone = Field(
+        1, description="threads inside one operation of a run; 0: TensorFlow chooses"
+    )
+    tensorflow_inter_op_parallelism: Annotated[int, Ge(-1), Le(_LARGE)] = Field(
+        -1,
+        description="threads for operations that run at once; 0: TensorFlow chooses; -1: the run's "
+        "own thread",
+    )
+    drain_delay_seconds: _Time = Field(
+        0.0,
+        description="drain: time from reporting NOT_SERVING to closing, for load balancers to "
+        "notice",
+    )
+    drain_grace_seconds: _Time = Field(
+        30.0, description="drain: time for calls in flight to finish"
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work.
+    def __init__(self, **values: Any) -> None:
+        """Take the values, and what they leave out from the environment.
+
+        Raises:
+            ServingError: names the flag or variable, the expectation and what came.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ServingError(
+                "\n".join(_describe(one, values) for one in error.errors(include_url=False))
+            ) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments first, then the environment; no files."""
+        return init_settings, _Environment(settings_cls)
+
+    @model_validator(mode="after")
+    def _check(self) -> "ServerOptions":
+        """Refuse options that contradict each other.
 
         Raises:
             ServingError: names the flag, the expectation and what came.
@@ -191,65 +257,66 @@ class ServerOptions:
                 "--feature_store: expected version, none or an address such as "
                 f"redis://localhost:6379/0, received {self.feature_store!r}"
             )
-        if self.log_format not in FORMATS:
-            raise ServingError(
-                f"--log_format: expected {' or '.join(FORMATS)}, received {self.log_format!r}"
-            )
-        if self.feature_clock not in {"now", "cut_off"}:
-            raise ServingError(
-                f"--feature_clock: expected now or cut_off, received {self.feature_clock!r}"
-            )
-        for name, _, flag in _flags():
-            value = getattr(self, name)
-            numeric = isinstance(value, int | float) and not isinstance(value, bool)
-            # The comparison is false for NaN, which is thereby refused.
-            if numeric and not flag.least <= value <= flag.most:
-                raise ServingError(
-                    f"--{name}: expected {flag.least} to {flag.most}, received {value}"
-                )
+        return self
 
-
-def _flags() -> list[tuple[str, type, Flag]]:
-    """Name, type and flag of every option."""
-    hints = typing.get_type_hints(ServerOptions, include_extras=True)
-    found = []
-    for name, hint in hints.items():
-        kind, flag = typing.get_args(hint)
-        # Of `Path | None`, Path: None is the absence of the flag.
-        found.append((name, next(iter(typing.get_args(kind)), kind), flag))
-    return found
+    @property
+    def batch_slots(self) -> int:
+        """Runs at once, per version and signature, in one worker."""
+        return self.num_batch_threads or max((os.cpu_count() or 1) // (2 * self.workers), 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one flag per option; absent flags are None and take the option's default."""
-    defaults = {option.name: option.default for option in fields(ServerOptions)}
-    for name, kind, flag in _flags():
-        text, default = flag.text, defaults[name]
-        if flag.variable:
-            text += f" (or environment variable {flag.variable})"
-        elif default not in {None, ""} and isinstance(default, str | int | float):
-            text += f" (default: {default})"
-        if kind is bool:
+    """Add one flag per option; the value of an absent flag is None."""
+    for name, field in ServerOptions.model_fields.items():
+        text = field.description or ""
+        if name in {"model_name", "model_base_path"}:
+            text += f" (or environment variable {name.upper()})"
+        elif field.annotation is not bool and field.default is not None:
+            text += f" (default: {field.default})"
+        if field.annotation is bool:
             parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
         else:
-            parser.add_argument(f"--{name}", type=kind, metavar="VALUE", help=text)
+            parser.add_argument(f"--{name}", metavar="VALUE", help=text)
 
 
-def from_arguments(
-    arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
-) -> ServerOptions:
-    """Options from parsed flags and, for those that have one, environment variables.
+def from_arguments(arguments: argparse.Namespace) -> ServerOptions:
+    """Options from parsed flags and, where a flag is absent, the environment.
 
     Raises:
-        ServingError: a flag is missing or cannot work.
+        ServingError: an option is missing or cannot work.
     """
-    values: dict[str, Any] = {}
-    for name, kind, flag in _flags():
-        given = getattr(arguments, name)
-        # Images set the variables; the file, which names models itself, goes before them.
-        if given is None and arguments.model_config_file is None:
-            text = environment.get(flag.variable) if flag.variable else None
-            given = kind(text) if text else None
-        if given is not None:
-            values[name] = given
-    return ServerOptions(**values)
+    flags = {name: getattr(arguments, name) for name in ServerOptions.model_fields}
+    return ServerOptions(**{name: value for name, value in flags.items() if value is not None})
+
+
+def _describe(error: Any, given: dict[str, Any]) -> str:
+    """One line for one of pydantic's errors.
+
+    Args:
+        error: one item of `ValidationError.errors`.
+        given: the arguments; an option that is not among them comes from the environment.
+    """
+    name = str(error["loc"][0]).removeprefix(_PREFIX.lower())
+    where = f"--{name}" if name in given else _PREFIX + name.upper()
+    field = ServerOptions.model_fields.get(name)
+    if field is None:
+        return f"{where}: there is no such option"
+    bounds = [one for one in field.metadata if isinstance(one, Ge | Le)]
+    if error["type"] == "literal_error":
+        expected = " or ".join(typing.get_args(field.annotation))
+    elif error["type"] in {"greater_than_equal", "less_than_equal"}:
+        least, most = (getattr(one, "ge", getattr(one, "le", None)) for one in bounds)
+        expected = f"{least} to {most}"
+    else:
+        kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+        expected = kinds.get(field.annotation, "a text")  # type: ignore[arg-type]
+    return f"{where}: expected {expected}, received {_plain(error['input'])}"
+
+
+def _plain(value: Any) -> str:
+    """A number as it was written; other values in quotes."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return repr(value)
+    return str(value)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -216,7 +215,7 @@ class Supervisor(Collector):
         """The models of the last reload; None: those of the options."""
         self._held = reserve(options.host, options.port)
         self.port: int = self._held.getsockname()[1]
-        self.worker_options = replace(options, port=self.port, metrics_port=-1)
+        self.worker_options = options.model_copy(update={"port": self.port, "metrics_port": -1})
         self.slots = [Slot(number, self) for number in range(options.workers)]
         self._changing = threading.Lock()
         self._changes = 0

@@ -27,7 +27,10 @@ def options_of(arguments, environment):
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return from_arguments(parser.parse_args(arguments), environment)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return from_arguments(parser.parse_args(arguments))
 
 
 def deployed():
@@ -62,6 +65,12 @@ def test_a_pod_has_the_time_to_drain():
     assert asleep >= readiness["periodSeconds"] * readiness["failureThreshold"]
     drained = options.drain_delay_seconds + options.drain_grace_seconds + SUPERVISORS_MARGIN
     assert POD["spec"]["terminationGracePeriodSeconds"] >= asleep + drained
+
+
+def test_the_service_sets_no_variable_that_the_server_reads():
+    """Kubernetes would set MULTIGATE_PORT=tcp://... for a Service of that name."""
+    assert SERVICE["metadata"]["name"] == "multigate"
+    assert POD["spec"]["enableServiceLinks"] is False
 
 
 def test_service_and_budget_select_the_pods():

@@ -1,7 +1,6 @@
 """docs/serving.md names every flag, metric and status that the server has."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ CODES = [one.code.name for one in status.RequestError.__subclasses__()]
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"--{option.name}" for option in fields(ServerOptions)), *METRICS, *CODES]
+    "name", [*(f"--{name}" for name in ServerOptions.model_fields), *METRICS, *CODES]
 )
 def test_the_page_names(name):
     assert name in PAGE

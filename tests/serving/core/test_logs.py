@@ -108,4 +108,4 @@ def test_text_is_one_line(stream):
 
 def test_an_unknown_format_is_refused():
     with pytest.raises(ServingError, match="--log_format: expected text or json, received 'xml'"):
-        ServerOptions("m", "models", log_format="xml")
+        ServerOptions(model_name="m", model_base_path="models", log_format="xml")

@@ -229,7 +229,7 @@ def test_the_stability_index_is_the_definitions():
 
 def test_chance_alone_is_no_alarm():
     rng = np.random.default_rng(0)
-    options = ServerOptions("small", Path("models"))
+    options = ServerOptions(model_name="small", model_base_path=Path("models"))
     expected = rng.integers(50, 5000, 20)
     windows, calls = 1000, _LEAST_CALLS
     # At the worst all 40 candidates of a call score alike, and share what their user lacks.

@@ -231,7 +231,9 @@ def test_a_server_without_a_version_does_not_start(tmp_path, publish, run_server
 
 
 def test_a_taken_port_is_an_error_before_anything_is_loaded(tmp_path, running):
-    server = Server(ServerOptions("small", tmp_path, port=running.server.port))
+    server = Server(
+        ServerOptions(model_name="small", model_base_path=tmp_path, port=running.server.port)
+    )
     with pytest.raises(ServingError, match="cannot listen there: Address already in use; see"):
         server.start()
 

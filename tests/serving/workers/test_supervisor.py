@@ -71,8 +71,8 @@ def base(tmp_path_factory, publish):
 @pytest.fixture(scope="module")
 def fleet(base):
     options = ServerOptions(
-        "small",
-        base,
+        model_name="small",
+        model_base_path=base,
         port=0,
         metrics_port=0,
         workers=2,
@@ -255,14 +255,14 @@ def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, unt
 
 @pytest.mark.slow
 def test_workers_that_cannot_start_say_why_once(tmp_path):
-    options = ServerOptions("small", tmp_path, port=0, workers=2)
+    options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
     with pytest.raises(ServingError, match="expected numbered version folders"):
         Supervisor(options, import_tensorflow).start()
 
 
-def test_the_port_of_another_server_is_not_shared(fleet, tmp_path):
+def test_the_port_of_another_server_is_not_shared(fleet):
     with pytest.raises(ServingError, match="cannot listen there: Address already in use"):
-        Supervisor(ServerOptions("small", tmp_path, port=fleet.port, workers=2), import_tensorflow)
+        Supervisor(fleet.options.model_copy(update={"port": fleet.port}), import_tensorflow)
 
 
 @pytest.mark.slow
@@ -272,7 +272,8 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until):
     other.mkdir()
     publish(base, 1)
     held = publish(other, 1, hold_the_warm_up)
-    supervisor = Supervisor(ServerOptions("small", base, port=0, workers=2), import_tensorflow)
+    options = ServerOptions(model_name="small", model_base_path=base, port=0, workers=2)
+    supervisor = Supervisor(options, import_tensorflow)
     supervisor.start()
     processes = [slot._process for slot in supervisor.slots]
     with new_channel(supervisor.port) as channel:
