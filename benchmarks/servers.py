@@ -173,10 +173,10 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
         announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
         supervisor.stop()
         return
-    from multigate.serving.core.background import keep_what_is_imported
+    from multigate.serving.core.background import freeze_garbage_collector
     from multigate.serving.rpc.server import Server
 
-    keep_what_is_imported()  # as `multigate serve` does
+    freeze_garbage_collector()  # as `multigate serve` does
     with Server(options) as server:
         announce(server.port, RANK, rank_requests(base, candidates), folder)
 

@@ -1,4 +1,4 @@
-"""What keeps work beside the calls, such as loading a version, from being felt by callers."""
+"""Keeps background work, such as loading a version, from slowing calls down."""
 
 import contextlib
 import gc
@@ -7,16 +7,16 @@ import threading
 
 
 def lower_priority() -> None:
-    """Give this thread less of the CPUs than those that answer calls, where the system can."""
-    with contextlib.suppress(OSError, AttributeError):  # of this thread alone, on Linux
+    """Give this thread a lower CPU priority than the threads that answer calls, on Linux."""
+    with contextlib.suppress(OSError, AttributeError):  # other systems change the whole process
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
-def keep_what_is_imported() -> None:
-    """Spare the garbage collector what this process will hold to its end.
+def freeze_garbage_collector() -> None:
+    """Have the garbage collector ignore all objects that exist now, such as imported modules.
 
-    With TensorFlow half a million objects are, and looking at all of them stops every thread for
-    some 200 ms, which loading a version brings about.
+    With TensorFlow there are half a million of them.  A full collection, which loading a version
+    triggers, would stop every thread for some 200 ms to look at each.
     """
     gc.collect()
     gc.freeze()

@@ -174,23 +174,23 @@ class ImpressionLog:
 
     def _finish(self, key: tuple[str, str]) -> None:
         """Write a file beside its name, then rename it: readers see whole files only."""
-        table = self._pa.concat_tables(self._begun.pop(key).tables)
-        model = key[0]
+        model, file = key[0], self._begun.pop(key)
         folder = self._folder / urllib.parse.quote(model, safe="")
         self._files += 1
         name = f"impressions-{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
         partial = folder / f".{name}.partial"
         try:
+            table = self._pa.concat_tables(file.tables)
             folder.mkdir(exist_ok=True)
             self._parquet.write_table(table, partial, compression="zstd")
             partial.rename(folder / name)
-        except Exception as error:  # whatever it is, the writer must live on
+        except Exception as error:  # whatever it is, the thread must live on
             LOG.error("impressions: %s cannot be written: %s", folder / name, error)
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
-            self._metrics.impressions.add(model, "dropped", by=len(table))
+            self._metrics.impressions.add(model, "dropped", by=file.rows)
         else:
-            self._metrics.impressions.add(model, "written", by=len(table))
+            self._metrics.impressions.add(model, "written", by=file.rows)
 
 
 def sampled(request_id: str, rate: float) -> bool:

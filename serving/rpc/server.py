@@ -18,7 +18,7 @@ from tensorflow_serving.apis import (
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import address, refuse_taken
-from multigate.serving.core.background import keep_what_is_imported
+from multigate.serving.core.background import freeze_garbage_collector
 from multigate.serving.core.loop import CALLS, Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
@@ -299,7 +299,7 @@ def serve(options: ServerOptions) -> None:
         ServingError: the server cannot start.
     """
     logs.configure(options.log_format)
-    keep_what_is_imported()
+    freeze_garbage_collector()
     server = Server(options)
     with stop_signals(server.models.stop_loading) as (first, second):
         try:

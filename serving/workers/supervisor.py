@@ -1,12 +1,15 @@
 """`--workers N`: one process that keeps N server processes alive on one port.
 
-Workers are spawned, never forked: a copy of a process in which TensorFlow or gRPC has threads does
-not work.  Each binds the port with SO_REUSEPORT, so that the kernel deals new connections out
-among those that listen: a worker listens once it is ready, and a dead one gets no connection.  The
-supervisor holds the port, spawns a dead worker anew, forwards signals, serves the metrics of all,
-and carries what concerns all workers (status questions, reload requests) from one to the others.
+Workers are spawned, never forked: a forked copy of a process in which TensorFlow or gRPC has
+threads does not work.  Each worker binds the port with SO_REUSEPORT, and the kernel deals new
+connections out among the processes that listen.  A worker listens once it is ready; a dead one gets
+no connection.  The supervisor holds the port, replaces dead workers, forwards signals, serves the
+metrics of all workers, and passes on what concerns all of them (status requests, reloads).
 
-It imports no TensorFlow: what workers say to one another passes through it as bytes.
+It imports no TensorFlow: what workers say to each other passes through it as bytes.
+
+`multiprocessing.Pool`, gunicorn and circus were considered: they share a listening socket that is
+open before the workers can answer, and know no reload that all workers accept or none.
 """
 
 import logging
@@ -14,6 +17,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,21 +31,41 @@ from multigate.serving.core.addresses import address, reserve
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.signals import MARGIN, stop_signals, wait_for
 from multigate.serving.observe.exporter import labelled_by_worker, start_exporter
-from multigate.serving.workers.link import Ask, GoneError, LateError, Replies
-from multigate.serving.workers.worker import Failed, Ready, run_worker
+from multigate.serving.workers.link import (
+    AnswerTimeoutError,
+    DisconnectedError,
+    LinkError,
+    PeerError,
+    PipeClient,
+    PipeServer,
+)
+from multigate.serving.workers.messages import (
+    Abort,
+    Commit,
+    Failed,
+    GetMetrics,
+    GetRecords,
+    Order,
+    Prepare,
+    Ready,
+    Reload,
+    Request,
+    Stop,
+)
+from multigate.serving.workers.worker import run_worker
 
 LOG = logging.getLogger("multigate.serving")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 30.0
-"""Seconds before a dead worker is spawned anew; doubled as long as it dies young."""
+"""Seconds before a dead worker is replaced; doubled each time that one dies young."""
 _YOUNG = 10.0
-"""Seconds after which a worker that dies counts as one that had worked."""
+"""Seconds: a worker that lived longer had worked, and its successor starts after `_FIRST_PAUSE`."""
 _ANSWER_IN, _LOAD_IN = 10.0, 600.0
 """Seconds that a worker has for an answer, and for one that needs models loaded."""
 
 
 class Slot:
-    """One worker's place: spawns it, answers it, and spawns the next when it has died."""
+    """One worker's place: runs a worker, answers it, and runs the next when it has died."""
 
     def __init__(self, number: int, supervisor: "Supervisor") -> None:
         self.number = number
@@ -50,19 +74,19 @@ class Slot:
         """Why the worker could not start."""
         self.ready = threading.Event()
         self.settled = threading.Event()
-        """The first worker of this place serves, or has failed."""
+        """The first worker of this slot serves, or has failed."""
         self.serving = ""
         self.over = threading.Event()
         """There is no process."""
         self.over.set()
         self._supervisor = supervisor
         self._process: Any = None
-        self._ask: Ask | None = None
+        self._worker: PipeClient | None = None
         self._configs: bytes | None = None
-        self._thread = threading.Thread(target=self._keep, name=f"worker-{number}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
 
     def start(self) -> None:
-        """Spawn, and go on spawning until the supervisor stops."""
+        """Run workers until the supervisor stops."""
         self._thread.start()
 
     @property
@@ -70,39 +94,44 @@ class Slot:
         """Of the process that serves."""
         return self._process.pid if self.ready.is_set() else None
 
-    def ask(self, question: Any, seconds: float = _ANSWER_IN) -> Any:
+    def ask(self, order: Order, seconds: float = _ANSWER_IN) -> Any:
         """The worker's answer.
 
         Raises:
-            GoneError: it is not ready, has died, or does not answer.
+            LinkError: the worker is not ready, has died, does not answer in time, or failed.
         """
-        ask = self._ask
-        if ask is None or not self.ready.is_set():
-            raise GoneError(f"worker {self.number} is not ready")
-        return ask(question, seconds)
+        worker = self._worker
+        if worker is None or not self.ready.is_set():
+            raise DisconnectedError(f"worker {self.number} is not ready")
+        return worker(order, seconds)
 
-    def order(self, how: str) -> None:
-        """Have the worker drain or end; one that does not serve yet has no calls to wait for."""
+    def stop(self, at_once: bool) -> None:
+        """Have the worker drain or end; one that does not serve yet has no calls, and is killed."""
         try:
-            self.ask((how,))
-        except GoneError:
+            self.ask(Stop(at_once))
+        except LinkError:
             self.kill()
 
     def kill(self) -> None:
         """End the process at once."""
-        if self._process is not None and not self.over.is_set():
+        if not self.over.is_set() and self._process.pid is not None:
             self._process.kill()
 
     def join(self) -> None:
-        """Wait until the process has ended and none will be spawned."""
+        """Wait until the process has ended and no other will follow."""
         if self._thread.is_alive():
             self._thread.join()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         pause = _FIRST_PAUSE
         while not self._supervisor.stopping.is_set():
             spawned = time.monotonic()
-            self._live()
+            self.error = ""
+            try:
+                self._run_worker()
+            except Exception as error:  # such as no memory for a process: the next try may work
+                LOG.exception("worker %d cannot be run", self.number)
+                self.error = repr(error)
             if not self.settled.is_set():
                 self.settled.set()
                 return
@@ -121,64 +150,70 @@ class Slot:
             )
             self._supervisor.stopping.wait(pause)
 
-    def _live(self) -> None:
-        """One worker's life."""
+    def _run_worker(self) -> None:
+        """Run one worker to its end."""
         spawn = multiprocessing.get_context("spawn")
-        orders, its_orders = spawn.Pipe()
-        questions, its_questions = spawn.Pipe()
+        orders, worker_orders = spawn.Pipe()
+        requests, worker_requests = spawn.Pipe()
         self._configs = self._supervisor.configs
-        self.error = ""
         self._process = spawn.Process(
             target=run_worker,
             args=(
                 self._supervisor.worker_options,
-                its_orders,
-                its_questions,
+                worker_orders,
+                worker_requests,
                 self._configs,
-                self._supervisor.before,
+                self._supervisor.at_start,
             ),
             name=f"multigate-worker-{self.number}",
             daemon=True,
         )
         self.over.clear()
-        self._process.start()
-        its_orders.close()  # or its death would close no pipe
-        its_questions.close()
-        try:
-            with suppress(EOFError, OSError):
-                self._serve(orders, questions)
-        finally:
-            self.ready.clear()
-            self._process.join()
-            self.over.set()
-            if self._ask is None:
-                orders.close()
-            else:
-                self._ask.close()
-                self._ask = None
-            questions.close()
+        with orders, requests:
+            try:
+                # Once started, the worker alone holds these ends, so that its death closes them.
+                with worker_orders, worker_requests:
+                    self._process.start()
+                with suppress(EOFError, OSError):
+                    self._serve(orders, requests)
+            except BaseException:
+                self.kill()
+                raise
+            finally:
+                self.ready.clear()
+                if self._process.pid is not None:
+                    self._process.join()
+                self.over.set()
+                if self._worker is not None:
+                    self._worker.close()
+                    self._worker = None
 
-    def _serve(self, orders: Connection, questions: Connection) -> None:
+    def _serve(self, orders: Connection, requests: Connection) -> None:
         first = orders.recv()
         if isinstance(first, Failed):
             self.error = first.reason
             return
         assert isinstance(first, Ready)
         self.serving = first.serving
-        self._ask = Ask(orders)
+        self._worker = PipeClient(orders)
         self._supervisor.admit(self)
         self.settled.set()
         if self._supervisor.stopping.is_set():
-            self.order("drain")
-        replies = Replies(questions)
+            self.stop(at_once=False)
+        server = PipeServer(requests)
         while True:
-            # A reload takes its time: whoever asks for states meanwhile need not wait for it.
+            # A thread each: status requests must not wait for a reload.
             threading.Thread(
-                target=self._reply, args=(replies, *replies.next()), name="reply", daemon=True
+                target=self._answer, args=(server, *server.receive()), name="answer", daemon=True
             ).start()
 
-    def _reply(self, replies: Replies, number: int, question: tuple[Any, ...]) -> None:
-        replies.send(number, self._supervisor.answer(*question))
+    def _answer(self, server: PipeServer, number: int, request: Request) -> None:
+        try:
+            answer = self._supervisor.answer(request)
+        except Exception as error:
+            server.fail(number, error)
+        else:
+            server.send(number, answer)
 
     def catch_up(self, configs: bytes | None) -> None:
         """Apply a reload that happened while the worker started, then count as ready."""
@@ -186,9 +221,9 @@ class Slot:
         if configs is self._configs or configs is None:
             return
         try:
-            problem = self.ask(("prepare", 0, configs), _LOAD_IN)
-            problem = problem or self.ask(("commit", 0))
-        except GoneError as error:
+            problem = self.ask(Prepare(0, configs), _LOAD_IN)
+            problem = problem or self.ask(Commit(0))
+        except LinkError as error:
             problem = str(error)
         if problem:
             LOG.error("worker %d: %s; another one takes its place", self.number, problem)
@@ -196,19 +231,19 @@ class Slot:
 
 
 class Supervisor(Collector):
-    """Keeps the workers alive, and speaks for all of them."""
+    """Keeps the workers alive, and answers for all of them; collects their metrics."""
 
-    def __init__(self, options: ServerOptions, before: Callable[[], Any]) -> None:
+    def __init__(self, options: ServerOptions, at_start: Callable[[], Any]) -> None:
         """Hold the port.
 
         Args:
             options: of the server.
-            before: what a worker does first, before it imports TensorFlow.
+            at_start: what a worker does first, before it imports TensorFlow.
 
         Raises:
             ServingError: the address is taken.
         """
-        self.before = before
+        self.at_start = at_start
         self.options = options
         self.stopping = threading.Event()
         self.configs: bytes | None = None
@@ -218,8 +253,8 @@ class Supervisor(Collector):
         self.worker_options = options.model_copy(update={"port": self.port, "metrics_port": -1})
         self.slots = [Slot(number, self) for number in range(options.workers)]
         self._changing = threading.Lock()
-        self._changes = 0
-        """Reloads so far; 0 names that of a worker which catches up."""
+        self._reloads = 0
+        """Number of the last reload; 0 is that of a worker that catches up."""
         self._close_exporter: Callable[[], None] = lambda: None
         self.metrics_port: int | None = None
 
@@ -227,7 +262,7 @@ class Supervisor(Collector):
         """Spawn all workers and wait until each serves.
 
         Args:
-            stop: gives the start up when set.
+            stop: when set, the start is given up.
 
         Raises:
             ServingError: a worker cannot serve, the metrics' port is taken, or the start was given
@@ -251,77 +286,89 @@ class Supervisor(Collector):
             raise
 
     def stop(self, force: threading.Event | None = None) -> None:
-        """Let every worker drain and end; at once when `force` is set, or without it."""
+        """Have every worker drain and end.
+
+        Args:
+            force: ends the calls in flight at once when set; None: so from the beginning.
+        """
         self.stopping.set()
         options = self.options
         until = time.monotonic() + options.drain_delay_seconds + options.drain_grace_seconds
         until += MARGIN
-        self._order("force" if force is None else "drain")
+        self._stop_workers(at_once=force is None)
         while not all(slot.over.wait(0.02) for slot in self.slots) and time.monotonic() < until:
             if force is not None and force.is_set():
-                self._order("force")
+                self._stop_workers(at_once=True)
                 force = None
         for slot in self.slots:
             if not slot.over.is_set():
-                LOG.error("worker %d does not end in time, and is killed", slot.number)
+                LOG.error("worker %d does not end in time and is killed", slot.number)
                 slot.kill()
             slot.join()
         self._close_exporter()
         self._held.close()
 
-    def _order(self, how: str) -> None:
+    def _stop_workers(self, at_once: bool) -> None:
         for slot in self.slots:
-            slot.order(how)
+            slot.stop(at_once)
 
     def admit(self, slot: Slot) -> None:
-        """A worker is ready: bring it to the models of the last reload."""
+        """Bring a worker that has just started to the models of the last reload."""
         with self._changing:
             slot.catch_up(self.configs)
 
-    def answer(self, question: str, *parts: Any) -> Any:
-        """What one worker wants of all: the records of a model, or other models."""
-        if question == "records":
-            return self._gather(("records", *parts))
-        return self._reload(*parts)
+    def answer(self, request: Request) -> Any:
+        """Answer a worker: the records of a model in all workers, or the result of a reload."""
+        if isinstance(request, GetRecords):
+            return list(self._ask_all(request).values())
+        return self._reload(request)
 
-    def _gather(self, question: Any) -> list[Any]:
-        """Answers of the workers that are ready."""
-        answers = []
-        for slot in self.slots:
-            with suppress(GoneError):
-                answers.append(slot.ask(question))
-        return answers
+    def _ask_all(self, order: Order) -> dict[int, Any]:
+        """Answers of the workers that are ready, by slot; asked all at once."""
 
-    def _reload(self, configs: bytes) -> str:
-        """Other models in all workers or in none; why not, or the empty text."""
+        def ask(slot: Slot) -> Any:
+            try:
+                return slot.ask(order)
+            except LinkError:
+                return None
+
+        with futures.ThreadPoolExecutor(len(self.slots)) as pool:
+            answers = pool.map(ask, self.slots)
+        return {
+            slot.number: answer
+            for slot, answer in zip(self.slots, answers, strict=True)
+            if answer is not None
+        }
+
+    def _reload(self, request: Reload) -> str:
+        """Load other models in all workers or in none; why not, or the empty text."""
         with self._changing:
             prepared, problem = [], ""
-            self._changes += 1
+            self._reloads += 1
             for slot in self.slots:
                 try:
-                    problem = slot.ask(("prepare", self._changes, configs), _LOAD_IN)
-                except LateError as error:
+                    problem = slot.ask(Prepare(self._reloads, request.configs), _LOAD_IN)
+                except AnswerTimeoutError as error:
                     problem = f"worker {slot.number}: {error}"
-                    prepared.append(slot)  # it will be ready some time
-                except GoneError:
-                    continue  # spawned anew, it starts with what holds then
+                    prepared.append(slot)  # it may finish later
+                except PeerError as error:
+                    problem = f"worker {slot.number}: {error}"
+                except DisconnectedError:
+                    continue  # its successor starts with the models that are valid then
                 if problem:
                     break
                 prepared.append(slot)
             for slot in prepared:
-                with suppress(GoneError):
-                    slot.ask(("abort" if problem else "commit", self._changes))
+                with suppress(LinkError):
+                    slot.ask(Abort(self._reloads) if problem else Commit(self._reloads))
             if not problem:
-                self.configs = configs
+                self.configs = request.configs
             return problem
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of all workers, each sample labelled with its worker."""
-        families = {}
-        for slot in self.slots:
-            with suppress(GoneError):
-                families[str(slot.number)] = slot.ask(("metrics",))
-        yield from labelled_by_worker(families)
+        families = self._ask_all(GetMetrics())
+        yield from labelled_by_worker({str(slot): of_slot for slot, of_slot in families.items()})
         serving = sum(slot.ready.is_set() for slot in self.slots)
         yield GaugeMetricFamily("multigate_workers", "Workers that serve.", serving)
         deaths = CounterMetricFamily(
@@ -334,27 +381,27 @@ class Supervisor(Collector):
         yield deaths
 
 
-def supervise(options: ServerOptions, before: Callable[[], Any]) -> None:
+def supervise(options: ServerOptions, at_start: Callable[[], Any]) -> None:
     """Serve with several processes until SIGTERM or SIGINT, then drain.
 
     Prints one line with the port when all are ready.
 
     Args:
         options: of the server.
-        before: what a worker does first, such as a quiet import of TensorFlow.
+        at_start: what a worker does first, such as a quiet import of TensorFlow.
 
     Raises:
         ServingError: the server cannot start.
     """
     logs.configure(options.log_format)
     with stop_signals() as (first, second):
-        supervisor = Supervisor(options, before)
+        supervisor = Supervisor(options, at_start)
         try:
             supervisor.start(first)
         except ServingError:
             if not first.is_set():
                 raise
-            return  # as asked
+            return  # a signal asked for it
         where = address(options.host, supervisor.port)
         serving = supervisor.slots[0].serving
         print(f"serving {serving} in {options.workers} workers on {where}", flush=True)

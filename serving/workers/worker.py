@@ -1,4 +1,4 @@
-"""One server process among several: takes the supervisor's orders, and asks it about the others."""
+"""One server process among several: follows the supervisor's orders, and asks about the others."""
 
 import logging
 import pickle
@@ -7,73 +7,70 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.workers.link import Ask, GoneError, Replies
+from multigate.serving.workers.link import DisconnectedError, PipeClient, PipeServer
+from multigate.serving.workers.messages import (
+    Abort,
+    Commit,
+    Failed,
+    GetMetrics,
+    GetRecords,
+    Order,
+    Prepare,
+    Ready,
+    Reload,
+    Request,
+    Stop,
+)
 
 LOG = logging.getLogger("multigate.serving")
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The worker serves."""
-
-    serving: str
-    """Models and versions, in words."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The worker cannot serve."""
-
-    reason: str
 
 
 def run_worker(
     options: ServerOptions,
     orders: Connection,
-    questions: Connection,
+    requests: Connection,
     configs: bytes | None,
-    before: Callable[[], Any],
+    at_start: Callable[[], Any],
 ) -> None:
-    """The life of a worker: start, take orders, drain.
+    """Run one worker: start, follow orders, drain.
 
     Args:
-        options: with the port that all share.
-        orders: from the supervisor; its end, or the supervisor's death, drains.
-        questions: to the supervisor.
+        options: with the port that all workers share.
+        orders: from the supervisor; the worker drains when this pipe ends.
+        requests: to the supervisor.
         configs: pickled models of the last reload; None: those of the options.
-        before: what to do first.
+        at_start: what to do first.
     """
     stop, force = threading.Event(), threading.Event()
-    # Ctrl-C reaches the whole process group; the supervisor alone decides.
+    # Ctrl-C reaches the whole process group; only the supervisor acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     logs.configure(options.log_format)
-    before()
-    from multigate.serving.core.background import keep_what_is_imported
+    at_start()
+    from multigate.serving.core.background import freeze_garbage_collector
     from multigate.serving.rpc.server import Server
 
-    keep_what_is_imported()
-    fleet = Fleet(Ask(questions))
+    freeze_garbage_collector()
+    fleet = Fleet(PipeClient(requests))
     try:
         _refuse_gpu()
         server = Server(options, pickle.loads(configs) if configs is not None else None, fleet)
         server.start()
     except ServingError as error:
-        with suppress(OSError):  # of a supervisor that is gone
+        with suppress(OSError):  # the supervisor is gone
             orders.send(Failed(str(error)))
         return
-    with suppress(OSError):  # taking orders finds the same, and stops
+    with suppress(OSError):  # the thread that reads orders meets the same error, and stops
         orders.send(Ready(server.describe()))
-    taker = Orders(server, Replies(orders), stop, force)
-    threading.Thread(target=taker.take, name="orders", daemon=True).start()
-    while not stop.wait(0.5):  # a signal may go to a thread of TensorFlow's, see serving.signals
+    handler = OrderHandler(server, PipeServer(orders), stop, force)
+    threading.Thread(target=handler.run, name="orders", daemon=True).start()
+    while not stop.wait(0.5):  # a signal may reach one of TensorFlow's threads: see core.signals
         pass
     server.stop(force=force)
 
@@ -83,8 +80,8 @@ def _refuse_gpu() -> None:
 
     if tf.config.list_physical_devices("GPU"):
         raise ServingError(
-            "--workers: expected 1 with a GPU, whose memory one process takes as it grows; for "
-            "CPUs only set CUDA_VISIBLE_DEVICES=-1"
+            "--workers: expected 1 with a GPU, because one process takes its memory as it grows; "
+            "to serve on CPUs only, set CUDA_VISIBLE_DEVICES=-1"
         )
 
 
@@ -92,68 +89,78 @@ class _AbortError(Exception):
     """Another worker cannot serve the models of a reload."""
 
 
-class Orders:
-    """What the supervisor wants of this worker."""
+class OrderHandler:
+    """Follows the supervisor's orders in this worker."""
 
     def __init__(
-        self, server: Any, orders: Replies, stop: threading.Event, force: threading.Event
+        self, server: Any, orders: PipeServer, stop: threading.Event, force: threading.Event
     ) -> None:
         self._server = server
         self._orders = orders
         self._stop = stop
         self._force = force
-        self._verdicts: queue.SimpleQueue[tuple[int, str, int]] = queue.SimpleQueue()
-        """Number and name of an order that ends a change of models, and which change."""
+        self._verdicts: queue.SimpleQueue[tuple[int, Commit | Abort | None]] = queue.SimpleQueue()
+        """How a reload ends, with the number of that order; None: the supervisor is gone."""
 
-    def take(self) -> None:
-        """Follow orders until the supervisor is gone."""
+    def run(self) -> None:
+        """Follow orders until the supervisor is gone; an order that fails is answered so."""
         try:
             while True:
-                self._follow(*self._orders.next())
+                number, order = self._orders.receive()
+                try:
+                    self._follow(number, order)
+                except Exception as error:
+                    self._orders.fail(number, error)
         except (EOFError, OSError):
-            self._verdicts.put((-1, "end", -1))
-            self._stop.set()  # nobody else would end this process
+            pass
+        except Exception:
+            LOG.exception("orders of the supervisor cannot be read; this worker drains")
+        finally:
+            self._verdicts.put((-1, None))
+            self._stop.set()  # nothing else would end this process
 
-    def _follow(self, number: int, order: tuple[Any, ...]) -> None:
-        name, *parts = order
+    def _follow(self, number: int, order: Order) -> None:
         answer: Any = None
-        if name == "prepare":
-            # Loading takes its time: other orders, such as to drain, must not wait for it.
-            threading.Thread(
-                target=self._change, args=(number, *parts), name="reload", daemon=True
-            ).start()
-            return
-        if name in {"commit", "abort"}:
-            self._verdicts.put((number, name, *parts))
-            return
-        if name == "metrics":
-            answer = list(self._server.metrics.registry.collect())
-        elif name == "records":
-            answer = pickle.dumps(self._server.models.known(*parts))
-        elif name in {"drain", "force"}:
-            if name == "force":
-                self._force.set()
-            self._stop.set()
+        match order:
+            case Prepare():
+                # Loading takes long: other orders, such as to drain, must not wait for it.
+                threading.Thread(
+                    target=self._reload, args=(number, order), name="reload", daemon=True
+                ).start()
+                return
+            case Commit() | Abort():
+                self._verdicts.put((number, order))
+                return
+            case GetMetrics():
+                answer = list(self._server.metrics.registry.collect())
+            case GetRecords():
+                answer = pickle.dumps(self._server.models.known(order.model))
+            case Stop():
+                if order.at_once:
+                    self._force.set()
+                self._stop.set()
+            case _:
+                raise TypeError(f"expected an order, received {order!r}")
         self._orders.send(number, answer)
 
-    def _change(self, number: int, change: int, configs: bytes) -> None:
+    def _reload(self, number: int, order: Prepare) -> None:
         """Load other models, and serve them if the supervisor says that all workers can."""
         problem: str | None = None
         try:
-            with self._server.models.change(pickle.loads(configs)):
+            with self._server.models.change(pickle.loads(order.configs)):
                 self._orders.send(number, "")
-                number, verdict, which = self._verdicts.get()
-                while verdict != "end" and which != change:  # of one that took too long
-                    self._orders.send(number, None)
-                    number, verdict, which = self._verdicts.get()
-                if verdict != "commit":
+                number, verdict = self._verdicts.get()
+                while verdict is not None and verdict.reload != order.reload:
+                    self._orders.send(number, None)  # the verdict on a reload that took too long
+                    number, verdict = self._verdicts.get()
+                if not isinstance(verdict, Commit):
                     raise _AbortError
         except _AbortError:
             pass
         except ServingError as error:
             problem = str(error)
         except Exception as error:
-            LOG.exception("a change of models failed")
+            LOG.exception("a reload of models failed")
             problem = repr(error)
         self._orders.send(number, problem)
 
@@ -161,8 +168,8 @@ class Orders:
 class Fleet:
     """All workers of the server, as one of them sees them."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask_supervisor = ask
+    def __init__(self, supervisor: PipeClient) -> None:
+        self._supervisor = supervisor
 
     def apply(self, configs: Sequence[Any]) -> None:
         """Serve these models in all workers, or change nothing.
@@ -170,17 +177,17 @@ class Fleet:
         Raises:
             ServingError: a worker cannot serve them.
         """
-        if problem := self._ask("reload", pickle.dumps(list(configs))):
+        if problem := self._ask(Reload(pickle.dumps(list(configs)))):
             raise ServingError(problem)
 
     def known(self, name: str) -> list[dict[int, Any]]:
         """State of a model's versions in each worker."""
-        return [pickle.loads(one) for one in self._ask("records", name)]
+        return [pickle.loads(one) for one in self._ask(GetRecords(name))]
 
-    def _ask(self, *question: Any) -> Any:
+    def _ask(self, request: Request) -> Any:
         try:
-            return self._ask_supervisor(question)
-        except GoneError:
+            return self._supervisor(request)
+        except DisconnectedError:
             from multigate.serving.core.status import DrainingError
 
             raise DrainingError("the server's supervisor is gone; call another server") from None

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -27,11 +29,14 @@ class Stream:
 
 @pytest.fixture
 def stream(capsys):
-    """What `logs.configure` writes; the logger is put back afterwards."""
-    logger = logging.getLogger("multigate")
-    before = logger.handlers, logger.level, logger.propagate
+    """What `logs.configure` writes; what it changes is put back afterwards."""
+    loggers = [logging.getLogger(name) for name in ("multigate", "asyncio")]
+    before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    hook = threading.excepthook
     yield Stream(capsys)
-    logger.handlers, logger.level, logger.propagate = before
+    threading.excepthook = hook
+    for one, state in zip(loggers, before, strict=True):
+        one.handlers, one.level, one.propagate = state
 
 
 def test_a_caller_cannot_write_lines_of_text(stream):
@@ -104,6 +109,22 @@ def test_text_is_one_line(stream):
     logs.configure("text")
     logging.getLogger("multigate.serving").info("hello")
     assert stream.getvalue().endswith(" INFO hello\n")
+
+
+def test_a_thread_that_dies_has_a_line():
+    """In a process of its own, because pytest watches threads itself."""
+    code = (
+        "import threading\n"
+        "from multigate.serving.core import logs\n"
+        "logs.configure('json')\n"
+        "thread = threading.Thread(target=lambda: 1 / 0, name='doomed')\n"
+        "thread.start()\n"
+        "thread.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = [json.loads(one) for one in done.stderr.splitlines()]
+    assert (line["level"], line["message"]) == ("CRITICAL", "thread doomed ended by an error")
+    assert "ZeroDivisionError" in line["exception"]
 
 
 def test_an_unknown_format_is_refused():

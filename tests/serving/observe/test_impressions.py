@@ -12,8 +12,10 @@ from multigate.configs.errors import ServingError
 from multigate.configs.sections.base import parse
 from multigate.pipeline import job
 from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.layout import SCORE
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.observe import impressions
-from multigate.serving.observe.impressions import sampled
+from multigate.serving.observe.impressions import ImpressionLog, Ranked, sampled
 
 COLUMNS = {
     "topic": ["news", None, "sport"],
@@ -163,6 +165,38 @@ def test_a_disk_that_fails_fails_no_call(base, tmp_path, run_server, until):
         until(lambda: counted(running, "written") == 3)
     assert len(files(log)) == 1
     assert list(log.rglob(".*")) == []
+
+
+def test_rows_that_do_not_fit_together_end_no_thread(tmp_path, contract, helpers):
+    """Two contracts under one schema make tables of other columns, which one file cannot hold."""
+    fewer = contract.model_copy(
+        update={"features": {n: f for n, f in contract.features.items() if n != "hour"}}
+    )
+    metrics = ServerMetrics()
+    log = ImpressionLog(tmp_path, 1.0, 2, 3600.0, metrics)
+    for name, of_call in (
+        ("odd", contract),
+        ("odd", fewer),
+        ("fine", contract),
+        ("fine", contract),
+    ):
+        outputs = {task: np.ones(1, np.float32) for task in (*contract.tasks, SCORE)}
+        inputs = helpers.sample_inputs(contract, 1, users=1)
+        log.add(Ranked(name, 1, "s", of_call, name, inputs, outputs, np.array([0]), 0.0))
+    log.close()
+    found = {
+        (name, result): metrics.registry.get_sample_value(
+            "multigate_impression_rows_total", {"model": name, "result": result}
+        )
+        for name in ("odd", "fine")
+        for result in ("written", "dropped")
+    }
+    assert found == {
+        ("odd", "written"): None,
+        ("odd", "dropped"): 2,
+        ("fine", "written"): 2,
+        ("fine", "dropped"): None,
+    }
 
 
 def test_a_file_ends_when_it_is_old_enough(base, tmp_path, run_server, until):

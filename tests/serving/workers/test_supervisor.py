@@ -260,6 +260,13 @@ def test_workers_that_cannot_start_say_why_once(tmp_path):
         Supervisor(options, import_tensorflow).start()
 
 
+def test_a_worker_that_cannot_be_spawned_is_an_error_and_no_endless_wait(tmp_path, caplog):
+    options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
+    with pytest.raises(ServingError, match="pickle"):
+        Supervisor(options, lambda: None).start()  # a process cannot be given a lambda
+    assert "worker 0 cannot be run" in caplog.text
+
+
 def test_the_port_of_another_server_is_not_shared(fleet):
     with pytest.raises(ServingError, match="cannot listen there: Address already in use"):
         Supervisor(fleet.options.model_copy(update={"port": fleet.port}), import_tensorflow)

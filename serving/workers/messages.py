@@ -1,0 +1,80 @@
+"""What the supervisor and a worker send to each other; see `link` for how.
+
+Models and records travel pickled, as bytes: the supervisor only passes them on, and unpickling them
+would import TensorFlow.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker's first message: it serves."""
+
+    serving: str
+    """Models and versions, in words."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker's first and last message: it cannot serve."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To a worker: drain, or end the calls in flight at once."""
+
+    at_once: bool = False
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """To a worker: load the models of a reload.  Answer: why it cannot, or the empty text."""
+
+    reload: int
+    """Number of the reload."""
+    configs: bytes
+
+
+@dataclass(frozen=True)
+class Commit:
+    """To a worker: serve the models that it has prepared.  Answer: why it cannot, or None."""
+
+    reload: int
+
+
+@dataclass(frozen=True)
+class Abort:
+    """To a worker: drop the models that it has prepared."""
+
+    reload: int
+
+
+@dataclass(frozen=True)
+class GetMetrics:
+    """To a worker.  Answer: its metric families, a list of prometheus-client's `Metric`."""
+
+
+@dataclass(frozen=True)
+class GetRecords:
+    """To a worker.  Answer: the state of a model's versions, pickled.
+
+    To the supervisor.  Answer: the same of all workers, as a list.
+    """
+
+    model: str
+
+
+@dataclass(frozen=True)
+class Reload:
+    """To the supervisor: serve these models in all workers.  Answer: why not, or the empty text."""
+
+    configs: bytes
+
+
+Order = Stop | Prepare | Commit | Abort | GetMetrics | GetRecords
+"""What a worker is asked."""
+Request = GetRecords | Reload
+"""What the supervisor is asked."""

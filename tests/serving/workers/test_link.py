@@ -1,0 +1,148 @@
+"""The pipe between supervisor and worker: late answers, dead peers, and faults on either side."""
+
+import multiprocessing
+import os
+import socket
+import threading
+
+import pytest
+
+from multigate.serving.workers.link import (
+    AnswerTimeoutError,
+    DisconnectedError,
+    PeerError,
+    PipeClient,
+    PipeServer,
+)
+from multigate.serving.workers.messages import GetMetrics, Stop
+from multigate.serving.workers.worker import OrderHandler
+
+
+def hang_up(connection):
+    """End both directions; closing alone would wait for a thread that reads."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def pipe():
+    ours, theirs = multiprocessing.Pipe()
+    yield ours, theirs
+    hang_up(ours)
+    for thread in threading.enumerate():  # the next test's pipe may get the same file descriptor
+        if thread.name == "answers":
+            thread.join(30)
+    ours.close()
+    theirs.close()
+
+
+def ask(client, request):
+    """Ask in a thread; where the answer, or what was raised, will be."""
+    found = []
+
+    def run():
+        try:
+            found.append(client(request, 30))
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def test_answers_reach_whoever_asked_in_any_order(pipe):
+    client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
+    askers = {text: ask(client, text) for text in ("a", "b", "c")}
+    requests = [server.receive() for _ in askers]
+    for number, request in reversed(requests):
+        server.send(number, request.upper())
+    for text, (thread, found) in askers.items():
+        thread.join(30)
+        assert found == [text.upper()]
+
+
+def test_a_late_answer_is_dropped(pipe):
+    client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
+    with pytest.raises(AnswerTimeoutError, match=r"no answer within 0.05 s"):
+        client("slow", 0.05)
+    server.send(server.receive()[0], "too late")
+    thread, found = ask(client, "next")
+    server.send(server.receive()[0], "in time")
+    thread.join(30)
+    assert found == ["in time"]
+
+
+def test_a_failure_on_the_other_side_is_an_answer(pipe):
+    client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
+    thread, found = ask(client, "x")
+    server.fail(server.receive()[0], RuntimeError("planted"))
+    thread.join(30)
+    (error,) = found
+    assert isinstance(error, PeerError)
+    assert "planted" in str(error)
+
+
+def test_an_answer_that_cannot_be_pickled_is_a_failure(pipe, caplog):
+    client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
+    thread, found = ask(client, "x")
+    server.send(server.receive()[0], threading.Lock())
+    thread.join(30)
+    assert isinstance(found[0], PeerError)
+    assert "pickle" in str(found[0])
+
+
+def test_a_request_that_cannot_be_pickled_leaves_the_pipe_usable(pipe):
+    client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
+    with pytest.raises(TypeError, match="pickle"):
+        client(threading.Lock(), 1)
+    thread, found = ask(client, "x")
+    server.send(server.receive()[0], "y")
+    thread.join(30)
+    assert found == ["y"]
+
+
+def test_whoever_waits_hears_of_the_end(pipe):
+    client = PipeClient(pipe[0])
+    thread, found = ask(client, "x")
+    assert pipe[1].poll(30)
+    pipe[1].close()
+    thread.join(30)
+    assert isinstance(found[0], DisconnectedError)
+    with pytest.raises(DisconnectedError):
+        client("y", 1)
+
+
+def test_bytes_that_are_no_message_end_the_link_with_a_line_in_the_log(pipe, caplog):
+    client = PipeClient(pipe[0])
+    thread, found = ask(client, "x")
+    assert pipe[1].poll(30)
+    pipe[1].send_bytes(b"not a pickle")
+    thread.join(30)
+    assert isinstance(found[0], DisconnectedError)
+    assert "cannot be read" in caplog.text
+
+
+def test_a_worker_whose_order_fails_follows_the_next_one(pipe, caplog):
+    stop = threading.Event()
+    without_server = OrderHandler(None, PipeServer(pipe[1]), stop, threading.Event())
+    thread = threading.Thread(target=without_server.run)
+    thread.start()
+    client = PipeClient(pipe[0])
+    with pytest.raises(PeerError, match="'NoneType' object has no attribute 'metrics'"):
+        client(GetMetrics(), 30)
+    with pytest.raises(PeerError, match="expected an order, received 'dance'"):
+        client("dance", 30)
+    assert client(Stop(), 30) is None
+    assert stop.is_set()
+    hang_up(pipe[0])
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "'metrics'" in caplog.text
+
+
+def test_a_worker_without_supervisor_stops(pipe):
+    stop = threading.Event()
+    hang_up(pipe[0])
+    OrderHandler(None, PipeServer(pipe[1]), stop, threading.Event()).run()
+    assert stop.is_set()
