@@ -222,7 +222,7 @@ def judge(
                     f"{text}, all of it beyond export.{option}, which allows {allowed:g}. "
                     f"{rule.advice}"
                 )
-            if part["value"] > allowed:
+            if part["value"] is not None and part["value"] > allowed:
                 log.warning(
                     "%s; export.%s allows %g, and the loss is not shown to be more than chance",
                     *(text, option, allowed),

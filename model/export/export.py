@@ -14,6 +14,7 @@ Layout of a version, besides TensorFlow's own files:
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -88,7 +89,7 @@ def export(
         loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, rows
     )
     calibration, found = links.fit(loaded, examples, predictions, rows)
-    metrics = summary(loaded.config, "test", rows, predictions) | found
+    metrics: dict[str, Any] = {**summary(loaded.config, "test", rows, predictions), **found}
     metrics["training"] = checkpoints.read_history(checkpoint)
     metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
     served = scores.scores(
