@@ -13,7 +13,7 @@ from multigate.pipeline import catalogue, computed, data_report, measure, snapsh
 from multigate.pipeline.assemble import assemble
 from multigate.pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
 from multigate.pipeline.columns import counters, example_schema
-from multigate.pipeline.labelling import instant
+from multigate.pipeline.facts import Verdict
 from multigate.pipeline.manifest import Facts
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.write import SplitWriter, part, write_parquet
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 _ROW = 64  # bytes of an item's event or question, as a rule
 
 
-def count_items(number: int, sampled: Iterable[Facts], verdict: Facts, plan: Plan) -> Facts:
+def count_items(number: int, sampled: Iterable[Facts], verdict: Verdict, plan: Plan) -> Facts:
     """Answer what the buckets of users asked about the items of one bucket; write its snapshot.
 
     What is larger than the budget is worked through in parts, by another part of the item's hash.
@@ -47,7 +47,7 @@ def _count(
     number: int,
     part_of: tuple[int, int],
     spilled: dict[str, list[tuple[int, Path]]],
-    verdict: Facts,
+    verdict: Verdict,
     plan: Plan,
 ) -> None:
     """Work through one part of a bucket of items."""
@@ -67,7 +67,7 @@ def _count(
     counted = pl.concat([computed.no_events(config), *(rows for _, rows in read("counted"))])
     if seen:
         table = plan.side_tables().get("items")
-        of_items = snapshot.items(seen, counted, config, instant(verdict["cut_off"]), table)
+        of_items = snapshot.items(seen, counted, config, verdict.cut_off, table)
         path = part(plan.examples.snapshot("items"), number + at * plan.buckets)
         write_parquet(of_items, path, snapshot.schema(config, "item"))
     asked = read("asked")

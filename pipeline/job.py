@@ -30,6 +30,7 @@ from multigate.pipeline import (
 )
 from multigate.pipeline.buckets import Piece
 from multigate.pipeline.columns import check
+from multigate.pipeline.facts import LogFacts, ShardFacts
 from multigate.pipeline.plan import Plan, count_buckets
 from multigate.pipeline.runner import import_beam, local_options, plain_failures
 from multigate.pipeline.sources import Shard
@@ -100,16 +101,17 @@ def run(
                     table = erasure.without(table, config.contract.user, forgotten)
                 table.write_ipc(plan.table(source))
         _run_beam(shards, plan, options or local_options())
-        read = json.loads((work / "read.json").read_text(encoding="utf-8"))
-        if read["problem"] is not None:
-            if str(manifest.rejects_beside(out)) in read["problem"]:
+        log_facts = LogFacts.read(plan.log_facts)
+        problem = log_facts.verdict.problem
+        if problem is not None:
+            if str(manifest.rejects_beside(out)) in problem:
                 _leave_rejects(plan)  # the message sends the user there
-            raise DataError(read["problem"])
+            raise DataError(problem)
         labelled, finished = (
             json.loads((work / name).read_text(encoding="utf-8"))
             for name in ("labelled.json", "finished.json")
         )
-        account = manifest.build(config, read["shards"], read["cut_off"], labelled, finished)
+        account = manifest.build(config, log_facts, labelled, finished)
         if window is not None:
             account["window"] = {
                 "begin": None if window.begin is None else window.begin.isoformat(),
@@ -164,9 +166,9 @@ def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
         last | "Finish" >> beam.Map(finishing.finish, every(finished), plan)
 
 
-def _spilled(facts: manifest.Facts) -> list[tuple[int, Piece]]:
+def _spilled(facts: ShardFacts) -> tuple[tuple[int, Piece], ...]:
     """Pairs (bucket, piece), to be grouped."""
-    return facts["spilled"]
+    return facts.spilled
 
 
 def _leave_rejects(plan: Plan) -> None:

@@ -1,7 +1,6 @@
 """The stages of a bucket of users: label its impressions, and merge what all buckets know."""
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -19,6 +18,7 @@ from multigate.pipeline.buckets import (
     spilled_path,
 )
 from multigate.pipeline.examples import make_examples
+from multigate.pipeline.facts import Verdict
 from multigate.pipeline.manifest import Facts
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.split import boundaries, by_shares
@@ -34,17 +34,17 @@ def divide_bucket(bucket: tuple[int, Iterable[Piece]], plan: Plan) -> list[tuple
     return divide(number, pieces, plan.buckets, limit, plan.work)
 
 
-def label_bucket(bucket: tuple[int, list[Piece]], verdict: Facts, plan: Plan) -> list[Facts]:
+def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) -> list[Facts]:
     """Make the examples of one bucket's logged impressions, and the snapshot of its users.
 
     Returns:
         One fact: `bucket`, the counts of `examples.Bucket`; nothing where the log is unusable.
     """
-    if verdict["problem"] is not None:
+    if verdict.problem is not None:
         return []
     number, pieces = bucket
     config, side_tables = plan.config, plan.side_tables()
-    cut_off = instant(verdict["cut_off"])
+    cut_off = verdict.cut_off
     open_at = cut_off if config.pipeline.hold_back else None
     first = None if plan.window is None else plan.window.first
     made = make_examples(gather(pieces), config, side_tables, open_at, first)
@@ -113,8 +113,3 @@ def _of_items(facts: list[Facts], negatives: Negatives, plan: Plan) -> catalogue
         parts = [read_piece(path, *buckets) for path in paths]
         merged.append(catalogue.merge(parts, negatives, plan.config, items))
     return catalogue.join(merged)
-
-
-def instant(text: str | None) -> datetime | None:
-    """An instant that a stage's facts hold as ISO 8601."""
-    return None if text is None else datetime.fromisoformat(text)

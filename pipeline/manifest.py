@@ -8,18 +8,23 @@ The job does not publish unless both sums hold.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from multigate.configs import Config, DataError
 from multigate.configs.sections.log import JsonLinesFormat
 from multigate.pipeline.columns import event_types
+from multigate.pipeline.facts import LogFacts, ShardFacts
 from multigate.pipeline.inputs import form, roles, wanted_columns
 
 Facts = dict[str, Any]
 
 
-def problem(config: Config, shards: list[Facts], out: Path, some_days: bool = False) -> str | None:
+def problem(
+    config: Config, shards: Sequence[ShardFacts], out: Path, some_days: bool = False
+) -> str | None:
     """Say what makes the log unusable, once all of it has been read.
 
     Args:
@@ -31,9 +36,9 @@ def problem(config: Config, shards: list[Facts], out: Path, some_days: bool = Fa
     Returns:
         One line for the user, or None.
     """
-    names = sorted({shard["file"] for shard in shards})
+    names = sorted({shard.file for shard in shards})
     files = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    rows = sum(shard["rows"] for shard in shards)
+    rows = sum(shard.rows for shard in shards)
     missing = missing_column(config, shards, some_days)
     if missing is not None:
         return missing
@@ -53,7 +58,7 @@ def problem(config: Config, shards: list[Facts], out: Path, some_days: bool = Fa
         return f"{files}: all {rows} rows were rejected; look at {rejects_beside(out)}"
     occurring: Counter[str] = Counter()
     for shard in shards:
-        occurring.update(shard["events"])
+        occurring.update(shard.events)
     if some_days:
         return None
     for event, where in event_types(config).items():
@@ -63,7 +68,9 @@ def problem(config: Config, shards: list[Facts], out: Path, some_days: bool = Fa
     return None
 
 
-def missing_column(config: Config, shards: list[Facts], some_days: bool = False) -> str | None:
+def missing_column(
+    config: Config, shards: Sequence[ShardFacts], some_days: bool = False
+) -> str | None:
     """Name the first column that the log lacks.
 
     A CSV or Parquet file must have every column; in JSON, a name may be absent from many rows,
@@ -71,19 +78,19 @@ def missing_column(config: Config, shards: list[Facts], some_days: bool = False)
     occur.
     """
     for feedback in (False, True):
-        asked = [s for s in shards if s["columns"] and s["feedback"] == feedback]
+        asked = [s for s in shards if s.columns and s.feedback == feedback]
         wanted = wanted_columns(config, feedback)
         if isinstance(form(config, feedback), JsonLinesFormat) and asked:
-            together = list(dict.fromkeys(name for shard in asked for name in shard["columns"]))
-            asked = [{"file": asked[0]["file"], "columns": together}]
+            together = tuple(dict.fromkeys(name for shard in asked for name in shard.columns))
+            asked = [replace(asked[0], columns=together)]
             if some_days:
                 columns, _ = roles(config, feedback)
                 wanted = [columns.time, columns.user, columns.item]
         for shard in asked:
             for name in wanted:
-                if name not in shard["columns"]:
-                    found = ", ".join(shard["columns"][:40])
-                    return f"{shard['file']}: no column {name!r}; the file has {found}"
+                if name not in shard.columns:
+                    found = ", ".join(shard.columns[:40])
+                    return f"{shard.file}: no column {name!r}; the file has {found}"
     return None
 
 
@@ -92,26 +99,21 @@ def rejects_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.rejects")
 
 
-def _reasons(shards: list[Facts]) -> Counter[str]:
+def _reasons(shards: Sequence[ShardFacts]) -> Counter[str]:
     reasons: Counter[str] = Counter()
     for shard in shards:
-        reasons.update(shard["reasons"])
+        reasons.update(shard.reasons)
     return reasons
 
 
 def build(
-    config: Config,
-    shards: list[Facts],
-    cut_off: str | None,
-    labelled: list[Facts],
-    finished: list[Facts],
+    config: Config, log: LogFacts, labelled: list[Facts], finished: list[Facts]
 ) -> dict[str, Any]:
     """Add up the account.
 
     Args:
         config: names the run.
-        shards: what was read, by file.
-        cut_off: of labels and snapshots, as ISO 8601.
+        log: what was read, by file.
         labelled: what became of the rows, by bucket.
         finished: what was written, by bucket.
 
@@ -122,12 +124,13 @@ def build(
     def total(facts: list[Facts], name: str) -> int:
         return sum(fact[name] for fact in facts)
 
+    shards, cut_off = log.shards, log.verdict.cut_off
     reasons = _reasons(shards)
     unused: Counter[str] = Counter()
     for shard in shards:
-        unused.update(shard["unused"])
+        unused.update(shard.unused)
     counts = {
-        "rows_in": total(shards, "rows"),
+        "rows_in": sum(shard.rows for shard in shards),
         "impressions": total(labelled, "impressions"),
         "feedback": total(labelled, "feedback"),
         "orphans": total(labelled, "orphans"),
@@ -142,7 +145,7 @@ def build(
     splits: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for shard in shards:
-        files[shard["file"]] += shard["rows"]
+        files[shard.file] += shard.rows
     for fact in finished:
         splits.update(fact["examples"])
     examples: dict[str, Any] = {
@@ -161,7 +164,7 @@ def build(
         raise DataError(f"examples do not add up: {made} were made, {examples['total']} written")
     return {
         "name": config.name,
-        "cut_off": cut_off,
+        "cut_off": None if cut_off is None else cut_off.isoformat(),
         "rows": counts,
         "examples": examples,
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),

@@ -38,6 +38,11 @@ class Plan:
         """The folder being made."""
         return ExamplesFolder(self.folder)
 
+    @property
+    def log_facts(self) -> Path:
+        """What `reading.judge` leaves for the manifest."""
+        return self.work / "read.json"
+
     def table(self, source: str) -> Path:
         """A side table, once read."""
         return self.work / f"{source}.arrow"

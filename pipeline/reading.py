@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -9,12 +10,11 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from multigate.configs.files import write_json
 from multigate.configs.sections.log import Format, JsonLinesFormat, ParquetFormat
 from multigate.pipeline import erasure, inputs, manifest
 from multigate.pipeline.buckets import Held, Piece
+from multigate.pipeline.facts import LogFacts, ShardFacts, Verdict
 from multigate.pipeline.inputs import wanted_columns
-from multigate.pipeline.manifest import Facts
 from multigate.pipeline.normalise import REJECTS, normalise
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.ranges import count_lines
@@ -27,15 +27,8 @@ _REJECTS = pa.schema(
 )
 
 
-def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
-    """Read one file, write its rejects and spill its events into buckets.
-
-    Returns:
-        `spilled` pairs (bucket, piece), and facts for `manifest`: `file`, `rows`, `reasons`,
-        `columns`, `events`, `latest` (ISO 8601; None where no row has a time), `unused` (good rows
-        of users to forget, or of other days), `feedback`, `number` (of the shard) and `lines` (of
-        a range of bytes; else None).
-    """
+def read_shard(shard: tuple[int, Shard], plan: Plan) -> ShardFacts:
+    """Read one file, write its rejects and spill its events into buckets."""
     number, source = shard
     config = plan.config
     wanted, form = wanted_columns(config, source.feedback), inputs.form(config, source.feedback)
@@ -69,19 +62,19 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> Facts:
     spilled += held.flush()
     if sum(reasons.values()):
         write_parquet(pl.concat(rejected), part(plan.examples.rejects, number), _REJECTS)
-    return {
-        "file": source.name,
-        "rows": rows,
-        "reasons": dict(reasons),
-        "columns": columns,
-        "events": dict(events),
-        "latest": latest.isoformat() if latest is not None else None,
-        "spilled": spilled,
-        "unused": dict(unused),
-        "feedback": source.feedback,
-        "number": number,
-        "lines": _lines(source, form),
-    }
+    return ShardFacts(
+        number=number,
+        file=source.name,
+        feedback=source.feedback,
+        rows=rows,
+        columns=tuple(columns),
+        reasons=dict(reasons),
+        events=dict(events),
+        unused=dict(unused),
+        latest=latest,
+        lines=_lines(source, form),
+        spilled=tuple(spilled),
+    )
 
 
 def _inside(window: Window) -> pl.Expr:
@@ -94,45 +87,39 @@ def _lines(source: Shard, form: Format) -> int | None:
     return count_lines(source) if ranged else None
 
 
-def judge(_: Any, shards: Iterable[Facts], plan: Plan) -> Facts:
-    """Once all is read: whether the log can be used.
-
-    Returns:
-        `problem`: None, or what to tell the user; then the later stages do nothing. `cut_off`:
-        of labels and snapshots, as ISO 8601; None where no row has a time.
-    """
-    ordered = sorted(shards, key=lambda shard: shard["number"])
+def judge(_: Any, shards: Iterable[ShardFacts], plan: Plan) -> Verdict:
+    """Once the whole log is read: decide whether it can be used."""
+    ordered = sorted(shards, key=lambda shard: shard.number)
     _number_lines(ordered, plan)
-    facts = [{k: v for k, v in shard.items() if k != "spilled"} for shard in ordered]
-    some_days = plan.window is not None
-    verdict = {
-        "problem": manifest.problem(plan.config, facts, plan.out, some_days),
-        "cut_off": _cut_off(plan, [fact["latest"] for fact in facts]),
-    }
-    write_json(plan.work / "read.json", {**verdict, "shards": facts})
+    facts = tuple(replace(shard, spilled=()) for shard in ordered)
+    verdict = Verdict(
+        problem=manifest.problem(plan.config, facts, plan.out, some_days=plan.window is not None),
+        cut_off=_cut_off(plan, [shard.latest for shard in facts]),
+    )
+    LogFacts(verdict, facts).write(plan.log_facts)
     return verdict
 
 
-def _number_lines(shards: list[Facts], plan: Plan) -> None:
+def _number_lines(shards: list[ShardFacts], plan: Plan) -> None:
     """Give the rejects of a range of bytes their lines in the file: so far they counted from 1."""
-    for _, parts in groupby(shards, key=lambda shard: shard["file"]):
+    for _, parts in groupby(shards, key=lambda shard: shard.file):
         before = 0
         for shard in parts:
-            path = part(plan.examples.rejects, shard["number"])
-            if before and shard["reasons"]:
+            path = part(plan.examples.rejects, shard.number)
+            if before and shard.reasons:
                 rejects = pl.read_parquet(path)
                 write_parquet(rejects.with_columns(pl.col("line") + before), path, _REJECTS)
-            before += shard["lines"] or 0
+            before += shard.lines or 0
 
 
-def _cut_off(plan: Plan, latest: list[str | None]) -> str | None:
+def _cut_off(plan: Plan, latest: list[datetime | None]) -> datetime | None:
     config = plan.config
     if plan.window is not None:
-        return plan.window.end.isoformat()
+        return plan.window.end
     if config.pipeline.cut_off is not None:
-        return config.pipeline.cut_off.astimezone(UTC).isoformat()
-    times = [datetime.fromisoformat(time) for time in latest if time is not None]
-    return (max(times) + timedelta(microseconds=1)).isoformat() if times else None
+        return config.pipeline.cut_off.astimezone(UTC)
+    times = [time for time in latest if time is not None]
+    return max(times) + timedelta(microseconds=1) if times else None
 
 
 def write_no_rejects(plan: Plan) -> None:
