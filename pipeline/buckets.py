@@ -159,26 +159,26 @@ def piece_rows(path: Path, batch: int) -> int:
 
 
 def gather(pieces: list[Piece]) -> pl.DataFrame:
-    """Read a bucket's events and put them in their one order: user, time, hash of the row.
+    """Read a bucket's events and put them in their one order: user, time, fingerprint.
 
     The order does not depend on that of the files or of the rows in them: rows that agree in all
-    three are the same row. Events without a time come first.
+    three are duplicates. Events without a time come first.
     """
     events = pl.concat([read_piece(Path(piece.path), piece.batch) for piece in sorted(pieces)])
-    return events.sort("user", "time", "row", nulls_last=False)
+    return events.sort("user", "time", "fingerprint", nulls_last=False)
 
 
 def deduplicate(events: pl.DataFrame) -> pl.DataFrame:
-    """Keep the first of the events that are the same: same full row, or same event id and user.
+    """Keep the first of the events with the same fingerprint, or with the same event id.
 
     Args:
         events: in the order of `gather`.
     """
-    # Rows that are the same follow one another.
-    known = [n for n in ("user", "time", "row", "item", "event") if n in events.columns]
+    # Such rows follow one another. The other columns tell two rows of one hash apart.
+    known = [n for n in ("user", "time", "fingerprint", "item", "event") if n in events.columns]
     again = pl.all_horizontal(pl.col(name).eq_missing(pl.col(name).shift()) for name in known)
     events = events.filter(~again)
     if "event_id" not in events.columns:
         return events
-    again = pl.col("event_id").is_not_null() & ~pl.struct("user", "event_id").is_first_distinct()
-    return events.filter(~again)
+    first = pl.struct("user", "event_id", "identity").is_first_distinct()
+    return events.filter(pl.col("event_id").is_null() | first)

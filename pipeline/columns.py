@@ -8,8 +8,13 @@ from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog
 
-# Columns of normalised events: user, item, time, row (a hash of the full row), event, value,
-# session, request and event_id where the log has them, and:
+# Columns of normalised events: user, item, time; event, value, session, request and event_id where
+# the log has them; two hashes, by which events are told apart:
+#   identity: the event id of this user where the row has one, else user, item, time, event and
+#     request. Random splits, draws and the numbers of impressions depend on it alone.
+#   fingerprint: all columns that the configuration reads, as typed. Rows without an event id are
+#     duplicates where it is equal.
+# and:
 FEATURE = "feature/"  # a feature's value
 COLUMN = "column/"  # a number that labels, histories or counters read
 

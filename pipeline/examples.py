@@ -121,5 +121,9 @@ def make_examples(
 
 
 def numbers(events: pl.DataFrame) -> pl.Series:
-    """Numbers of impressions: functions of their rows."""
-    return pl.Series(mix(events["row"].to_numpy()) >> 1, dtype=pl.Int64)
+    """Number impressions by their identity; several of one identity in the order of the rows."""
+    identity = events["identity"]
+    if identity.is_duplicated().any():
+        occurrence = pl.int_range(pl.len(), dtype=pl.UInt64).over("identity")
+        identity = events.select(pl.col("identity") + occurrence).to_series()
+    return pl.Series(mix(identity.to_numpy()) >> 1, dtype=pl.Int64)

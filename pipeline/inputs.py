@@ -33,7 +33,7 @@ def divide(config: Config, found: list[Shard]) -> list[Shard]:
     parts: list[Shard] = []
     for feedback in (False, True):
         of_side = [shard for shard in found if shard.feedback == feedback]
-        parts += ranges.divide(of_side, form(config, feedback))
+        parts += ranges.divide(of_side, form(config, feedback), wanted_columns(config, feedback))
     return parts
 
 

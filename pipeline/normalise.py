@@ -4,20 +4,25 @@ Every check is an expression over the whole table: it yields the column and a ma
 first failed check of a row is its reason.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
+import numpy as np
 import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
+from multigate.pipeline.hashing import Hashes, combine, hash_values
 from multigate.pipeline.inputs import role_exists, roles
 from multigate.pipeline.json_lines import as_text
 from multigate.pipeline.sources import Chunk
 
 _LONGEST_ID = 1024
 _EARLIEST, _LATEST = 0, 4_102_444_800_000_000  # 1970 and 2100, in microseconds
+_IDENTITY = ("user", "item", "time", "event", "request")
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 REJECTS = {"file": pl.String, "line": pl.Int64, "reason": pl.String, "text": pl.String}
@@ -82,11 +87,11 @@ def normalise(
         parsed[FEATURE + name] = Parsed(column.values, _without(column.reasons, ~impression))
     for name in number_columns(config):
         parsed[COLUMN + name] = parse_number(raw(name))
-    return _separate(chunk, parsed, file)
+    return _separate(chunk, parsed, file, feedback)
 
 
 def _separate(
-    chunk: Chunk, parsed: dict[str, Parsed], file: str
+    chunk: Chunk, parsed: dict[str, Parsed], file: str, feedback: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     given = {n: column.reasons for n, column in parsed.items() if _any(column.reasons)}
     reason = _first(
@@ -95,7 +100,7 @@ def _separate(
     )
     bad = reason.is_not_null()
     events = pl.DataFrame([column.values.alias(name) for name, column in parsed.items()])
-    events = events.with_columns(row=pl.Series(chunk.hashes, dtype=pl.UInt64)).filter(~bad)
+    events = _identify(events.filter(~bad) if bad.any() else events, feedback)
     rejects = pl.DataFrame(
         {
             "line": chunk.line.filter(bad),
@@ -105,6 +110,27 @@ def _separate(
     )
     rejects = pl.concat([chunk.rejects, rejects]).with_columns(file=pl.lit(file)).select(*REJECTS)
     return events, rejects.sort("line", maintain_order=True)
+
+
+def _identify(events: pl.DataFrame, feedback: bool) -> pl.DataFrame:
+    """Add each event's `identity` and `fingerprint`; see `columns`.
+
+    The ids of events in the feedback's own files are a space of their own.
+    """
+    hashes = {name: hash_values(events[name]) for name in sorted(events.columns)}
+
+    def together(names: Iterable[str]) -> Hashes:
+        space = np.full(len(events), feedback, np.uint64)
+        return reduce(combine, (hashes[name] for name in names), space)
+
+    identity = together(name for name in _IDENTITY if name in hashes)
+    if "event_id" in hashes:
+        named = events["event_id"].is_not_null().to_numpy()
+        identity = np.where(named, together(["event_id", "user"]), identity)
+    return events.with_columns(
+        identity=pl.Series(identity, dtype=pl.UInt64),
+        fingerprint=pl.Series(together(hashes), dtype=pl.UInt64),
+    )
 
 
 def _reasons(bad: pl.Series, reason: str) -> pl.Series:

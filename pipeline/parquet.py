@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from multigate.pipeline.hashing import Hashes, combine, hash_column
 from multigate.pipeline.json_lines import as_text
 from multigate.pipeline.lines import REJECT
 
@@ -43,51 +42,44 @@ def _known(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def nested(frame: pl.DataFrame, wanted: list[str]) -> str | None:
-    """Say which wanted column holds neither values nor lists of them, if any does."""
-    for name in wanted:
-        if name in frame.columns:
-            kind = frame.schema[name]
-            inner = _inner(kind)
-            if inner.is_nested() or inner == pl.Duration:
-                return f"{name}: expected values or lists of them, received {kind}"
+def nested(frame: pl.DataFrame) -> str | None:
+    """Say which column holds neither values nor lists of them, if any does."""
+    for name, kind in frame.schema.items():
+        inner = _inner(kind)
+        if inner.is_nested() or inner == pl.Duration:
+            return f"{name}: expected values or lists of them, received {kind}"
     return None
 
 
 def parse_batch(
-    frame: pl.DataFrame, line: pl.Series, wanted: list[str]
-) -> tuple[pl.DataFrame, pl.Series, pl.Series, Hashes, pl.DataFrame]:
-    """Parse a batch none of whose wanted columns is `nested`.
+    frame: pl.DataFrame, line: pl.Series
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.DataFrame]:
+    """Turn bytes into text, and times into those that can be printed.
 
     Args:
-        frame: the batch, (B, all columns of the file).
+        frame: the columns that are read, (B, ...); none of them is `nested`.
         line: (B,) rows' numbers in the file.
-        wanted: the columns to keep.
 
     Returns:
-        The wanted columns, the rows' numbers, their values as text, the hashes of the full rows,
-        each (b, ...); and rejects for those that hold bytes which are no text.
+        The columns, the rows' numbers, their values as text, each (b, ...); and rejects for the
+        rows that hold bytes which are no text.
     """
-    hashes = hash_column(line * 0)
-    for name in sorted(frame.columns):
-        hashes = combine(hashes, _hash_values(frame[name]))
-    columns, bad = [], np.zeros(len(frame), bool)
-    for name in wanted:
-        if name in frame.columns:
-            column = frame[name]
-            if _inner(column.dtype) == pl.Binary:
-                column, wrong = _decode(column)
-                bad |= wrong
-            columns.append(_printable(column))
+    columns, bad = [], np.zeros(len(line), bool)
+    for raw in frame:
+        column = raw
+        if _inner(raw.dtype) == pl.Binary:
+            column, wrong = _decode(raw)
+            bad |= wrong
+        columns.append(_printable(column))
     kept = pl.DataFrame(columns)
-    texts = _rows(kept, len(frame))
+    texts = _rows(kept, len(line))
     rejects = pl.DataFrame(
         {"line": line.filter(bad), "reason": "not UTF-8 text", "text": texts.filter(bad)},
         schema=REJECT,
     )
     good = pl.Series(~bad)
     kept = kept.filter(good) if columns else kept
-    return kept, line.filter(good), texts.filter(good), hashes[~bad], rejects
+    return kept, line.filter(good), texts.filter(good), rejects
 
 
 def _inner(kind: Any) -> Any:
@@ -128,30 +120,6 @@ def _printable(column: pl.Series) -> pl.Series:
     if column.dtype == kind:
         return column.to_frame().select(moved(pl.all())).to_series()
     return column.cast(pl.List(kind)).list.eval(moved(pl.element()))
-
-
-def _hash_values(column: pl.Series) -> Hashes:
-    """Hash a column of any type, lists and structs by what is in them; (B,)."""
-    kind = column.dtype
-    if isinstance(kind, pl.Binary):
-        return hash_column(column.bin.encode("hex"))
-    if kind.is_temporal():  # the number tells more apart than the text
-        return hash_column(as_text(column.to_physical()))
-    if isinstance(kind, pl.Struct):
-        hashes = hash_column(column.is_null().cast(pl.Int64))
-        for field in column.struct.unnest().get_columns():
-            hashes = combine(hashes, _hash_values(field))
-        return hashes
-    if not kind.is_nested():
-        return hash_column(as_text(column))
-    lists = column.cast(pl.List(_inner(kind)))
-    length = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
-    row = np.repeat(np.arange(len(column)), length)
-    place = np.arange(len(row)) - np.repeat(np.cumsum(length) - length, length)
-    values = lists.filter(pl.Series(length > 0)).explode()
-    hashes = hash_column(lists.list.len().cast(pl.Int64).fill_null(-1))
-    np.add.at(hashes, row, combine(_hash_values(values), place))
-    return hashes
 
 
 def _rows(frame: pl.DataFrame, count: int) -> pl.Series:

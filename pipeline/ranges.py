@@ -16,13 +16,18 @@ from multigate.pipeline.sources import Shard
 LONGEST = 32 << 20
 
 
-def divide(shards: list[Shard], form: Format, longest: int = LONGEST) -> list[Shard]:
-    """Divide the shards that are larger than `longest` bytes and can be divided."""
+def divide(
+    shards: list[Shard], form: Format, wanted: list[str], longest: int = LONGEST
+) -> list[Shard]:
+    """Divide the shards that are larger than `longest` bytes and can be divided.
+
+    Of a Parquet file, only the `wanted` columns count.
+    """
     divided = []
     for shard in shards:
         large = shard.size > longest and shard.member is None
         if large and isinstance(form, ParquetFormat):
-            divided += _by_row_groups(shard, longest)
+            divided += _by_row_groups(shard, set(wanted), longest)
         elif large and not shard.compressed and _plain_lines(form):
             bounds = [*range(0, shard.size, longest), shard.size]
             divided += [
@@ -38,18 +43,27 @@ def _plain_lines(form: Format) -> bool:
     return isinstance(form, JsonLinesFormat) or (isinstance(form, CsvFormat) and not form.quoted)
 
 
-def _by_row_groups(shard: Shard, longest: int) -> list[Shard]:
+def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:
     try:
         with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
             metadata = file.metadata
-            groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+            columns = [
+                at
+                for at in range(metadata.num_columns)
+                if metadata.schema.column(at).path.partition(".")[0] in wanted
+                or metadata.schema.column(at).path in wanted
+            ]
+            sizes = [
+                sum(metadata.row_group(g).column(c).total_compressed_size for c in columns)
+                for g in range(metadata.num_row_groups)
+            ]
     except (pa.ArrowInvalid, OSError):
         return [shard]  # who reads it says what is wrong with it
     parts: list[Shard] = []
     first, size = 0, 0
-    for at, group in enumerate(groups):
-        size += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
-        if size >= longest or at == len(groups) - 1:
+    for at, group in enumerate(sizes):
+        size += group
+        if size >= longest or at == len(sizes) - 1:
             parts.append(replace(shard, start=first, stop=at + 1, size=size))
             first, size = at + 1, 0
     return parts or [shard]

@@ -56,13 +56,16 @@ def events_of(
         events = pl.concat([events, *same])
     seen: set[Any] = set()
     kept = []
-    for event in sorted(events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["row"])):
-        keys = {(event["time"], event["row"], event["user"], event["item"], event.get("event"))}
+    for event in sorted(
+        events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["fingerprint"])
+    ):
+        row = ("time", "fingerprint", "user", "item", "event")
+        known: set[Any] = {tuple(event.get(name) for name in row)}
         if event.get("event_id") is not None:
-            keys.add((event["user"], event["event_id"]))
-        if not keys & seen:
+            known.add((event["user"], event["event_id"], event["identity"]))
+        if not known & seen:
             kept.append(event)
-        seen |= keys
+        seen |= known
     return kept
 
 
@@ -73,7 +76,7 @@ def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
         single = single_columns(config, shard.feedback)
         for chunk in read(shard, form(config, shard.feedback), wanted, single):
             events, _ = normalise(chunk, config, shard.name, shard.feedback)
-            names = ["user", "item", "row", "event", "event_id"]
+            names = ["user", "item", "identity", "fingerprint", "event", "event_id"]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
             yield events.select(*kept, plain("time"))
 

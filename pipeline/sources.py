@@ -26,7 +26,6 @@ from multigate.pipeline.compressed import (
     open_stream,
 )
 from multigate.pipeline.delimited import parse_delimited, parse_header
-from multigate.pipeline.hashing import Hashes, hash_column
 from multigate.pipeline.json_lines import parse_json
 from multigate.pipeline.lines import REJECT, Lines, read_lines, reject
 from multigate.pipeline.places import Place
@@ -60,14 +59,13 @@ class Chunk:
     """Some consecutive rows of a shard.
 
     `frame` (B, wanted columns that the file has), `line` (B,) from 1, `text` (B,) the row as it
-    stands in the file, `hashes` (B,) of the full row, `columns`: all names that the file gives,
-    `rejects`: rows (line, reason, text).
+    stands in the file, `columns`: all names that the file gives, `rejects`: rows (line, reason,
+    text).
     """
 
     frame: pl.DataFrame
     line: pl.Series
     text: pl.Series
-    hashes: Hashes
     columns: tuple[str, ...]
     rejects: pl.DataFrame
 
@@ -148,7 +146,7 @@ def read(
 def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
     empty = pl.Series("line", [], dtype=pl.Int64)
     text = pl.Series("text", [], dtype=pl.String)
-    return Chunk(pl.DataFrame(), empty, text, hash_column(text), columns, rejects)
+    return Chunk(pl.DataFrame(), empty, text, columns, rejects)
 
 
 @contextmanager
@@ -200,7 +198,6 @@ def _read_csv(
             frame.select([name for name in wanted if name in header]),
             source.number,
             source.text,
-            hash_column(source.text),
             tuple(header),
             pl.concat([lines.rejects, rejects]),
         )
@@ -213,7 +210,6 @@ def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> It
             frame,
             source.number,
             source.text,
-            hash_column(source.text),
             tuple(dict.fromkeys([*frame.columns, *_keys(source.text)])),
             pl.concat([lines.rejects, rejects]),
         )
@@ -231,24 +227,25 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     try:
         with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
             names = tuple(file.schema_arrow.names)
-            if len(set(names)) < len(names):
-                twice = next(name for name in names if names.count(name) > 1)
+            twice = next((name for name in wanted if names.count(name) > 1), None)
+            if twice is not None:
                 yield _nothing(reject(line, f"malformed file: two columns {twice!r}"), names)
                 return
             if file.metadata.num_rows == 0:
                 yield _nothing(pl.DataFrame(schema=REJECT), names)
             groups = range(file.metadata.num_row_groups)[shard.start : shard.stop]
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
-            for batch in file.iter_batches(1 << 18, row_groups=list(groups)):
-                frame = parquet.to_frame(batch)
-                wrong = parquet.nested(frame, wanted)
+            present = [name for name in wanted if name in names]
+            for batch in file.iter_batches(1 << 18, row_groups=list(groups), columns=present):
+                frame = parquet.to_frame(batch).select(present)
+                wrong = parquet.nested(frame)
                 if wrong is not None:
                     yield _nothing(reject(line, wrong), names)
                     return
-                numbers = pl.int_range(line, line + len(frame), eager=True).alias("line")
-                kept, good, texts, hashes, rejects = parquet.parse_batch(frame, numbers, wanted)
-                yield Chunk(kept, good, texts, hashes, names, rejects)
-                line += len(frame)
+                numbers = pl.int_range(line, line + batch.num_rows, eager=True).alias("line")
+                kept, good, texts, rejects = parquet.parse_batch(frame, numbers)
+                yield Chunk(kept, good, texts, names, rejects)
+                line += batch.num_rows
     except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         rest = "the rest" if line > 1 else "nothing"

@@ -46,10 +46,11 @@ def test_feedback_goes_to_the_latest_view_within_the_window(seconds, impression,
 def test_the_same_event_id_of_a_user_counts_once():
     frame = events(("a", "x", 1), ("a", "x", 2), ("a", "y", 3), ("b", "x", 4), ("a", "x", 5))
     ids = pl.Series("event_id", ["e1", "e1", None, "e1", None])
-    frame = frame.with_columns(ids, row=pl.int_range(5, dtype=pl.UInt64))
-    assert deduplicate(frame)["row"].to_list() == [0, 2, 3, 4]
-    again = pl.concat([frame[:3], frame[2:]])  # the same full row, without an id
-    assert deduplicate(again)["row"].to_list() == [0, 2, 3, 4]
+    numbers = pl.int_range(5, dtype=pl.UInt64)
+    frame = frame.with_columns(ids, fingerprint=numbers, identity=ids.rank("dense"))
+    assert deduplicate(frame)["fingerprint"].to_list() == [0, 2, 3, 4]
+    again = pl.concat([frame[:3], frame[2:]])  # the same fingerprint, without an id
+    assert deduplicate(again)["fingerprint"].to_list() == [0, 2, 3, 4]
 
 
 def test_masks_follow_without_and_when(event_config):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
@@ -95,7 +96,7 @@ def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_
 
 def test_a_bucket_is_divided_down_to_one_user(tmp_path):
     rows = pl.DataFrame(
-        {"user": ["a"] * 500 + ["b"] * 500, "time": range(1000), "row": range(1000)}
+        {"user": ["a"] * 500 + ["b"] * 500, "time": range(1000), "fingerprint": range(1000)}
     )
     ((number, piece),) = spill(rows, 1, tmp_path, "all")
     divided = divide_bucket(number, [piece], 1, 4096, tmp_path)
@@ -113,7 +114,7 @@ def test_ranges_hold_every_line_once(form, end, longest, tmp_path):
     text = end.join((["a,b"] if csv else []) + rows)
     (tmp_path / "log").write_bytes(text.encode())
     (whole,) = expand(tmp_path, ("log",))
-    parts = ranges.divide([whole], form, longest)
+    parts = ranges.divide([whole], form, ["a"], longest)
     assert len(parts) == -(-len(text) // longest)
     frames, numbers, before = [], [], 0
     for shard in parts:
@@ -131,19 +132,38 @@ def test_row_groups_hold_every_row_once(tmp_path):
     frame.write_parquet(tmp_path / "log", row_group_size=100)
     (whole,) = expand(tmp_path, ("log",))
     form = ParquetFormat(type="parquet")
-    parts = ranges.divide([whole], form, whole.size // 4)
+    parts = ranges.divide([whole], form, ["a"], whole.size // 4)
     assert len(parts) > 2
     chunks = [chunk for shard in parts for chunk in read(shard, form, ["a"])]
     assert pl.concat([chunk.frame for chunk in chunks])["a"].to_list() == list(range(1000))
     assert pl.concat([chunk.line for chunk in chunks]).to_list() == list(range(1, 1001))
 
 
+def test_columns_that_nobody_reads_divide_no_file(tmp_path):
+    frame = pl.DataFrame({"a": range(1000), "b": pl.int_range(1000, eager=True).hash()})
+    frame.write_parquet(tmp_path / "log", row_group_size=100, use_pyarrow=True)
+    (whole,) = expand(tmp_path, ("log",))
+    form = ParquetFormat(type="parquet")
+    narrow = ranges.divide([whole], form, ["a"], whole.size // 4)
+    assert len(narrow) < len(ranges.divide([whole], form, ["a", "b"], whole.size // 4))
+    assert sum(shard.size for shard in narrow) < whole.size / 2
+    # Its bytes may be anything.
+    data = bytearray((tmp_path / "log").read_bytes())
+    for group in range(10):
+        column = pq.ParquetFile(tmp_path / "log").metadata.row_group(group).column(1)
+        start = column.dictionary_page_offset or column.data_page_offset
+        data[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    (tmp_path / "log").write_bytes(data)
+    (chunk,) = read(whole, form, ["a"])
+    assert chunk.frame["a"].to_list() == list(range(1000))
+
+
 def test_what_cannot_be_divided_stays_whole(tmp_path):
     (tmp_path / "log").write_text('a\n"x\ny"\n')
     (shard,) = expand(tmp_path, ("log",))
-    assert ranges.divide([shard], CsvFormat(), 2) == [shard]
+    assert ranges.divide([shard], CsvFormat(), ["a"], 2) == [shard]
     packed = replace(shard, compressed=True)
-    assert ranges.divide([packed], CsvFormat(quoted=False), 2) == [packed]
+    assert ranges.divide([packed], CsvFormat(quoted=False), ["a"], 2) == [packed]
 
 
 def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, read_examples):

@@ -80,7 +80,6 @@ def test_parquet(tmp_path):
     found = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
     assert rows(found) == ROWS
     assert found[0].line.to_list() == [1, 2, 3]
-    assert len(set(found[0].hashes.tolist())) == 3
 
 
 ODD = {
@@ -104,7 +103,6 @@ def test_parquet_columns_that_polars_does_not_know_or_print(name, tmp_path):
     pq.write_table(table, tmp_path / "log.parquet")
     (chunk,) = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
     assert chunk.frame.rows() == [(1, "a")] * 3
-    assert len(set(chunk.hashes.tolist())) == 3  # what nobody reads tells rows apart
     (read_,) = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"), ["time", "odd"])
     assert len(read_.text) + len(read_.rejects) in (1, 3)  # as rows, or the file's one reject
 
