@@ -1,4 +1,9 @@
-"""Parses records of JSON, one object a line."""
+"""Parses records of JSON, one object a line.
+
+polars reads the wanted columns, each as text: numbers keep their digits, and no line changes how
+another one is read. Of a key written twice, the first value counts. As texts, the list `["a"]` and
+the string `'["a"]'` are the same; rows that hold such texts are looked at again, they alone.
+"""
 
 import json
 from collections.abc import Collection
@@ -9,6 +14,13 @@ import polars as pl
 from multigate.pipeline.lines import REJECT, Lines
 
 _FEW = 64
+_LIST = pl.List(pl.String)
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+# A pair of surrogates is one character; an escaped backslash begins no other escape.
+_WHOLE = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+
+Reasons = dict[int, str]
+"""Why rows cannot be used, by their place."""
 
 
 def parse_json(
@@ -25,130 +37,183 @@ def parse_json(
     Returns:
         The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
     """
-    pieces: list[tuple[pl.DataFrame, int, int]] = []
-    rejects: list[pl.DataFrame] = []
+    texts = lines.text
+    reasons = _lone_surrogates(texts)
+    frame, malformed = _read(texts, wanted, reasons)
+    reasons |= malformed
+    kept = _others(len(texts), reasons)
+    columns, structured = _structured(frame, texts.gather(kept), single)
+    if structured:
+        reasons |= {kept[at]: reason for at, reason in structured.items()}
+        usable = _others(len(kept), structured)
+        columns = [column.gather(usable) for column in columns]
+        kept = kept.gather(usable)
+    source = Lines(texts.gather(kept), lines.number.gather(kept), lines.rejects)
+    occurring = [column for column in columns if _occurs(column, source.text)]
+    bad = sorted(reasons)
+    rejects = pl.DataFrame(
+        {
+            "line": lines.number.gather(bad),
+            "reason": [reasons[at] for at in bad],
+            "text": texts.gather(bad).str.head(500),
+        },
+        schema=REJECT,
+    )
+    return pl.DataFrame(occurring), source, rejects
 
-    def visit(start: int, count: int) -> None:
-        """Halve until the bad lines stand alone: the good ones go the fast way."""
-        texts = lines.text.slice(start, count)
-        frame = _fast(texts, wanted)
+
+def _others(count: int, reasons: Reasons) -> pl.Series:
+    """The places of the rows without a reason."""
+    places = pl.int_range(count, eager=True)
+    return places.filter(~places.is_in(list(reasons))) if reasons else places
+
+
+def _occurs(column: pl.Series, texts: pl.Series) -> bool:
+    """Whether a column has a value, or its name at least stands in a line (with null)."""
+    if column.null_count() < len(column):
+        return True
+    return bool(texts.str.contains(json.dumps(column.name), literal=True).any())
+
+
+def _lone_surrogates(texts: pl.Series) -> Reasons:
+    """Lines with an escape that is half a character: JSON's grammar allows it, UTF-8 does not."""
+    escaped = texts.str.contains(_SURROGATE).arg_true()
+    if not len(escaped):
+        return {}
+    rest = texts.gather(escaped).str.replace_all(_WHOLE, " ")
+    lone = escaped.filter(rest.str.contains(_SURROGATE))
+    return dict.fromkeys(lone.to_list(), "not UTF-8 text: half of a surrogate pair")
+
+
+def _read(texts: pl.Series, wanted: list[str], without: Reasons) -> tuple[pl.DataFrame, Reasons]:
+    """Read the wanted columns as texts, (b, wanted); and say which lines are no objects."""
+    schema = dict.fromkeys(wanted, pl.String())
+    frames: list[pl.DataFrame] = [pl.DataFrame(schema=schema)]
+    reasons: Reasons = {}
+
+    def visit(places: pl.Series) -> None:
+        """Halve until the bad lines stand alone, so that the good ones go the fast way."""
+        some = texts.gather(places)
+        frame = _parse(some, schema)
         if frame is not None:
-            pieces.append((frame, start, count))
-        elif count > _FEW:
-            visit(start, count // 2)
-            visit(start + count // 2, count - count // 2)
+            frames.append(frame)
+        elif len(places) > _FEW:
+            visit(places[: len(places) // 2])
+            visit(places[len(places) // 2 :])
         else:
-            for at in range(count):
-                row = _slow(texts[at], wanted, single)
-                if isinstance(row, str):
-                    values = {"line": lines.number[start + at], "reason": row}
-                    values["text"] = texts[at][:500]
-                    rejects.append(pl.DataFrame([values], schema=REJECT))
+            for at, text in zip(places, some, strict=True):
+                one = _parse(pl.Series([text]), schema)
+                if one is None:
+                    reasons[at] = _malformed(text)
                 else:
-                    pieces.append((row, start + at, 1))
+                    frames.append(one)
 
-    if len(lines.text):
-        visit(0, len(lines.text))
-    if not pieces:
-        empty = Lines(lines.text.clear(), lines.number.clear(), lines.rejects)
-        return pl.DataFrame(), empty, pl.concat([pl.DataFrame(schema=REJECT), *rejects])
-    frame = _stack([piece for piece, _, _ in pieces], [count for _, _, count in pieces])
-    kept = pl.concat([pl.int_range(s, s + n, eager=True) for _, s, n in pieces])
-    source = Lines(lines.text.gather(kept), lines.number.gather(kept), lines.rejects)
-    return frame, source, pl.concat([pl.DataFrame(schema=REJECT), *rejects])
+    places = _others(len(texts), without)
+    if len(places):
+        visit(places)
+    return pl.concat(frames), reasons
 
 
-def _fast(texts: pl.Series, wanted: list[str]) -> pl.DataFrame | None:
-    """Parse with polars; None where that fails or changes the number of rows."""
+def _parse(texts: pl.Series, schema: Any) -> pl.DataFrame | None:
+    """Read some lines; None where that fails or changes the number of rows."""
     data = texts.str.join("\n").item().encode()
     try:
-        frame = pl.read_ndjson(data, infer_schema_length=None)
+        frame = pl.read_ndjson(data, schema=schema)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return None
-    if len(frame) != len(texts):
-        return None
-    frame = frame.select([name for name in wanted if name in frame.columns])
-    inner = [kind.inner if isinstance(kind, pl.List) else kind for kind in frame.dtypes]
-    if any(kind.is_nested() for kind in inner):
-        return None
-    # One fraction makes floats of all integers beside it, which changes ids (12 to 12.0, and those
-    # beyond 2**53 to others): such columns are read again as texts.
-    mixed = {
-        name: pl.List(pl.String) if isinstance(kind, pl.List) else pl.String()
-        for name, kind in frame.schema.items()
-        if _holds_integers(frame[name])
-    }
-    if mixed:
-        frame = frame.with_columns(pl.read_ndjson(data, schema=mixed))
-    # Among texts, polars makes texts of lists and objects as well: what looks like one is parsed
-    # again, slowly.
-    for name, kind in frame.schema.items():
-        if kind == pl.String and frame[name].str.contains(r"^\s*[\[{]").any():
-            return None
-    return frame
+    return frame if len(frame) == len(texts) else None
 
 
-def _holds_integers(column: pl.Series) -> bool:
-    """Whether a column of floats, or of lists of them, holds any integer."""
-    values = column.explode() if isinstance(column.dtype, pl.List) else column
-    return values.dtype.is_float() and bool((values == values.floor()).any())
-
-
-def _slow(text: str, wanted: list[str], single: Collection[str]) -> pl.DataFrame | str:
-    """Parse one line; a text says why it cannot be used."""
+def _malformed(text: str) -> str:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
-        return "malformed line: not valid JSON"
-    if not isinstance(row, dict):
-        return "malformed line: expected a JSON object"
-    values: dict[str, Any] = {}
-    for name in wanted:
-        value = row.get(name)
-        if isinstance(value, dict) or (
-            isinstance(value, list) and any(isinstance(x, dict | list) for x in value)
-        ):
-            return f"{name}: expected a value, received nested JSON"
-        if isinstance(value, list) and name in single:
-            return f"{name}: expected one value, received a list"
-        if name in row:
-            values[name] = [_plain(value)]
-    frame = pl.DataFrame(values) if values else pl.DataFrame({"__none": [None]})
-    return frame
+        row = {}
+    expected = "not valid JSON" if isinstance(row, dict) else "expected a JSON object"
+    return f"malformed line: {expected}"
 
 
-def _plain(value: Any) -> Any:
-    """Text for scalars, so that rows of any types stack."""
-    if isinstance(value, list):
-        return "|".join(str(_plain(x)) for x in value if x is not None)
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # to JSON, 12.0 is 12
-    return None if value is None else str(value)
+def _structured(
+    frame: pl.DataFrame, texts: pl.Series, single: Collection[str]
+) -> tuple[list[pl.Series], Reasons]:
+    """Tell lists and objects from texts that look like them.
+
+    Args:
+        frame: the wanted columns as texts, (b, ...).
+        texts: the records, (b,).
+        single: the names that hold no lists.
+
+    Returns:
+        The columns, with lists for lists; and what is wrong with which rows.
+    """
+    columns: list[pl.Series] = []
+    reasons: Reasons = {}
+    for column in frame:
+        places = (column.str.starts_with("[") | column.str.starts_with("{")).arg_true()
+        if not len(places):
+            columns.append(column)
+            continue
+        lists, wrong = _lists(column.name, places, texts.gather(places), column.name in single)
+        for at, reason in wrong.items():
+            reasons.setdefault(at, reason)
+        columns.append(_with_lists(column, places, lists))
+    return columns, reasons
 
 
-def _stack(frames: list[pl.DataFrame], counts: list[int]) -> pl.DataFrame:
-    """Concatenate; a column whose types differ between the frames becomes text."""
-    names = list(dict.fromkeys(name for frame in frames for name in frame.columns))
-    kinds: dict[str, set[Any]] = {name: set() for name in names}
-    for frame in frames:
-        for name, kind in frame.schema.items():
-            if kind != pl.Null:
-                kinds[name].add(kind)
-    columns = {}
-    for name in names:
-        kind = next(iter(kinds[name])) if len(kinds[name]) == 1 else pl.String
-        parts = [
-            as_text(frame[name])
-            if kind == pl.String and name in frame.columns
-            else frame[name].cast(kind)
-            if name in frame.columns
-            else pl.Series(name, [None] * count, dtype=kind)
-            for frame, count in zip(frames, counts, strict=True)
-        ]
-        columns[name] = pl.concat(parts)
-    return pl.DataFrame(columns).select([name for name in names if name != "__none"])
+def _lists(
+    name: str, places: pl.Series, texts: pl.Series, single: bool
+) -> tuple[pl.Series, Reasons]:
+    """The lists in those rows, null where there is a text; and what is wrong with which rows."""
+    reasons: Reasons = {}
+    frame = None if single else _parse(texts, {name: _LIST})
+    if frame is not None:
+        inner = frame[name].explode()
+        if not (inner.str.starts_with("[") | inner.str.starts_with("{")).any():
+            return frame[name], reasons
+    is_list = []
+    for at, text in zip(places, texts, strict=True):
+        value = json.loads(text, object_pairs_hook=_first_of_each)[name]
+        parts = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) or any(isinstance(part, list | dict) for part in parts):
+            reasons[at] = f"{name}: expected a value, received nested JSON"
+        elif isinstance(value, list) and single:
+            reasons[at] = f"{name}: expected one value, received a list"
+        is_list.append(isinstance(value, list) and at not in reasons)
+    flags = pl.Series(is_list, dtype=pl.Boolean)
+    lists = pl.Series(name, [None] * len(texts), dtype=_LIST)
+    if flags.any():
+        found = pl.read_ndjson(
+            texts.filter(flags).str.join("\n").item().encode(), schema={name: _LIST}
+        )
+        lists = _scatter(lists, flags.arg_true(), found[name])
+    return lists, reasons
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key written twice, polars reads the first value."""
+    return dict(reversed(pairs))
+
+
+def _with_lists(column: pl.Series, places: pl.Series, lists: pl.Series) -> pl.Series:
+    """A column in which the texts of lists are lists, or texts where it holds others as well."""
+    found = lists.is_not_null()
+    if not found.any():
+        return column
+    places, lists = places.filter(found), lists.filter(found)
+    if len(lists) < column.count():
+        return _scatter(column, places, as_text(lists))
+    if len(lists) == len(column):
+        return lists
+    return _scatter(pl.Series(column.name, [None] * len(column), dtype=_LIST), places, lists)
+
+
+def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Series:
+    """The column with other values in some places."""
+    given = pl.DataFrame({"at": places.cast(pl.UInt32), "given": values, "is": True})
+    rows = column.alias("own").to_frame().with_row_index("at")
+    joined = rows.join(given, on="at", how="left", maintain_order="left")
+    chosen = pl.when(pl.col("is")).then("given").otherwise("own")
+    return joined.select(chosen.alias(column.name)).to_series()
 
 
 def as_text(column: pl.Series) -> pl.Series:

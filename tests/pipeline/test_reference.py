@@ -11,7 +11,6 @@ import pytest
 from multigate.pipeline.buckets import gather, spill
 from multigate.pipeline.computed import of_user, user_events
 from multigate.pipeline.examples import make_examples
-from multigate.pipeline.hashing import hash_column
 from multigate.pipeline.inputs import wanted_columns
 from multigate.pipeline.normalise import normalise
 from multigate.pipeline.sources import expand, read
@@ -35,12 +34,15 @@ def random_log(seed: int, rows: int = 400) -> list[str]:
     return lines + rng.choices(lines, k=20)  # and some duplicates
 
 
-def slow_examples(lines: list[str]) -> tuple[list[dict], dict[str, int]]:
-    """The semantics of conftest's event log, one event at a time."""
+def slow_examples(lines: list[str], ties: dict[str, int]) -> tuple[list[dict], dict[str, int]]:
+    """The semantics of conftest's event log, one event at a time.
+
+    `ties` orders the rows of one instant, about which the documentation says nothing.
+    """
     events = []
     for line in dict.fromkeys(lines):  # the same full row counts once
         row = next(csv.DictReader(io.StringIO(f"{HEADER}\n{line}")))
-        row["time"], row["tie"] = int(row["time"]), int(hash_column(pl.Series([line]))[0])
+        row["time"], row["tie"] = int(row["time"]), ties[line]
         events.append(row)
     events.sort(key=lambda e: (e["time"], e["tie"]))
     shown = [e for e in events if e["event"] == "VIEW"]
@@ -110,14 +112,16 @@ def bucket_of(lines, config, folder):
     (folder / "log.csv").write_text("\n".join([HEADER, *lines]))
     (shard,) = expand(folder, config.pipeline.log.files)
     spilled = []
+    ties: dict[str, int] = {}
     for at, chunk in enumerate(read(shard, config.pipeline.log.format, wanted_columns(config))):
         events, rejects = normalise(chunk, config, shard.name)
         assert len(rejects) == 0
+        ties |= zip(chunk.text, events["fingerprint"], strict=True)
         spilled += spill(events, 1, folder, str(at))
     made = make_examples(gather([piece for _, piece in spilled]), config, {})
     queries = made.impressions.select(user="user_id", time="meta/time")
     computed = of_user(user_events(made.events, config), queries, config)
-    return replace(made, impressions=made.impressions.with_columns(**computed))
+    return replace(made, impressions=made.impressions.with_columns(**computed)), ties
 
 
 def as_rows(examples):
@@ -131,8 +135,8 @@ def as_rows(examples):
 @pytest.mark.parametrize("seed", range(6))
 def test_plain_loops_agree(seed, event_config, tmp_path):
     lines = random_log(seed)
-    made = bucket_of(lines, event_config(), tmp_path / "log")
-    expected, counts = slow_examples(lines)
+    made, ties = bucket_of(lines, event_config(), tmp_path / "log")
+    expected, counts = slow_examples(lines, ties)
     columns = as_rows(made.impressions)[0].keys()
     assert {"recent", "liked"} <= columns
     ordered = [{name: row[name] for name in columns} for row in expected]
@@ -150,7 +154,7 @@ def test_later_events_change_no_earlier_example(seed, event_config, tmp_path):
     assert 0 < len(known) < len(lines)
     config = event_config()
     less, more = (
-        bucket_of(some, config, tmp_path / name)
+        bucket_of(some, config, tmp_path / name)[0]
         for name, some in (("less", known), ("more", lines))
     )
     features = ["meta/impression", "user_id", "item_id", "device", "recent", "liked", "meta/time"]

@@ -334,3 +334,69 @@ def test_json_among_texts_is_no_text(value, tmp_path):
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
     assert chunk.frame["user"].to_list() == ["a", "[x"]
     assert rejected([chunk]) == [(2, "user: expected a value, received nested JSON")]
+
+
+JSON = JsonLinesFormat(type="jsonl")
+
+
+@pytest.mark.parametrize("rest", ["", "no JSON\n"])
+def test_half_a_character_in_json_is_a_reject(rest, tmp_path):
+    whole = [r"\ud83d\ude00", r"\\ud83d", r"\\\ud83d\ude00"]
+    half = [r"\ud800", r"\ud83dx", r"\udc00", r"\ud83d\ud83d\ude00", r"\\\ud800", r"\ud83d\u0041"]
+    lines = "".join(f'{{"time": 1, "user": "x{text}"}}\n' for text in [*whole, *half])
+    (tmp_path / "log.jsonl").write_text(rest + lines)
+    (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
+    assert chunk.frame["user"].to_list() == ["x\U0001f600", r"x\ud83d", "x\\\U0001f600"]
+    first = 4 + bool(rest)
+    reason = "not UTF-8 text: half of a surrogate pair"
+    assert rejected([chunk])[bool(rest) :] == [(first + at, reason) for at in range(len(half))]
+
+
+@pytest.mark.parametrize("rest", ["", "no JSON\n"])
+@pytest.mark.parametrize("value", ['"a"', "[1]", '"[a"', '["[a"]', "1.5", "null"])
+def test_of_a_key_written_twice_the_first_value_counts(rest, value, tmp_path):
+    (tmp_path / "log.jsonl").write_text(
+        f'{rest}{{"note": {value}, "note": ["b"], "time": 1, "time": "never"}}\n'
+    )
+    (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
+    (tmp_path / "once.jsonl").write_text(f'{{"note": {value}, "time": 1}}\n')
+    (once,) = chunks(tmp_path, "once.jsonl", JSON)
+    assert chunk.frame.equals(once.frame)
+
+
+def test_texts_that_look_like_lists_are_told_from_lists(tmp_path):
+    values = ["[x", '["a"]', ["a"], ["[b", "c"], None, [], "{}", "plain"]
+    lines = [json.dumps({"time": at, "note": value}) for at, value in enumerate(values)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
+    assert chunk.frame["note"].to_list() == ["[x", '["a"]', "a", "[b|c", None, "", "{}", "plain"]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines[2:6]))
+    (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
+    assert chunk.frame["note"].to_list() == [["a"], ["[b", "c"], None, []]
+
+
+def test_one_odd_line_changes_how_no_other_is_read(tmp_path):
+    """As texts, a large float and a list of numbers are the same beside any neighbours."""
+    lines = ['{"time": 1e22, "user": 1e-7, "note": [1.0, 2.5, true, null]}']
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (alone,) = chunks(tmp_path, "log.jsonl", JSON)
+    (tmp_path / "log.jsonl").write_text(
+        "\n".join([*lines, '{"user": "x", "note": "y"}', "no JSON"])
+    )
+    (among,) = chunks(tmp_path, "log.jsonl", JSON)
+    assert alone.frame.select(pl.all().map_batches(as_text)).row(0) == among.frame.row(0)
+    assert among.frame["note"][0] == "1|2.5|true"
+
+
+def test_texts_that_begin_like_a_list_take_the_fast_way(tmp_path, monkeypatch):
+    """One text in a hundred begins with a bracket: those lines alone are parsed twice."""
+    lines = [json.dumps({"time": at, "note": "[x" if at % 100 == 0 else "x"}) for at in range(5000)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr(
+        json, "loads", lambda text, **rest: parsed.append(text) or loads(text, **rest)
+    )
+    (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
+    assert len(chunk.frame) == 5000
+    assert len(parsed) == 50 + 1  # and the first line, for its names
