@@ -1,6 +1,8 @@
 """Parses records of delimited text into columns, all text."""
 
 import csv
+import re
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -9,12 +11,20 @@ import pyarrow.csv
 from multigate.configs.sections.log import CsvFormat
 from multigate.pipeline.lines import REJECT, Lines
 
+_MARK = 0xFDD0  # characters that Unicode sets aside for use inside a program
+
 
 def parse_header(line: str, form: CsvFormat) -> list[str]:
     """Column names in a file's first line."""
-    if form.quoted:
-        return next(csv.reader([line], delimiter=form.delimiter))
+    if form.quoted or form.escape is not None:
+        return next(csv.reader([line], **_dialect(form)))
     return line.split(form.delimiter)
+
+
+def _dialect(form: CsvFormat) -> dict[str, Any]:
+    """How Python's own parser reads the format."""
+    quoting = csv.QUOTE_MINIMAL if form.quoted else csv.QUOTE_NONE
+    return {"delimiter": form.delimiter, "escapechar": form.escape, "quoting": quoting}
 
 
 def parse_delimited(
@@ -25,15 +35,18 @@ def parse_delimited(
     Args:
         lines: records, (B,).
         header: the file's column names.
-        form: delimiter and quoting.
+        form: delimiter, quoting and escapes.
 
     Returns:
         The columns as text, (b, len(header)); the records they come from, (b,); and rejects
         (line, reason, text) for the others.
     """
     if form.quoted:
-        lines = _unmerge(lines, len(header), form.delimiter)
-        fields, reasons = _quoted(lines.text, header, form.delimiter)
+        lines = _unmerge(lines, len(header), form)
+    if form.escape is not None:
+        fields, reasons = _escaped(lines.text, len(header), form)
+    elif form.quoted:
+        fields, reasons = _quoted(lines.text, len(header), form)
     else:
         fields, reasons = _unquoted(lines.text, header, form.delimiter)
     frame = fields.with_row_index("__at", 0).with_columns(__reason=reasons)
@@ -77,7 +90,7 @@ def _unquoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.Da
     return fields, reasons
 
 
-def _unmerge(lines: Lines, n: int, delimiter: str) -> Lines:
+def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
     """Take records of several lines apart where they are no record: a stray quote merged them."""
     several = lines.text.str.contains("\n", literal=True)
     if not several.any():
@@ -86,7 +99,9 @@ def _unmerge(lines: Lines, n: int, delimiter: str) -> Lines:
     numbers: list[int] = []
     for record, number, merged in zip(lines.text, lines.number, several, strict=True):
         pieces = [record]
-        if merged and len(_read_record(record, delimiter) or []) != n:
+        # Python's parser takes an escaped line break outside quotes for a record's end.
+        joined = record.replace(f"{form.escape}\n", " ")
+        if merged and len(_read_record(joined, form) or []) != n:
             pieces = record.split("\n")
         for at, piece in enumerate(pieces):
             if piece.strip():
@@ -96,21 +111,45 @@ def _unmerge(lines: Lines, n: int, delimiter: str) -> Lines:
     return Lines(text, pl.Series("line", numbers, dtype=pl.Int64), lines.rejects)
 
 
-def _read_record(record: str, delimiter: str) -> list[str] | None:
+def _read_record(record: str, form: CsvFormat) -> list[str] | None:
     """Fields of one record; None where it is not exactly one."""
     try:
-        parsed = list(csv.reader([record], delimiter=delimiter, strict=True))
+        parsed = list(csv.reader([record], strict=True, **_dialect(form)))
     except csv.Error:
         return None
     return parsed[0] if len(parsed) == 1 else None
 
 
-def _quoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
-    fast = _arrow_csv(text, len(header), delimiter)
-    return fast if fast is not None else _python_csv(text, len(header), delimiter)
+def _quoted(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+    fast = _arrow_csv(text, n, form)
+    return fast if fast is not None else _python_csv(text, n, form)
 
 
-def _arrow_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, pl.Series] | None:
+def _escaped(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+    """Parse fields with escapes.
+
+    A mark stands in for what the parsers would misread until the fields are apart: for a null value
+    that is an escape itself, such as MySQL's, and for an escaped line break.
+    """
+    nulls, escape = escaped_nulls(form), re.escape(form.escape or "")
+    marks = {text: chr(_MARK + at) for at, text in enumerate([*nulls, f"{form.escape}\n"])}
+    for given, mark in marks.items():
+        unescaped = f"(^|[^{escape}])((?:{escape}{escape})*){re.escape(given)}"
+        text = text.str.replace_all(unescaped, "${1}${2}" + mark)
+    fields, reasons = _quoted(text, n, form)
+    for given, mark in marks.items():
+        if given in nulls:
+            fields = fields.with_columns(pl.all().replace({mark: None}))
+        fields = fields.with_columns(pl.all().str.replace_all(mark, given[1], literal=True))
+    return fields, reasons
+
+
+def escaped_nulls(form: CsvFormat) -> list[str]:
+    """The null values that are escapes."""
+    return [null for null in form.null_values if len(null) == 2 and null[0] == form.escape]
+
+
+def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series] | None:
     """Parse with Arrow; None where its rows and our records do not match one to one."""
     if len(text) == 0 or text.str.contains("\n", literal=True).any():
         return None
@@ -129,7 +168,11 @@ def _arrow_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, p
                 column_names=names, use_threads=False, block_size=len(data) + 1
             ),
             parse_options=pa.csv.ParseOptions(
-                delimiter=delimiter, invalid_row_handler=skip, ignore_empty_lines=False
+                delimiter=form.delimiter,
+                quote_char='"' if form.quoted else False,
+                escape_char=form.escape or False,
+                invalid_row_handler=skip,
+                ignore_empty_lines=False,
             ),
             convert_options=pa.csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.large_string()),
@@ -155,12 +198,12 @@ def _arrow_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, p
     return placed.drop("at"), found
 
 
-def _python_csv(text: pl.Series, n: int, delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
+def _python_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
     """Parse record by record: slow, and exact where line breaks or stray quotes confuse."""
     rows: list[list[str | None]] = []
     reasons: list[str | None] = []
     for record in text.to_list():
-        fields = _read_record(record, delimiter)
+        fields = _read_record(record, form)
         if fields is not None and len(fields) == n:
             rows.append([field or None for field in fields])
             reasons.append(None)

@@ -42,7 +42,11 @@ def reject(line: int, reason: str, text: str = "") -> pl.DataFrame:
 
 
 def read_lines(
-    stream: Stream, encoding: str, quoted: bool = False, block: int = _BLOCK
+    stream: Stream,
+    encoding: str,
+    quoted: bool = False,
+    escape: str | None = None,
+    block: int = _BLOCK,
 ) -> Iterator[Lines]:
     """Read a stream as records.
 
@@ -50,6 +54,7 @@ def read_lines(
         stream: bytes of text.
         encoding: `utf-8` or `latin-1`; a byte order mark at the beginning is skipped.
         quoted: whether double quotes protect line breaks.
+        escape: a character that protects the quote or line break behind it.
         block: how many bytes are read before a block is cut.
 
     Yields:
@@ -81,7 +86,7 @@ def read_lines(
                 yield Lines(_texts([]), _numbers(np.zeros(0)), endless)
                 held, skipping = [b""], True
             continue
-        ends = _record_ends(data[:cut], quoted, last=not piece)
+        ends = _record_ends(data[:cut], quoted, escape, last=not piece)
         cut = int(ends[-1]) if len(ends) else 0
         whole = data[:cut]
         if damage is not None and cut and not whole.endswith(b"\n"):
@@ -96,9 +101,11 @@ def read_lines(
             return
 
 
-def _record_ends(data: bytes, quoted: bool, last: bool) -> NDArray[np.int64]:
+def _record_ends(data: bytes, quoted: bool, escape: str | None, last: bool) -> NDArray[np.int64]:
     """Positions just after each record's final line break; at the end, of the last byte."""
     raw = np.frombuffer(data, np.uint8)
+    if escape is not None and escape.encode() in data:
+        raw = _without_escaped(raw, ord(escape))
     ends = np.flatnonzero(raw == ord("\n")) + 1
     if last and (len(ends) == 0 or ends[-1] < len(raw)):
         ends = np.append(ends, len(raw))
@@ -124,6 +131,17 @@ def _record_ends(data: bytes, quoted: bool, last: bool) -> NDArray[np.int64]:
     if last and not closed[-1]:  # never closed: what is left counts line by line
         records = np.concatenate([records, ends[ends > (records[-1] if len(records) else 0)]])
     return records
+
+
+def _without_escaped(raw: NDArray[np.uint8], escape: int) -> NDArray[np.uint8]:
+    """The bytes, with zeros for those behind an escape: behind a run of them of odd length."""
+    at = np.flatnonzero(raw == escape)
+    first = np.diff(at, prepend=-2) > 1
+    lengths = np.diff(np.append(np.flatnonzero(first), len(at)))
+    behind = (at[first] + lengths)[lengths % 2 == 1]
+    plain = raw.copy()
+    plain[behind[behind < len(raw)]] = 0
+    return plain
 
 
 def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Lines:

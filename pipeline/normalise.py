@@ -188,7 +188,7 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
         given, expected = raw, "a timestamp"
     elif unit == "iso":
         given = _blank_to_null(as_text(raw))
-        text = given.str.replace(" ", "T", literal=True)
+        text = _iso_zone(given).str.replace(" ", "T", literal=True)
         day = text.str.len_chars() == 10
         text = _first(_where(text + "T00:00:00", day), text)
         if text.str.slice(16, 1).ne(":").any():  # hours and minutes
@@ -223,6 +223,14 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
     outside = (times < _EARLIEST) | (times >= _LATEST)
     reasons = _first(bad, _reasons(outside, "outside the years 1970 to 2100"))
     return Parsed(_without(times, outside).cast(kind), reasons)
+
+
+def _iso_zone(text: pl.Series) -> pl.Series:
+    """Zones as BigQuery (` UTC`) and PostgreSQL (`+00`) write them, in the words of ISO 8601."""
+    if text.str.ends_with("UTC").any():
+        text = text.str.replace(r"\s*UTC$", "Z")
+    hours = r"(\d:\d\d(?:\.\d+)?)([+-]\d\d)$"
+    return text.str.replace(hours, "${1}${2}:00") if text.str.contains(hours).any() else text
 
 
 def _local(times: pl.Series, zone: str) -> pl.Series:

@@ -20,7 +20,16 @@ def to_frame(batch: pa.RecordBatch) -> pl.DataFrame:
         column if column.type == kind else column.cast(kind)
         for column, (_, kind) in zip(batch.columns, kinds, strict=True)
     ]
-    return pl.DataFrame(pa.table(columns, schema=pa.schema(kinds)))
+    frame = pl.DataFrame(pa.table(columns, schema=pa.schema(kinds)))
+    uuids = [field.name for field in batch.schema if isinstance(field.type, pa.UuidType)]
+    return frame.with_columns(_as_uuid(name) for name in uuids)
+
+
+def _as_uuid(name: str) -> pl.Expr:
+    """The 16 bytes of a UUID as its text, 8-4-4-4-12 digits."""
+    digits = pl.col(name).cast(pl.Binary).bin.encode("hex")
+    groups = [digits.str.slice(at, n) for at, n in ((0, 8), (8, 4), (12, 4), (16, 4), (20, 12))]
+    return pl.concat_str(groups, separator="-").alias(name)
 
 
 def _known(kind: pa.DataType) -> pa.DataType:

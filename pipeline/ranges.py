@@ -1,7 +1,8 @@
 """Divides large files among workers: plain lines by ranges of bytes, Parquet by row groups.
 
-A range of bytes holds the lines that begin in it. Compressed files and quoted CSV stay whole: a
-compressed stream cannot be entered in its middle, and a line break may belong to a quoted field.
+A range of bytes holds the lines that begin in it. Compressed files and CSV with quotes or escapes
+stay whole: a compressed stream cannot be entered in its middle, and a line break may belong to a
+field.
 """
 
 import itertools
@@ -40,7 +41,9 @@ def divide(
 
 
 def _plain_lines(form: Format) -> bool:
-    return isinstance(form, JsonLinesFormat) or (isinstance(form, CsvFormat) and not form.quoted)
+    if isinstance(form, CsvFormat):
+        return not form.quoted and form.escape is None
+    return isinstance(form, JsonLinesFormat)
 
 
 def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:

@@ -7,7 +7,7 @@ row at all (a malformed line, a damaged file) is a reject already.
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -25,7 +25,7 @@ from multigate.pipeline.compressed import (
     members,
     open_stream,
 )
-from multigate.pipeline.delimited import parse_delimited, parse_header
+from multigate.pipeline.delimited import escaped_nulls, parse_delimited, parse_header
 from multigate.pipeline.json_lines import parse_json
 from multigate.pipeline.lines import REJECT, Lines, read_lines, reject
 from multigate.pipeline.places import Place
@@ -130,17 +130,33 @@ def read(
         Chunks in the order of the file. A file without rows yields none, or one without rows
         that gives the column names.
     """
+    nulls = set(form.null_values)
+    if isinstance(form, CsvFormat):
+        nulls -= set(escaped_nulls(form))  # told apart already
     try:
-        if isinstance(form, CsvFormat):
-            with _open(shard) as stream:
-                yield from _read_csv(stream, form, wanted, _header(shard, form))
-        elif isinstance(form, JsonLinesFormat):
-            with _open(shard) as stream:
-                yield from _read_json(stream, wanted, single)
-        else:
-            yield from _read_parquet(shard, wanted)
+        for chunk in _read(shard, form, wanted, single):
+            yield _with_nulls(chunk, nulls) if nulls else chunk
     except DamagedError as error:
         yield _nothing(reject(1, str(error)))
+
+
+def _read(
+    shard: Shard, form: Format, wanted: list[str], single: Collection[str]
+) -> Iterator[Chunk]:
+    if isinstance(form, CsvFormat):
+        with _open(shard) as stream:
+            yield from _read_csv(stream, form, wanted, _header(shard, form))
+    elif isinstance(form, JsonLinesFormat):
+        with _open(shard) as stream:
+            yield from _read_json(stream, wanted, single)
+    else:
+        yield from _read_parquet(shard, wanted)
+
+
+def _with_nulls(chunk: Chunk, texts: set[str]) -> Chunk:
+    """A chunk in which these texts are missing values."""
+    nulls = dict.fromkeys(sorted(texts))
+    return replace(chunk, frame=chunk.frame.with_columns(pl.col(pl.String).replace(nulls)))
 
 
 def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
@@ -168,13 +184,15 @@ def _header(shard: Shard, form: CsvFormat) -> list[str] | None:
         return None
     with shard.path.open("rb") as raw:
         line = raw.readline(_LONGEST_HEADER).removeprefix(b"\xef\xbb\xbf")
+        while line and not line.strip():  # blank lines come before no header but the first one
+            line = raw.readline(_LONGEST_HEADER)
     return parse_header(line.decode(form.encoding, "replace").rstrip("\r\n"), form)
 
 
 def _read_csv(
     stream: Stream, form: CsvFormat, wanted: list[str], header: list[str] | None
 ) -> Iterator[Chunk]:
-    for block in read_lines(stream, form.encoding, form.quoted):
+    for block in read_lines(stream, form.encoding, form.quoted, form.escape):
         lines = block
         if header is None:
             unread = lines.rejects["line"].min()

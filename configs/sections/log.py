@@ -9,7 +9,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from multigate.configs.sections.base import Frozen, contradiction
 
 
-class CsvFormat(Frozen):
+class _Format(Frozen):
+    null_values: tuple[str, ...] = ()
+    """Texts that mean a missing value, such as `NULL` and `\\N`. The empty text always does. The
+    manifest's `advice` names such texts where they look like a user or an item."""
+
+
+class CsvFormat(_Format):
     """Delimited text, possibly compressed (gzip, bzip2, xz, zstd) or inside a zip."""
 
     type: Literal["csv"] = "csv"
@@ -18,7 +24,10 @@ class CsvFormat(Frozen):
     header: tuple[str, ...] | None = None
     """Column names, where the file's first line does not give them."""
     quoted: bool = True
-    """Whether double quotes protect delimiters."""
+    """Whether double quotes protect delimiters and line breaks."""
+    escape: str | None = Field(None, pattern=r"^[!-~]$")
+    """A character that takes the meaning from the one behind it, as in exports of MySQL and
+    ClickHouse: with `\\`, `a\\,b` is one field, `a,b`, and `"5\\" disk"` is `5" disk`."""
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
 
     @model_validator(mode="after")
@@ -28,16 +37,24 @@ class CsvFormat(Frozen):
                 "quotes are read with delimiters of one character only; set quoted: false; "
                 f"received delimiter {self.delimiter!r}"
             )
+        if self.escape is not None and (
+            len(self.delimiter) > 1 or self.escape in ('"', self.delimiter)
+        ):
+            raise contradiction(
+                "escape: expected a character other than the quote and the delimiter, and a "
+                f"delimiter of one character; received escape {self.escape!r} and delimiter "
+                f"{self.delimiter!r}"
+            )
         return self
 
 
-class JsonLinesFormat(Frozen):
+class JsonLinesFormat(_Format):
     """One JSON object a line, possibly compressed."""
 
     type: Literal["jsonl"]
 
 
-class ParquetFormat(Frozen):
+class ParquetFormat(_Format):
     """Parquet files."""
 
     type: Literal["parquet"]

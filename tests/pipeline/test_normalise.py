@@ -69,6 +69,20 @@ def test_iso_times():
     )
 
 
+def test_times_as_databases_print_them():
+    raw = text(
+        "2016-12-01 02:00:00+02",  # PostgreSQL
+        "2016-12-01 00:00:00.25-00",
+        "2016-12-01 00:00:00 UTC",  # BigQuery
+        "2016-12-01 00:00:00.25 UTC",
+        "2016-11-30 20:30-03:30",
+        "2016-12-01 00:00 CET",
+    )
+    day, quarter = at(2016, 12, 1), at(2016, 12, 1, 0, 0, 0, 250_000)
+    wrong = [None] * 5 + ["expected ISO 8601 text"]
+    check(parse_time(raw, "iso", None), [day, quarter, day, quarter, day, None], wrong)
+
+
 def test_clocks_that_are_put_forward_and_back():
     # Berlin, 2026: from 2 to 3 on 29 March, from 3 back to 2 on 25 October.
     berlin = text("2026-03-29 01:59", "2026-03-29 02:30", "2026-10-25 02:30", "2026-10-25 03:00")

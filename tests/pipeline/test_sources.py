@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 import lzma
+import uuid
 import zipfile
 
 import polars as pl
@@ -15,6 +16,7 @@ from multigate.configs import DataError
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
 from multigate.pipeline.json_lines import as_text
 from multigate.pipeline.lines import read_lines
+from multigate.pipeline.ranges import divide
 from multigate.pipeline.sources import expand, read
 
 ROWS = [("1", "ann", "x y"), ("2", "bob", None), ("3", "ö", 'say "hi", all')]
@@ -400,3 +402,85 @@ def test_texts_that_begin_like_a_list_take_the_fast_way(tmp_path, monkeypatch):
     (chunk,) = chunks(tmp_path, "log.jsonl", JSON)
     assert len(chunk.frame) == 5000
     assert len(parsed) == 50 + 1  # and the first line, for its names
+
+
+ESCAPED = (
+    "time,user,note\n"
+    '1,a,"5\\" disk, ""new"""\n'  # line 2
+    "2,b\\,c,\\N\n"
+    "3,\\\\N,x\\Ny\n"
+    "4,d,two\\\nlines\n"  # lines 5 and 6
+    '5,e,"\\\\"\n'
+    "6,NULL,\n"
+    "7,f\n"  # line 9
+)
+
+
+@pytest.mark.parametrize("block", [7, 20, 1 << 20])
+def test_escapes(block, tmp_path, monkeypatch):
+    monkeypatch.setattr(read_lines, "__defaults__", (False, None, block))
+    (tmp_path / "log.csv").write_text(ESCAPED)
+    form = CsvFormat(escape="\\", null_values=("NULL", "\\N"))
+    found = chunks(tmp_path, "log.csv", form)
+    assert rows(found) == [
+        ("1", "a", '5" disk, "new"'),
+        ("2", "b,c", None),
+        ("3", "\\N", "xNy"),
+        ("4", "d", "two\nlines"),
+        ("5", "e", "\\"),
+        ("6", None, None),
+    ]
+    assert [line for chunk in found for line in chunk.line] == [2, 3, 4, 5, 7, 8]
+    assert rejected(found) == [(9, "malformed line: expected 3 fields, received 2")]
+
+
+def test_escapes_without_quotes(tmp_path):
+    (tmp_path / "log.tsv").write_text('time\tuser\tnote\n1\ta\\\tb\t"x\n2\tc\t\\N\n3\td\n')
+    form = CsvFormat(delimiter="\t", escape="\\", quoted=False, null_values=("\\N",))
+    found = chunks(tmp_path, "log.tsv", form)
+    assert rows(found) == [("1", "a\tb", '"x'), ("2", "c", None)]
+    assert rejected(found) == [(4, "malformed line: expected 3 fields, received 2")]
+
+
+@pytest.mark.parametrize(("escape", "delimiter"), [(",", ","), ('"', ","), ("\\", "::")])
+def test_an_escape_is_a_character_of_its_own(escape, delimiter):
+    with pytest.raises(ValueError, match="escape: expected a character other than the quote and"):
+        CsvFormat(escape=escape, delimiter=delimiter, quoted=False)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("quoted", [True, False])
+def test_null_values(form, quoted, tmp_path):
+    frame = pl.DataFrame(
+        {"time": ["1", "NULL", "3"], "user": ["\\N", "a", "null"], "note": ["x", None, "x NULL"]}
+    )
+    write = {"csv": frame.write_csv, "jsonl": frame.write_ndjson, "parquet": frame.write_parquet}
+    write[form](tmp_path / "log")
+    formats = {
+        "csv": CsvFormat(null_values=("NULL", "\\N"), quoted=quoted),
+        "jsonl": JsonLinesFormat(type="jsonl", null_values=("NULL", "\\N")),
+        "parquet": ParquetFormat(type="parquet", null_values=("NULL", "\\N")),
+    }
+    expected = [("1", None, "x"), (None, "a", None), ("3", "null", "x NULL")]
+    assert rows(chunks(tmp_path, "log", formats[form])) == expected
+
+
+def test_uuids_of_parquet_are_text(tmp_path):
+    ids = [uuid.UUID(int=0xABC), None, uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")]
+    raw = pa.array([None if i is None else i.bytes for i in ids], pa.uuid())
+    pq.write_table(pa.table({"time": [1, 2, 3], "user": raw}), tmp_path / "log.parquet")
+    (chunk,) = chunks(tmp_path, "*.parquet", ParquetFormat(type="parquet"))
+    assert chunk.frame["user"].to_list() == [i and str(i) for i in ids]
+
+
+@pytest.mark.parametrize("blank", ["\n", " \r\n\n", "\ufeff\n"])
+def test_blank_lines_before_the_header_of_a_large_file(blank, tmp_path):
+    form = CsvFormat(quoted=False)
+    lines = [f"{at},u{at},x" for at in range(100)]
+    text = blank + "\n".join(["time,user,note", *lines])
+    (tmp_path / "log.csv").write_bytes(text.encode())
+    (whole,) = expand(tmp_path, ("log.csv",))
+    parts = divide([whole], form, WANTED, 300)
+    assert len(parts) > 2
+    found = [chunk for shard in parts for chunk in read(shard, form, WANTED)]
+    assert rows(c for c in found if len(c.line)) == [(str(at), f"u{at}", "x") for at in range(100)]
