@@ -10,30 +10,50 @@ import io
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from multigate.pipeline.places import Place
+from multigate.pipeline.places import Place, size
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+MISSING_END = "what the file held after its end, which is missing"
 _FAILURES = (EOFError, OSError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
 
 
 class DamagedError(Exception):
-    """The rest of a file cannot be read; the message says why."""
+    """The rest of a file cannot be read; the message says why.
+
+    Args:
+        reason: the message.
+        lost: what is known to be lost, such as `300 of 1000 bytes`.
+        line: the line that follows what was read.
+        text: the beginning of that line, where it can be shown.
+    """
+
+    def __init__(
+        self, reason: str, lost: str = "the whole file", line: int = 1, text: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.lost, self.line, self.text = lost, line, text
 
 
 class Stream:
-    """A stream of decompressed bytes that says `DamagedError` whatever the library raised."""
+    """A stream of decompressed bytes that raises `DamagedError` whatever the library raised.
 
-    def __init__(self, raw: Any) -> None:
+    Args:
+        raw: the stream.
+        lost: says what was not read so far.
+    """
+
+    def __init__(self, raw: Any, lost: Callable[[], str]) -> None:
+        self._lost = lost
         # read1 returns what one step of decompression gave, so that no good byte before the
-        # damage is lost; Arrow's stream has it not, and is asked for little at a time.
+        # damage is lost. Arrow's stream has no read1: it gets small pieces.
         self._read = getattr(raw, "read1", raw.read)
         self._piece = 1 << 16 if hasattr(raw, "read1") else 1 << 12
 
@@ -47,7 +67,8 @@ class Stream:
             return bytes(self._read(self._piece))
         except _FAILURES as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise DamagedError(f"damaged file, the rest of it was not read: {reason}") from None
+            why = f"damaged file, the rest of it was not read: {reason}"
+            raise DamagedError(why, self._lost()) from None
 
 
 class ByteRange:
@@ -93,14 +114,23 @@ def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
     with ExitStack() as stack:
         try:
             raw: Any = stack.enter_context(path.open("rb"))
+            whole = size(path)
             if member is not None:
-                raw = stack.enter_context(zipfile.ZipFile(raw)).open(member)
+                archive = stack.enter_context(zipfile.ZipFile(raw))
+                whole, raw = archive.getinfo(member).file_size, archive.open(member)
             head = raw if hasattr(raw, "peek") else io.BufferedReader(raw)
             stream = stack.enter_context(_decompress(head, member or path.name))
         except (*_FAILURES, NotImplementedError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise DamagedError(f"damaged file, nothing of it was read: {reason}") from None
-        yield Stream(stream)
+        yield Stream(stream, lambda: not_read(raw.tell(), whole))
+
+
+def not_read(at: int, size: int) -> str:
+    """Say what is lost of a file whose reading stopped at a byte."""
+    if at < size:
+        return f"about {size - at} of {size} bytes"
+    return MISSING_END
 
 
 def members(path: Place) -> dict[str, int] | None:
@@ -135,8 +165,8 @@ def _decompress(head: Any, name: str) -> Any:
     start = head.peek(8)
     kind = _kind(start)
     claimed = _SUFFIXES.get(Path(name).suffix.lower())
-    if kind is None and claimed is not None and start:
-        raise OSError(f"its name says {claimed}, its first bytes do not")
+    if kind is None and claimed is not None:
+        raise OSError(f"its name says {claimed}, its first bytes do not" if start else "no bytes")
     if kind == "gzip":
         return gzip.GzipFile(fileobj=head)
     if kind == "bzip2":

@@ -100,7 +100,7 @@ def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
     for record, number, merged in zip(lines.text, lines.number, several, strict=True):
         pieces = [record]
         # Python's parser takes an escaped line break outside quotes for a record's end.
-        joined = record.replace(f"{form.escape}\n", " ")
+        joined = record if form.escape is None else record.replace(f"{form.escape}\n", " ")
         if merged and len(_read_record(joined, form) or []) != n:
             pieces = record.split("\n")
         for at, piece in enumerate(pieces):

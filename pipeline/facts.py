@@ -11,6 +11,27 @@ from multigate.pipeline.buckets import Piece
 
 
 @dataclass(frozen=True)
+class Day:
+    """The good rows of one day (UTC) of the log."""
+
+    rows: int
+    latest: datetime
+    """The last one's time."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged or cut-off file."""
+
+    file: str
+    reason: str
+    rows: int
+    """Rows that were read before it, rejects included."""
+    lost: str
+    """What is known to be lost, in words."""
+
+
+@dataclass(frozen=True)
 class ShardFacts:
     """What `reading.read_shard` reports of a file, or of one part of a large file."""
 
@@ -28,10 +49,13 @@ class ShardFacts:
     events: dict[str, int]
     """Good rows by event type; empty in impression logs."""
     unused: dict[str, int]
-    """Good rows that the run leaves out: `forgotten` (users to forget) and `outside` (other
-    days)."""
-    latest: datetime | None
-    """The latest time of a good row; None where no row has a time."""
+    """Good rows that the run leaves out: `forgotten` (users to forget), `outside` (other days) and
+    `after_cut_off`."""
+    days: dict[int, Day]
+    """The other good rows with a time, by days since 1970."""
+    null_like: dict[str, int]
+    """Rows whose user or item may stand for a missing value: `user 'NULL'` and how many."""
+    damage: Damage | None
     lines: int | None
     """Lines in a range of bytes; None where the shard is no such range."""
     spilled: tuple[tuple[int, Piece], ...] = ()
@@ -46,6 +70,8 @@ class Verdict:
     """What to tell the user; the later stages then do nothing."""
     cut_off: datetime | None
     """Of labels and snapshots; None where no row has a time."""
+    end: datetime | None
+    """The end of the log, where rows come after it: they are rejects. Otherwise None."""
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,8 @@ def run(
                 "end": window.end.isoformat(),
                 "files_skipped": skipped,
             }
+        for line in account["advice"]:
+            _log.warning("%s", line)
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)

@@ -19,6 +19,7 @@ from multigate.pipeline.buckets import (
 )
 from multigate.pipeline.examples import make_examples
 from multigate.pipeline.facts import Verdict
+from multigate.pipeline.log_end import before
 from multigate.pipeline.manifest import Facts
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.split import boundaries, by_shares
@@ -47,7 +48,7 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     cut_off = verdict.cut_off
     open_at = cut_off if config.pipeline.hold_back else None
     first = None if plan.window is None else plan.window.first
-    made = make_examples(gather(pieces), config, side_tables, open_at, first)
+    made = make_examples(before(gather(pieces), verdict.end), config, side_tables, open_at, first)
     impressions = made.impressions
     if first is not None:
         impressions = impressions.filter(pl.col(TIME) >= first)

@@ -6,7 +6,7 @@ that a record is given up after `_LONGEST` bytes and then counts line by line.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -24,12 +24,14 @@ class Lines:
     """Consecutive records of a file, blank ones left out.
 
     `text` and `number` (B,): the records without their last line break, and the number (from 1) of
-    each one's first line. `rejects`: rows (line, reason, text) for what was no text.
+    each one's first line. `rejects`: rows (line, reason, text) for what was no text. `unended`: the
+    number of the last record, where the stream ends without a line break.
     """
 
     text: pl.Series
     number: pl.Series
     rejects: pl.DataFrame
+    unended: int | None = None
 
 
 REJECT = {"line": pl.Int64, "reason": pl.String, "text": pl.String}
@@ -58,7 +60,10 @@ def read_lines(
         block: how many bytes are read before a block is cut.
 
     Yields:
-        Blocks in order. A damaged stream gives a last block whose one reject says so.
+        Blocks in order.
+
+    Raises:
+        DamagedError: the rest of the stream cannot be read; all whole lines before it were given.
     """
     line, held, size, first, skipping = 1, [b""], 0, True, False
     while True:
@@ -66,7 +71,7 @@ def read_lines(
             piece = stream.read()
             damage = None
         except DamagedError as error:
-            piece, damage = b"", str(error)
+            piece, damage = b"", error
         held.append(piece)
         size += len(piece)
         if piece and size < block:
@@ -92,11 +97,15 @@ def read_lines(
         if damage is not None and cut and not whole.endswith(b"\n"):
             whole = whole[: whole.rfind(b"\n") + 1]  # the line that the damage cut short
             ends = ends[ends <= len(whole)]
-        yield _lines(whole, ends, line, encoding)
+        lines = _lines(whole, ends, line, encoding)
+        if not piece and whole and not whole.endswith(b"\n") and len(lines.number):
+            lines = replace(lines, unended=lines.number[-1])
+        yield lines
         line += whole.count(b"\n")
         held, size = [data[cut:]], 0
         if damage is not None:
-            yield Lines(_texts([]), _numbers(np.zeros(0)), reject(line, damage))
+            damage.line = line
+            raise damage
         if not piece:
             return
 

@@ -2,6 +2,7 @@
 
     rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
                + held back + dropped + outside (look-back and other days) + forgotten
+               + after the cut-off
     examples = impressions kept + sampled negatives - negatives left out by `downsample`
 
 The job does not publish unless both sums hold.
@@ -9,17 +10,20 @@ The job does not publish unless both sums hold.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from multigate.configs import Config, DataError
 from multigate.configs.sections.log import JsonLinesFormat
+from multigate.pipeline import log_end
 from multigate.pipeline.columns import event_types
 from multigate.pipeline.facts import LogFacts, ShardFacts
 from multigate.pipeline.inputs import form, roles, wanted_columns
 
 Facts = dict[str, Any]
+
+_FEWEST_ADVICE, _SHARE_ADVICE = 10, 0.001
 
 
 def problem(
@@ -39,6 +43,9 @@ def problem(
     names = sorted({shard.file for shard in shards})
     files = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     rows = sum(shard.rows for shard in shards)
+    damaged = _damaged_files(config, shards) or _wrong_unit(config, shards)
+    if damaged is not None:
+        return damaged
     missing = missing_column(config, shards, some_days)
     if missing is not None:
         return missing
@@ -94,6 +101,45 @@ def missing_column(
     return None
 
 
+def _damaged_files(config: Config, shards: Sequence[ShardFacts]) -> str | None:
+    damages = [shard.damage for shard in shards if shard.damage is not None]
+    names = sorted({damage.file for damage in damages})
+    allowed = config.pipeline.max_damaged_files
+    if len(names) <= allowed:
+        return None
+    first = damages[0]
+    many = "1 file is" if len(names) == 1 else f"{len(names)} files are"
+    others = f"; the others: {', '.join(names[1:10])}" if len(names) > 1 else ""
+    return (
+        f"{first.file}: {first.reason}; {first.rows} rows were read, lost: {first.lost}{others}; "
+        f"{many} damaged or cut off, and pipeline.max_damaged_files allows {allowed}: fetch them "
+        "again, or allow them"
+    )
+
+
+def _wrong_unit(config: Config, shards: Sequence[ShardFacts]) -> str | None:
+    for feedback in (False, True):
+        side = [shard for shard in shards if shard.feedback == feedback]
+        problem = log_end.wrong_unit(side, roles(config, feedback)[1])
+        if problem is not None:
+            return problem
+    return None
+
+
+def advice(shards: Sequence[ShardFacts]) -> list[str]:
+    """Say which users and items look like missing values, one line each."""
+    rows = sum(shard.rows for shard in shards)
+    found: Counter[str] = Counter()
+    for shard in shards:
+        found.update(shard.null_like)
+    return [
+        f"{name} has {count} of {rows} rows: if it stands for a missing value, add it to "
+        "null_values of the log's format"
+        for name, count in sorted(found.items())
+        if count >= max(_FEWEST_ADVICE, _SHARE_ADVICE * rows)
+    ]
+
+
 def rejects_beside(out: Path) -> Path:
     """Where a failed run leaves its rejects."""
     return out.with_name(f"{out.name}.rejects")
@@ -141,6 +187,7 @@ def build(
         "dropped": total(labelled, "dropped"),
         "outside": total(labelled, "outside") + unused["outside"],
         "forgotten": unused["forgotten"],
+        "after_cut_off": unused["after_cut_off"],
     }
     splits: Counter[str] = Counter()
     files: Counter[str] = Counter()
@@ -169,4 +216,6 @@ def build(
         "examples": examples,
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         "files": dict(sorted(files.items())),
+        "damaged": [asdict(shard.damage) for shard in shards if shard.damage is not None],
+        "advice": advice(shards),
     }

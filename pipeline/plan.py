@@ -38,6 +38,14 @@ class Plan:
         """The folder being made."""
         return ExamplesFolder(self.folder)
 
+    def rejects(self, number: int) -> Path:
+        """The rejects of one shard, with lines counted from its beginning."""
+        return self.file("rejects", number)
+
+    def late(self, number: int) -> Path:
+        """The latest rows of one shard, which may lie after the end of the log."""
+        return self.file("late", number)
+
     @property
     def log_facts(self) -> Path:
         """What `reading.judge` leaves for the manifest."""

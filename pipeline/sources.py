@@ -18,11 +18,13 @@ from multigate.configs.errors import DataError
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat
 from multigate.pipeline import parquet, places
 from multigate.pipeline.compressed import (
+    MISSING_END,
     ByteRange,
     DamagedError,
     Stream,
     compression,
     members,
+    not_read,
     open_stream,
 )
 from multigate.pipeline.delimited import escaped_nulls, parse_delimited, parse_header
@@ -52,6 +54,8 @@ class Shard:
     """Where it ends; None where this is the whole file."""
     feedback: bool = False
     """Whether it is of the feedback's own files."""
+    damage: str | None = None
+    """Why nothing of it can be read."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class Chunk:
 
     `frame` (B, wanted columns that the file has), `line` (B,) from 1, `text` (B,) the row as it
     stands in the file, `columns`: all names that the file gives, `rejects`: rows (line, reason,
-    text).
+    text), `damage`: why the shard's rest was not read, and what is known to be lost.
     """
 
     frame: pl.DataFrame
@@ -68,6 +72,7 @@ class Chunk:
     text: pl.Series
     columns: tuple[str, ...]
     rejects: pl.DataFrame
+    damage: DamagedError | None = None
 
 
 def expand(data: Path | str, patterns: tuple[str, ...]) -> list[Shard]:
@@ -100,7 +105,7 @@ def _shards(path: Place, name: str, wanted: str) -> list[Shard]:
     try:
         inside = members(path)
     except DamagedError as error:
-        raise DataError(f"{name}: {error}; fetch the file again") from None
+        return [Shard(path, None, name, places.size(path), compressed=True, damage=str(error))]
     if inside is None:
         if wanted:
             raise DataError(f"{name}: member {wanted!r} was asked for, but this is not a zip")
@@ -128,7 +133,7 @@ def read(
 
     Yields:
         Chunks in the order of the file. A file without rows yields none, or one without rows
-        that gives the column names.
+        that gives the column names. Of a damaged file, the last chunk says so.
     """
     nulls = set(form.null_values)
     if isinstance(form, CsvFormat):
@@ -137,12 +142,15 @@ def read(
         for chunk in _read(shard, form, wanted, single):
             yield _with_nulls(chunk, nulls) if nulls else chunk
     except DamagedError as error:
-        yield _nothing(reject(1, str(error)))
+        last = _nothing(reject(error.line, str(error), error.text))
+        yield replace(last, damage=error)
 
 
 def _read(
     shard: Shard, form: Format, wanted: list[str], single: Collection[str]
 ) -> Iterator[Chunk]:
+    if shard.damage is not None:
+        raise DamagedError(shard.damage)
     if isinstance(form, CsvFormat):
         with _open(shard) as stream:
             yield from _read_csv(stream, form, wanted, _header(shard, form))
@@ -173,7 +181,10 @@ def _open(shard: Shard) -> Iterator[Stream]:
             yield stream
     else:
         with shard.path.open("rb") as raw:
-            yield Stream(ByteRange(raw, shard.start, shard.stop))
+            size = places.size(shard.path)
+            yield Stream(
+                ByteRange(raw, shard.start, shard.stop), lambda: not_read(raw.tell(), size)
+            )
 
 
 def _header(shard: Shard, form: CsvFormat) -> list[str] | None:
@@ -198,19 +209,17 @@ def _read_csv(
             unread = lines.rejects["line"].min()
             if unread is not None and (not len(lines.text) or unread < lines.number[0]):
                 # Without its first line, nothing in the file has a name.
-                yield _nothing(lines.rejects.head(1))
-                return
+                line, reason, text = lines.rejects.row(0)
+                raise DamagedError(reason, line=line, text=text)
             if not len(lines.text):
                 continue
             if "\0" in lines.text[0]:
-                yield _nothing(reject(1, "not text: the first line holds zero bytes"))
-                return
+                raise DamagedError("not text: the first line holds zero bytes")
             header = parse_header(lines.text[0], form)
             if len(header) > _MOST_COLUMNS:
                 many = f"malformed line: a header of {len(header)} columns"
-                yield _nothing(reject(1, many, lines.text[0]))
-                return
-            lines = Lines(lines.text[1:], lines.number[1:], lines.rejects)
+                raise DamagedError(many, text=lines.text[0])
+            lines = replace(lines, text=lines.text[1:], number=lines.number[1:])
         frame, source, rejects = parse_delimited(lines, header, form)
         yield Chunk(
             frame.select([name for name in wanted if name in header]),
@@ -218,7 +227,18 @@ def _read_csv(
             source.text,
             tuple(header),
             pl.concat([lines.rejects, rejects]),
+            _cut_off(lines, rejects),
         )
+
+
+def _cut_off(lines: Lines, rejects: pl.DataFrame) -> DamagedError | None:
+    """Say that a file was cut off where its last line has no end and is malformed."""
+    if lines.unended is None:
+        return None
+    last = rejects.filter(pl.col("line") == lines.unended)
+    if not len(last) or not last["reason"][0].startswith("malformed line"):
+        return None
+    return DamagedError("cut off in the middle of its last line", MISSING_END, line=last["line"][0])
 
 
 def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> Iterator[Chunk]:
@@ -230,6 +250,7 @@ def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> It
             source.text,
             tuple(dict.fromkeys([*frame.columns, *_keys(source.text)])),
             pl.concat([lines.rejects, rejects]),
+            _cut_off(lines, rejects),
         )
 
 
@@ -241,25 +262,25 @@ def _keys(texts: pl.Series) -> list[str]:
 def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     if shard.member is not None:
         raise DamagedError("Parquet files inside a zip are not read; unpack the zip")
-    line = 1
+    line, stop, total = 1, 0, 0
     try:
         with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
             names = tuple(file.schema_arrow.names)
             twice = next((name for name in wanted if names.count(name) > 1), None)
             if twice is not None:
-                yield _nothing(reject(line, f"malformed file: two columns {twice!r}"), names)
-                return
+                raise DamagedError(f"malformed file: two columns {twice!r}")
             if file.metadata.num_rows == 0:
                 yield _nothing(pl.DataFrame(schema=REJECT), names)
             groups = range(file.metadata.num_row_groups)[shard.start : shard.stop]
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
+            stop = line + sum(file.metadata.row_group(at).num_rows for at in groups)
+            total = file.metadata.num_rows
             present = [name for name in wanted if name in names]
             for batch in file.iter_batches(1 << 18, row_groups=list(groups), columns=present):
                 frame = parquet.to_frame(batch).select(present)
                 wrong = parquet.nested(frame)
                 if wrong is not None:
-                    yield _nothing(reject(line, wrong), names)
-                    return
+                    raise DamagedError(wrong)
                 numbers = pl.int_range(line, line + batch.num_rows, eager=True).alias("line")
                 kept, good, texts, rejects = parquet.parse_batch(frame, numbers)
                 yield Chunk(kept, good, texts, names, rejects)
@@ -268,4 +289,5 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
         reason = " ".join(str(error).split())[:200]
         rest = "the rest" if line > 1 else "nothing"
         read_ = "was not read" if line > 1 else "of it was read"
-        yield _nothing(reject(line, f"damaged file, {rest} {read_}: {reason}"))
+        lost = f"{stop - line} of {total} rows" if stop else "the whole file"
+        raise DamagedError(f"damaged file, {rest} {read_}: {reason}", lost, line) from None

@@ -126,8 +126,9 @@ class PipelineConfig(Frozen):
     """To which impression of its user and item feedback belongs: the latest one, or the one of the
     request that it names (feedback that names none goes to the latest)."""
     cut_off: Instant | None = None
-    """Up to when (not including) the log is whole; snapshots are as of this instant. Just after the
-    log's last event where absent; name it where a wrong clock may write times in the future."""
+    """Up to when (not including) the log is whole. Snapshots are as of this instant, and rows at or
+    after it are left out (`after_cut_off` in the manifest). Absent: just after the log's last
+    event; a few rows long after all others are rejects then (see `pipeline/log_end.py`)."""
     hold_back: bool = True
     """Whether impressions are held back whose labels were still open at the cut-off: the feedback
     that is to come would be missing, and they would pass for negatives. A later run, whose log goes
@@ -141,6 +142,11 @@ class PipelineConfig(Frozen):
     down to one user. To work on a bucket takes some ten times as much, for each worker."""
     max_reject_rate: float = Field(0.01, ge=0, le=1)
     """Share of rejected rows above which nothing is published."""
+    max_damaged_files: int = Field(0, ge=0)
+    """How many damaged or cut-off files are allowed: nothing is published where there are more.
+    What such files hold before the damage is used; `damaged` in the manifest names them and what
+    is known to be lost. A text file counts as cut off where its last line is malformed and has no
+    line break."""
     forget: Pattern | None = None
     """A file of user ids, one a line: their events and rows are left out as if they had never
     been, from counters and the popularity of items as well."""

@@ -12,7 +12,8 @@ from multigate.pipeline.job import run
 HEADER = "time,event,item,user,session,value,device"
 T = 1_700_000_000
 # Labels stay open for an hour: like waits 1 h, the others for the attribution's 2 h; dwell 10 min.
-HOLD = {"pipeline.hold_back": True, "pipeline.attribution": "2h"}
+SPLIT = {"pipeline.split": {"by": "user", "validation": 0.01, "test": 0.01}}
+HOLD = {"pipeline.hold_back": True, "pipeline.attribution": "2h", **SPLIT}
 EVERY = ["LIKE", "DISLIKE", "BUY", "RATE"]
 COUNTERS = {
     "contract.features.item_views": {
@@ -80,6 +81,7 @@ def test_impressions_whose_labels_are_open_are_held_back(event_config, read_exam
         "dropped": 0,
         "outside": 0,
         "forgotten": 0,
+        "after_cut_off": 0,
     }
     everything = run(
         event_config(**HOLD | {"pipeline.hold_back": False}), folder, tmp_path / "everything"
@@ -92,18 +94,17 @@ def test_the_cut_off_may_be_named(seconds, kept, event_config, read_examples, tm
     # Up to 7200, the end of the first impression's window, and not including it.
     cut_off = datetime.fromtimestamp(T + seconds, UTC).isoformat()
     folder = write(tmp_path / "log", LOG)
-    config = event_config(
-        **HOLD,
-        **{"pipeline.cut_off": cut_off},
-        **{"pipeline.split": {"by": "user", "validation": 0.01, "test": 0.01}},
-    )
+    config = event_config(**HOLD, **{"pipeline.cut_off": cut_off})
     if not kept:
-        with pytest.raises(DataError, match=r"5 were held back because their labels were open at"):
+        with pytest.raises(DataError, match=r"3 were held back because their labels were open at"):
             run(config, folder, tmp_path / "out")
         return
     manifest = run(config, folder, tmp_path / "out")
     assert times(read_examples(tmp_path / "out")) == kept
-    assert manifest["rows"]["held_back"] == 5 - len(kept)
+    # Rows at or after the cut-off are not part of the run: of five impressions two, by 7200.
+    later = sum(at >= seconds for at in (7299, 7300))
+    assert manifest["rows"]["after_cut_off"] == later
+    assert manifest["rows"]["held_back"] == 5 - later - len(kept)
 
 
 def test_a_held_impression_is_labelled_by_a_later_run(event_config, read_examples, tmp_path):
@@ -155,7 +156,7 @@ def test_snapshots_hold_what_an_impression_after_the_log_would(event_config, tmp
 
 def test_a_snapshot_of_the_past_ignores_what_came_later(event_config, tmp_path):
     cut_off = datetime.fromtimestamp(T + 10, UTC).isoformat()
-    config = event_config(**COUNTERS, **{"pipeline.cut_off": cut_off})
+    config = event_config(**COUNTERS, **SPLIT, **{"pipeline.cut_off": cut_off})
     run(config, write(tmp_path / "log", SHOP), tmp_path / "out")
     # Of what happened up to and not including 10, there is the view at 0.
     assert snapshot(tmp_path / "out", "users").rows() == [("a", ["x"], [], 1, "free")]

@@ -5,9 +5,11 @@ import json
 import random
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs import DataError
+from multigate.pipeline import ranges, reading
 from multigate.pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"
@@ -73,13 +75,29 @@ def rejects_of(out, file):
     return rejects.filter(pl.col("file") == file).select("line", "reason", "text").rows()
 
 
+LOST = {
+    "truncated gzip": "what the file held after its end, which is missing",
+    "a binary file": "the whole file",
+    "utf-16": "the whole file",
+    "a million columns in the header": "the whole file",
+}
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_file_among_whole_ones(kind, event_config, tmp_path):
     data, line, reason = DAMAGE[kind]
     (tmp_path / "log-a.csv").write_bytes(text(*good()))
     (tmp_path / "log-b.csv").write_bytes(data)
     (tmp_path / "log-c.csv").write_bytes(text(*good(user="w")))
-    manifest = run(event_config(**CHANGES), tmp_path, tmp_path / "out")
+    allowed = {"pipeline.max_damaged_files": 1} if kind in LOST else {}
+    if allowed:
+        message = rf"log-b\.csv: {reason}.* rows were read, lost: {LOST[kind]}; 1 file is damaged"
+        with pytest.raises(DataError, match=message):
+            run(event_config(**CHANGES), tmp_path, tmp_path / "out")
+    manifest = run(event_config(**CHANGES, **allowed), tmp_path, tmp_path / "out")
+    assert [(d["file"], d["lost"]) for d in manifest["damaged"]] == [
+        ("log-b.csv", lost) for name, lost in LOST.items() if name == kind
+    ]
     rows = manifest["rows"]
     assert sum(rows.values()) == 2 * rows["rows_in"]
     first, *_ = rejects_of(tmp_path / "out", "log-b.csv")
@@ -90,6 +108,7 @@ def test_a_damaged_file_among_whole_ones(kind, event_config, tmp_path):
     assert {"u0", "u1", "u2", "u3", "w0", "w1", "w2", "w3"} <= users
     if kind == "truncated gzip":
         assert manifest["files"]["log-b.csv"] > 2000
+        assert manifest["damaged"][0]["rows"] == manifest["files"]["log-b.csv"] - 1
         assert first[0] == manifest["files"]["log-b.csv"] + 1  # after the header and the good ones
 
 
@@ -156,8 +175,8 @@ def test_parquet_of_wrong_values(event_config, tmp_path):
     pl.concat([frame, long, year]).write_parquet(tmp_path / "log-a.csv")
     data = (tmp_path / "log-a.csv").read_bytes()
     (tmp_path / "log-b.csv").write_bytes(data[: len(data) // 2])
-    config = event_config(**CHANGES, **{"pipeline.log.format": {"type": "parquet"}})
-    run(config, tmp_path, tmp_path / "out")
+    changes = {"pipeline.log.format": {"type": "parquet"}, "pipeline.max_damaged_files": 1}
+    run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "out")
     assert [row[:2] for row in rejects_of(tmp_path / "out", "log-a.csv")] == [
         (41, "user: longer than 1024 bytes"),
         (42, "time: outside the years 1970 to 2100"),
@@ -183,7 +202,12 @@ def test_parquet_of_any_types(event_config, tmp_path):
     whole = pl.DataFrame(rows).with_columns(pl.col("time").cast(pl.Int64))
     whole.write_parquet(tmp_path / "log-c.csv")
     config = event_config(
-        **CHANGES, **{"pipeline.log.format": {"type": "parquet"}, "pipeline.max_reject_rate": 0.9}
+        **CHANGES,
+        **{
+            "pipeline.log.format": {"type": "parquet"},
+            "pipeline.max_reject_rate": 0.9,
+            "pipeline.max_damaged_files": 1,
+        },
     )
     account = run(config, tmp_path, tmp_path / "out")["rows"]
     # Rows 3 and 4 differ from row 1 in columns that nobody reads; 8 views of the whole file.
@@ -207,3 +231,86 @@ def test_one_in_a_hundred_is_the_default_limit(bad, published, event_config, tmp
         run(config, tmp_path, tmp_path / "out")
     assert len(pl.read_parquet(tmp_path / "out.rejects/*.parquet")) == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_parquet_says_how_many_rows_are_lost(event_config, tmp_path):
+    rows = [dict(zip(HEADER.split(","), line.split(","), strict=True)) for line in good(100)]
+    frame = pl.DataFrame(rows).with_columns(pl.col("time").cast(pl.Int64))
+    frame.write_parquet(tmp_path / "log.csv", row_group_size=40, use_pyarrow=True)
+    data = bytearray((tmp_path / "log.csv").read_bytes())
+    column = pq.ParquetFile(tmp_path / "log.csv").metadata.row_group(1).column(0)
+    data[column.data_page_offset : column.data_page_offset + 20] = bytes(20)
+    (tmp_path / "log.csv").write_bytes(data)
+    config = event_config(**CHANGES, **{"pipeline.log.format": {"type": "parquet"}})
+    with pytest.raises(DataError, match=r"; \d+ rows were read, lost: \d+ of 100 rows; 1 file is"):
+        run(config, tmp_path, tmp_path / "out")
+
+
+def test_a_zip_that_cannot_be_opened_counts_as_damaged(event_config, tmp_path):
+    (tmp_path / "log-a.csv").write_bytes(text(*good()))
+    (tmp_path / "log-b.csv").write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(DataError, match=r"log-b\.csv: damaged zip: .*lost: the whole file; 1 file"):
+        run(event_config(**CHANGES), tmp_path, tmp_path / "out")
+    config = event_config(**CHANGES, **{"pipeline.max_damaged_files": 1})
+    (damage,) = run(config, tmp_path, tmp_path / "out")["damaged"]
+    assert (damage["file"], damage["rows"]) == ("log-b.csv", 0)
+
+
+@pytest.mark.parametrize("form", ["csv", "plain", "jsonl"])
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_file_without_its_end_is_cut_off(form, divided, event_config, tmp_path, monkeypatch):
+    lines = [as_json(line) for line in good()] if form == "jsonl" else [HEADER, *good()]
+    whole = "\n".join(lines)
+    (tmp_path / "log.csv").write_text(whole)  # whole, though its last line has no break
+    formats = {"jsonl": {"type": "jsonl"}, "plain": {"type": "csv", "quoted": False}}
+    changes = {"pipeline.log.format": formats.get(form, {"type": "csv"})}
+    if divided:
+        monkeypatch.setattr(ranges.divide, "__defaults__", (300,))
+    assert run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "out")["damaged"] == []
+    (tmp_path / "log.csv").write_text(whole[: len(whole) - 9])
+    with pytest.raises(DataError, match=r"log\.csv: cut off in the middle of its last line; "):
+        run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "cut")
+    # A malformed line with an end is a line like any other.
+    (tmp_path / "log.csv").write_text(whole[: len(whole) - 9] + "\n")
+    found = run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "bad")
+    assert (found["damaged"], found["rows"]["rejects"]) == ([], 1)
+
+
+def test_an_empty_file_is_no_gzip(event_config, tmp_path):
+    (tmp_path / "log-a.csv").write_bytes(text(*good()))
+    (tmp_path / "log-b.csv.gz").write_bytes(b"")
+    config = event_config(**CHANGES, **{"pipeline.log.files": ["log*"]})
+    with pytest.raises(DataError, match=r"log-b\.csv\.gz: damaged file, nothing of it was read"):
+        run(config, tmp_path, tmp_path / "out")
+
+
+def test_the_reject_lines_of_a_retried_stage_stay(event_config, tmp_path, monkeypatch):
+    """Runners repeat stages: what judge writes must not depend on what it wrote before."""
+    lines = good()
+    lines[5], lines[38] = "soon,VIEW,i,u,s,1,x", "late,VIEW,i,u,s,1,x"
+    (tmp_path / "log.csv").write_bytes(text(*lines))
+    monkeypatch.setattr(ranges.divide, "__defaults__", (300,))
+    judge = reading.judge
+
+    def twice(nothing, shards, plan):
+        shards = list(shards)
+        assert judge(nothing, shards, plan) == judge(nothing, shards, plan)
+        return judge(nothing, shards, plan)
+
+    monkeypatch.setattr(reading, "judge", twice)
+    config = event_config(**CHANGES, **{"pipeline.log.format": {"type": "csv", "quoted": False}})
+    run(config, tmp_path, tmp_path / "out")
+    assert sorted(row[0] for row in rejects_of(tmp_path / "out", "log.csv")) == [7, 40]
+
+
+def test_users_that_look_like_nothing_are_named(event_config, tmp_path):
+    lines = [*good(100), *(f"{T + at},VIEW,i{at},NULL,s,1,x" for at in range(20))]
+    (tmp_path / "log.csv").write_bytes(text(*lines))
+    (line,) = run(event_config(**CHANGES), tmp_path, tmp_path / "out")["advice"]
+    assert line.startswith(
+        "user 'NULL' has 20 of 120 rows: if it stands for a missing value, add it"
+    )
+    changes = {"pipeline.log.format": {"type": "csv", "null_values": ["NULL"]}}
+    manifest = run(event_config(**CHANGES, **changes), tmp_path, tmp_path / "b")
+    assert manifest["advice"] == []
+    assert manifest["rejected"] == {"user: missing": 20}
