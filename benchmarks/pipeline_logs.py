@@ -127,7 +127,8 @@ def _events() -> dict[str, Any]:
                 "dwell": {
                     "group": "engagement",
                     "type": "regression",
-                    "label": {"rule": "dwell", "cap": "30m"},
+                    # As the peers compute it: until any event.
+                    "label": {"rule": "dwell", "cap": "30m", "within": "9999d", "ends": "any"},
                 },
                 **{name.split()[0].lower(): rule for name, rule in liked.items()},
             },
@@ -147,7 +148,7 @@ def _events() -> dict[str, Any]:
                 },
             },
             "hold_back": False,
-            "split": {"by": "time", "validation": 0.1, "test": 0.1},
+            "split": {"by": "time", "validation": 0.1, "test": 0.1, "embargo": False},
         },
     }
 
@@ -188,8 +189,9 @@ def _impressions() -> dict[str, Any]:
                     "item": "item",
                     "request": "request",
                 },
+                "known_after": "0.5s",  # times are whole seconds: as the peers, at once
             },
             "hold_back": False,
-            "split": {"by": "time", "validation": 0.1, "test": 0.1},
+            "split": {"by": "time", "validation": 0.1, "test": 0.1, "embargo": False},
         },
     }

@@ -11,9 +11,9 @@ from multigate.configs.sections.base import Frozen, contradiction, parse, read_y
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.sections.labels import EventLabel
-from multigate.configs.sections.log import EventLog, Log
+from multigate.configs.sections.log import EventLog, ImpressionLog, Log
 from multigate.configs.sections.model import ExportConfig, ModelConfig, TrainConfig
-from multigate.configs.sections.pipeline import PipelineConfig
+from multigate.configs.sections.pipeline import PipelineConfig, TimeSplit
 from multigate.configs.sections.run import ALL_STAGES, STAGES, RunConfig
 from multigate.configs.sections.tune import TuneConfig
 
@@ -71,6 +71,8 @@ class Config(Frozen):
                     f"contract.tasks.{name}.label: sum and max need pipeline.log.columns.value"
                 )
         self._check_downsample()
+        self._check_waits()
+        self._check_known()
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
@@ -93,6 +95,34 @@ class Config(Frozen):
         for name in self.model.embedding_dims:
             self._check_embedding(name)
         return self
+
+    def _check_waits(self) -> None:
+        """Under an embargo, each label must close at some time."""
+        split = self.pipeline.split
+        if not isinstance(split, TimeSplit) or not split.embargo or self.pipeline.attribution:
+            return
+        for name, task in self.contract.tasks.items():
+            if isinstance(task.label, EventLabel) and task.label.within is None:
+                raise contradiction(
+                    f"contract.tasks.{name}.label: expected within, or pipeline.attribution; "
+                    "received neither: a label that waits without limit may hold what happens in "
+                    "the next split of time (or set pipeline.split.embargo: false)"
+                )
+
+    def _check_known(self) -> None:
+        """Features over an impression log's feedback need the time when it is known."""
+        log = self.pipeline.log
+        if not isinstance(log, ImpressionLog):
+            return
+        for where, columns in self.contract.computed_events().items():
+            for column in columns:
+                if column != "impression" and log.feedback_known(column) is None:
+                    raise contradiction(
+                        f"contract.features.{where}: column {column!r} is feedback, which comes "
+                        "after its impression, and pipeline.log does not say when it is known; set "
+                        "pipeline.log.known_after, such as 10m, or pipeline.log.known_at: "
+                        f"{{{column}: the column that holds its time}}"
+                    )
 
     def _check_downsample(self) -> None:
         """Whether an impression is positive must differ between impressions."""

@@ -165,6 +165,19 @@ class Contract(Frozen):
         """The feature whose vocabulary and embedding feature `name` uses: itself, or its share."""
         return getattr(self.features[name], "share", None) or name
 
+    def computed_events(self) -> dict[str, tuple[str, ...]]:
+        """The events that histories and counters read, by the key that names them."""
+        found = {}
+        for name, feature in self.features.items():
+            if isinstance(feature, IdListFeature) and feature.history is not None:
+                found[f"{name}.history.events"] = feature.history.events
+            if isinstance(feature, NumberFeature) and feature.counter is not None:
+                kind = type(feature.counter).__name__.lower()
+                found[f"{name}.{kind}.events"] = feature.counter.events
+                if feature.rate is not None:
+                    found[f"{name}.rate.per"] = feature.rate.per
+        return found
+
     def tasks_in_order(self) -> list[str]:
         """Task names, each after the tasks that its label refers to."""
         order: list[str] = []

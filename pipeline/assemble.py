@@ -6,6 +6,7 @@ for each impression, take no more memory than others.
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 import polars as pl
 
@@ -14,6 +15,7 @@ from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.labels import ImpressionLabel
 from multigate.pipeline import catalogue, computed, labels, tables
 from multigate.pipeline.columns import example_schema, table_features
+from multigate.pipeline.split import embargoed, mask_embargoed
 
 _IMPRESSIONS = 1 << 17  # whose histories are computed at once
 _EXAMPLES = 1 << 16  # put together at once
@@ -27,6 +29,7 @@ def assemble(
     features: pl.DataFrame | None,
     side_tables: dict[str, pl.DataFrame],
     config: Config,
+    limits: tuple[datetime, datetime] | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Make a bucket's examples.
 
@@ -40,12 +43,14 @@ def assemble(
             negative takes its features from them.
         side_tables: `users` and `items`, where there are.
         config: the contract and the sampling.
+        limits: when validation and test begin, see `split.boundaries`.
 
     Yields:
         Examples with their `split`, in the order of `rows`.
     """
     contract, sampling = config.contract, config.pipeline.negatives
     few = max(1, _EXAMPLES // (1 if sampling is None else 1 + sampling.per_positive))
+    embargo = embargoed(config, limits)
     for start in range(0, len(impressions), _IMPRESSIONS):
         block = impressions[start : start + _IMPRESSIONS]
         queries = block.select(user=pl.col(contract.user), time=pl.col(TIME))
@@ -70,6 +75,7 @@ def assemble(
             )
             if answers is not None:
                 made = made.with_columns(answers[begin + one : begin + two].get_columns())
+            made = mask_embargoed(made, embargo)
             yield made.select(*example_schema(config).names, "split")
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
-from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
+from multigate.configs.sections.labels import ColumnLabel, DwellLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog
 
 # Columns of normalised events: user, item, time; event, value, session, request and event_id where
@@ -17,6 +17,7 @@ from multigate.configs.sections.log import EventLog
 # and:
 FEATURE = "feature/"  # a feature's value
 COLUMN = "column/"  # a number that labels, histories or counters read
+KNOWN = "known/"  # when a feedback column of an impression log is known
 
 
 def log_features(config: Config) -> dict[str, Feature]:
@@ -58,21 +59,6 @@ def counters(config: Config, of: str) -> dict[str, NumberFeature]:
     }
 
 
-def computed_events(config: Config) -> dict[str, tuple[str, ...]]:
-    """The events that histories and counters name, by where the configuration names them."""
-    found = {}
-    for name, feature in history_features(config).items():
-        if feature.history is not None:
-            found[f"contract.features.{name}.history.events"] = feature.history.events
-    for name, number in (counters(config, "user") | counters(config, "item")).items():
-        if number.counter is not None:
-            kind = type(number.counter).__name__.lower()
-            found[f"contract.features.{name}.{kind}.events"] = number.counter.events
-        if number.rate is not None:
-            found[f"contract.features.{name}.rate.per"] = number.rate.per
-    return found
-
-
 def number_columns(config: Config) -> list[str]:
     """The columns that labels, histories and counters read as numbers.
 
@@ -87,9 +73,23 @@ def number_columns(config: Config) -> list[str]:
             names.append(rule.over)
     if isinstance(config.pipeline.log, EventLog):
         return sorted(set(names))
-    for events in computed_events(config).values():
-        names += [name for name in events if name != "impression"]
-    return sorted(set(names))
+    return sorted({*names, *feedback_columns(config)})
+
+
+def feedback_columns(config: Config) -> set[str]:
+    """The columns of an impression log whose feedback histories and counters read."""
+    if isinstance(config.pipeline.log, EventLog):
+        return set()
+    events = config.contract.computed_events().values()
+    return {name for names in events for name in names if name != "impression"}
+
+
+def known_columns(config: Config) -> list[str]:
+    """The columns that say when the feedback is known that histories and counters read."""
+    log = config.pipeline.log
+    if isinstance(log, EventLog):
+        return []
+    return sorted({log.known_at[n] for n in feedback_columns(config) if n in log.known_at})
 
 
 def event_types(config: Config) -> dict[str, str]:
@@ -98,14 +98,17 @@ def event_types(config: Config) -> dict[str, str]:
     if not isinstance(log, EventLog):
         return {}
     found = {log.impression: "pipeline.log.impression"}
-    for where, events in computed_events(config).items():
+    for where, events in config.contract.computed_events().items():
         for event in events:
             if event != "impression":
-                found.setdefault(event, where)
+                found.setdefault(event, f"contract.features.{where}")
     for name, task in config.contract.tasks.items():
         if isinstance(task.label, EventLabel):
             for event in task.label.events:
                 found.setdefault(event, f"contract.tasks.{name}.label.events")
+        if isinstance(task.label, DwellLabel) and isinstance(task.label.ends, tuple):
+            for event in task.label.ends:
+                found.setdefault(event, f"contract.tasks.{name}.label.ends")
     return found
 
 

@@ -5,26 +5,40 @@ sends them, and its questions, to the item's bucket, which answers (`finishing.c
 that neither the log's items nor their events must fit in memory at once.
 """
 
+from datetime import timedelta
+
 import polars as pl
 
 from multigate.configs import Config
-from multigate.configs.sections.log import EventLog
+from multigate.configs.sections.log import EventLog, ImpressionLog
 from multigate.features import count_events, event_rate, last_items, seconds_since
-from multigate.pipeline.columns import COLUMN, counters, history_features, id_type
+from multigate.pipeline.columns import COLUMN, KNOWN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
 
 
 def counting(events: pl.DataFrame, config: Config, names: tuple[str, ...]) -> pl.DataFrame:
-    """The events that count: of these types, or whose columns of these names are above zero."""
+    """The events that count: of these types, or whose columns of these names are above zero.
+
+    The feedback of an impression log counts once a row, from when the first of it is known.
+    """
     log = config.pipeline.log
     if isinstance(log, EventLog):
         types = [log.impression if name == "impression" else name for name in names]
         return events.filter(pl.col("event").is_in(types))
     if "impression" in names:
         return events
-    positive = [pl.col(COLUMN + name) > 0 for name in names]
-    return events.filter(pl.any_horizontal(positive).fill_null(False))
+    known = [pl.when(pl.col(COLUMN + name) > 0).then(_known(name, log)) for name in names]
+    counted = events.with_columns(time=pl.min_horizontal(known))
+    return counted.filter(pl.col("time").is_not_null())
+
+
+def _known(column: str, log: ImpressionLog) -> pl.Expr:
+    """When a row's feedback is known: never before its impression; null where it never is."""
+    if column in log.known_at:
+        at = pl.col(KNOWN + log.known_at[column])
+        return pl.when(at.is_not_null()).then(pl.max_horizontal("time", at))
+    return pl.col("time") + (log.known_after or timedelta(0))
 
 
 def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
@@ -53,7 +67,7 @@ def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Colu
 def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """What `of_user` reads of the events; no row where nothing of users is computed."""
     names = ["user", "time", "item", *(["event"] if "event" in events.columns else [])]
-    read = events.select(*names, pl.col(f"^{COLUMN}.*$"))
+    read = events.select(*names, pl.col(f"^({COLUMN}|{KNOWN}).*$"))
     return read if history_features(config) or counters(config, "user") else read.clear()
 
 

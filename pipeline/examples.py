@@ -1,7 +1,7 @@
 """One bucket of events -> its impressions with their labels and features of the log and tables."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import polars as pl
 
@@ -9,7 +9,7 @@ from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline import labels, tables
-from multigate.pipeline.attribute import attribute
+from multigate.pipeline.attribute import attribute, chain_starts, repeated, without_skew
 from multigate.pipeline.buckets import deduplicate
 from multigate.pipeline.columns import (
     FEATURE,
@@ -19,6 +19,7 @@ from multigate.pipeline.columns import (
     log_features,
 )
 from multigate.pipeline.hashing import mix
+from multigate.pipeline.window import Window
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,19 @@ class Bucket:
 
     `impressions`: examples of the logged impressions, columns as in `example_schema` without
     histories, counters and made-up requests (see `assemble`), sorted by time and number.
-    `events`: the events without duplicates. `touched`: one row per user and item with an event:
-    `user`, `item`, the first `time`, and whether any time is `unknown`; no row where no negatives
-    are drawn.
-    `counts`: what became of the rows.
+    `shown`: these and the impressions whose labels are other runs', in the same columns: what
+    negatives are drawn from. `events`: without duplicates and repetitions. `touched`: one row per
+    user and item with an event: `user`, `item`, the first `time`, and whether any is `unknown`; no
+    row where no negatives are drawn.
+    `counts`: what became of the rows. `open`: by task, labels of `impressions` that were open.
     """
 
     impressions: pl.DataFrame
+    shown: pl.DataFrame
     events: pl.DataFrame
     touched: pl.DataFrame
     counts: dict[str, int]
+    open: dict[str, int]
 
 
 def make_examples(
@@ -44,7 +48,7 @@ def make_examples(
     config: Config,
     side_tables: dict[str, pl.DataFrame],
     cut_off: datetime | None = None,
-    first: datetime | None = None,
+    window: Window | None = None,
 ) -> Bucket:
     """Label a bucket's impressions and give them their features.
 
@@ -52,32 +56,38 @@ def make_examples(
         events: normalised events in the order of `buckets.gather`.
         config: the contract and the log's shape.
         side_tables: `users` and `items`, where there are.
-        cut_off: impressions whose labels were open then are held back; none where None.
-        first: what came before is look-back: it is counted as `outside`, and its impressions are
-            there only for what later ones draw from them.
+        cut_off: where the log ends; None where no event has a time.
+        window: of a run of some days, which labels it holds; the whole log's where None.
     """
-    log, contract = config.pipeline.log, config.contract
+    log, contract, pipeline = config.pipeline.log, config.contract, config.pipeline
     rows = len(events)
     events = deduplicate(events)
     counts = {"rows": rows, "duplicates": rows - len(events)}
-    now = pl.lit(True) if first is None else pl.col("time") >= first
-    counts["outside"] = len(events) - len(events.filter(now))
+    counts |= dict.fromkeys(("feedback", "late", "orphans", "collapsed", "outside"), 0)
+    recent = pl.lit(True) if window is None else pl.col("time") >= window.first
+    feedback = events.clear()
     if isinstance(log, EventLog):
-        impressions = events.filter(pl.col("event") == log.impression)
+        events = events.with_columns(repeated=repeated(events, log.impression, pipeline.collapse))
+        events = without_skew(
+            events, log.impression, pipeline.clock_skew, pipeline.attribution, pipeline.attribute_by
+        )
+        shown = pl.col("event") == log.impression
+        impressions = events.filter(shown)
         given = attribute(
             impressions,
             # What came before the first impression to label cannot belong to it.
-            events.filter((pl.col("event") != log.impression) & now),
-            config.pipeline.attribution,
-            config.pipeline.attribute_by,
+            events.filter(~shown & recent),
+            pipeline.attribution,
+            pipeline.attribute_by,
+            chain_starts(impressions),
         )
         feedback = given.feedback
         counts |= {"feedback": len(feedback), "late": given.late, "orphans": given.orphans}
+        counts["collapsed"] = len(events.filter(recent & pl.col("repeated")))
     else:
-        impressions, feedback = events, events.clear()
-        counts |= {"feedback": 0, "late": 0, "orphans": 0}
-    waits = labels.window(contract, config.pipeline.attribution)
-    values = labels.logged_values(contract, impressions, events, feedback, waits)
+        impressions = events.with_columns(repeated=pl.lit(False))
+    counts["outside"] = len(events) - len(events.filter(recent))
+    values = labels.logged_values(contract, impressions, events, feedback)
     nothing = pl.Series([None] * len(impressions), dtype=pl.String)
     columns = {
         contract.user: impressions["user"],
@@ -90,22 +100,22 @@ def make_examples(
         SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
     }
     frame = pl.DataFrame([column.alias(name) for name, column in columns.items()])
-    rows = len(frame)
-    if cut_off is not None:
-        # Feedback at the very end of the window counts, and must have come before the cut-off.
-        closed = pl.col(TIME).is_null() | (pl.col(TIME) + waits < cut_off)
-        frame = frame.filter(closed)
-    counts["held_back"] = rows - len(frame)
+    frame = frame.filter(~impressions["repeated"])
+    frame, fates = _mask_open(frame, config, cut_off, window)
+    if isinstance(log, EventLog):
+        events = events.filter(~pl.col("repeated")).drop("repeated")
     kept = pl.lit(True)
     for source, table in side_tables.items():
         frame = tables.join(frame, config, source, table)
         for feature in tables.required(config, source):
             kept &= pl.col(feature).is_not_null()
-    complete = frame.filter(kept)
-    now = pl.lit(True) if first is None else pl.col(TIME) >= first
-    counts["impressions"] = len(complete.filter(now))
-    counts["dropped"] = len(frame.filter(now)) - counts["impressions"]
-    ordered = complete.sort(TIME, IMPRESSION, nulls_last=False)
+    complete = frame.filter(kept).sort(TIME, IMPRESSION, nulls_last=False)
+    of_run = complete.filter(pl.col("__fate") == _HERE)
+    counts["held_back"] = fates.get(_HELD_BACK, 0)
+    counts["outside"] += fates.get(_ELSEWHERE, 0)
+    counts["impressions"] = len(of_run)
+    counts["dropped"] = fates.get(_HERE, 0) - len(of_run)
+    still_open = {name: int(of_run[_OPEN + name].sum()) for name in contract.tasks}
     negatives = config.pipeline.negatives
     if negatives is None:
         touched = events.select("user", "item", "time").clear()
@@ -116,8 +126,55 @@ def make_examples(
             pl.col("time").min(), unknown=pl.col("time").is_null().any()
         )
     later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
-    made = ordered.select([name for name in example_schema(config).names if name not in later])
-    return Bucket(made, events, touched, counts)
+    names = [name for name in example_schema(config).names if name not in later]
+    return Bucket(of_run.select(names), complete.select(names), events, touched, counts, still_open)
+
+
+_HERE, _HELD_BACK, _ELSEWHERE, _LOOK_BACK = range(4)
+_OPEN = "__open/"
+
+
+def _mask_open(
+    frame: pl.DataFrame, config: Config, cut_off: datetime | None, window: Window | None
+) -> tuple[pl.DataFrame, dict[int, int]]:
+    """Mask labels that are still open at the cut-off, and those that an earlier run holds.
+
+    Returns:
+        The rows with `__fate` (whether this run holds a label of theirs, and if not, why) and the
+        flags `__open/<task>`; and how many rows there are of each fate. Rows of the look-back
+        count nowhere: they are among the events outside.
+    """
+    tasks = config.contract.tasks
+    waits = labels.waits(config)
+    never = {name: pl.lit(False) for name in tasks}
+    still_open, before = never, never
+    if config.pipeline.hold_back:
+        if cut_off is not None:
+            still_open = labels.open_at(pl.col(TIME), waits, cut_off)
+    else:
+        waits = dict.fromkeys(tasks, timedelta(0))
+    if window is not None:
+        open_then = labels.open_at(pl.col(TIME), waits, window.since)
+        before = {name: ~then for name, then in open_then.items()}
+    elsewhere = {name: still_open[name] | before[name] for name in tasks}
+    fate = (
+        pl.when(pl.lit(False) if window is None else pl.col(TIME) < window.first)
+        .then(_LOOK_BACK)
+        .when(pl.all_horizontal(still_open.values()))
+        .then(_HELD_BACK)
+        .when(pl.all_horizontal(elsewhere.values()))
+        .then(_ELSEWHERE)
+        .otherwise(_HERE)
+    )
+    frame = frame.with_columns(
+        *(flag.alias(_OPEN + name) for name, flag in still_open.items()),
+        *(
+            pl.when(~flag).then(pl.col(LABEL + name)).alias(LABEL + name)
+            for name, flag in elsewhere.items()
+        ),
+        __fate=fate,
+    )
+    return frame, dict(frame["__fate"].value_counts().iter_rows())
 
 
 def numbers(events: pl.DataFrame) -> pl.Series:

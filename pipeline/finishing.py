@@ -9,7 +9,15 @@ import pyarrow as pa
 
 from multigate.configs.contract import FrozenContract, fingerprint
 from multigate.configs.files import SAMPLED, SPLITS, write_json
-from multigate.pipeline import catalogue, computed, data_report, measure, snapshot, vocabulary
+from multigate.pipeline import (
+    catalogue,
+    computed,
+    data_report,
+    measure,
+    snapshot,
+    split,
+    vocabulary,
+)
 from multigate.pipeline.assemble import assemble
 from multigate.pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
 from multigate.pipeline.columns import counters, example_schema
@@ -99,6 +107,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         features,
         plan.side_tables(),
         config,
+        split.instants(fact["limits"]),
     )
     measured: dict[str, measure.Moments] = {}
     counts: dict[str, list[pl.DataFrame]] = {

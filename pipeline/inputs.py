@@ -10,7 +10,7 @@ from multigate.configs import Config
 from multigate.configs.contract import IdListFeature
 from multigate.configs.sections.log import EventColumns, EventLog, Format, ImpressionColumns
 from multigate.pipeline import ranges
-from multigate.pipeline.columns import log_features, number_columns
+from multigate.pipeline.columns import known_columns, log_features, number_columns
 from multigate.pipeline.sources import Shard, expand
 
 
@@ -77,5 +77,5 @@ def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
     if not feedback:
         names |= {feature.column or name for name, feature in log_features(config).items()}
     if feedback or not apart:
-        names |= set(number_columns(config))
+        names |= {*number_columns(config), *known_columns(config)}
     return sorted(names)

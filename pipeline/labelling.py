@@ -46,12 +46,9 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     number, pieces = bucket
     config, side_tables = plan.config, plan.side_tables()
     cut_off = verdict.cut_off
-    open_at = cut_off if config.pipeline.hold_back else None
-    first = None if plan.window is None else plan.window.first
-    made = make_examples(before(gather(pieces), verdict.end), config, side_tables, open_at, first)
+    events = before(gather(pieces), verdict.end)
+    made = make_examples(events, config, side_tables, cut_off, plan.window)
     impressions = made.impressions
-    if first is not None:
-        impressions = impressions.filter(pl.col(TIME) >= first)
     impressions.write_ipc(plan.file("impressions", number), compression="lz4")
     computed.user_events(made.events, config).write_ipc(
         plan.file("events", number), compression="lz4"
@@ -66,10 +63,10 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
         ("seen", snapshot.part_of_items(made.events, config, cut_off)),
     ):
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
-    fact = {"bucket": number, **made.counts}
+    fact: Facts = {"bucket": number, **made.counts, "open": made.open}
     negatives = config.pipeline.negatives
     if negatives is not None:
-        shown = catalogue.part(made.impressions, negatives, config)
+        shown = catalogue.part(made.shown, negatives, config)
         spilled = spill(shown, plan.buckets, plan.work, f"shown-{number:05d}", "item")
         fact["shown"] = sum(piece.size for _, piece in spilled)
     if by_shares(config.pipeline.split):

@@ -1,11 +1,24 @@
-"""Label rules: from what followed an impression to one number per task, null where masked."""
+"""Label rules: from what followed an impression to one number per task, null where masked.
 
-from datetime import timedelta
+docs/labels.md states every rule, with examples that a test runs.
+"""
 
+from datetime import datetime, timedelta
+
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from multigate.configs import Config
 from multigate.configs.contract import Contract
-from multigate.configs.sections.labels import DwellLabel, EventLabel, ImpressionLabel, RatioLabel
+from multigate.configs.sections.labels import (
+    DwellLabel,
+    EventLabel,
+    ImpressionLabel,
+    LabelRule,
+    RatioLabel,
+)
+from multigate.configs.sections.log import EventLog
 from multigate.features import Timeline
 from multigate.pipeline.columns import COLUMN
 
@@ -17,18 +30,16 @@ def logged_values(
     impressions: pl.DataFrame,
     events: pl.DataFrame,
     feedback: pl.DataFrame,
-    waits: timedelta,
 ) -> dict[str, pl.Series]:
     """Apply each task's `label` rule to logged impressions.
 
     Args:
         contract: the tasks.
-        impressions: (B, ...) columns `user`, `time`, and `session` or `column/...` where rules
-            read them.
-        events: all events of the same users: what ends a dwell.
+        impressions: (B, ...) columns `user`, `item`, `time`, and `session` or `column/...` where
+            rules read them.
+        events: all events of the same users, repeated impressions included: what ends a dwell.
         feedback: the attributed events: columns `impression`, `delay`, `event`, `value`, and
             `column/...` where rules divide by it.
-        waits: how long labels stay open, see `window`.
 
     Returns:
         (B,) values by task, null where the rule finds nothing.
@@ -41,8 +52,7 @@ def logged_values(
         elif isinstance(rule, EventLabel):
             values[name] = _from_events(rule, len(impressions), feedback)
         elif isinstance(rule, DwellLabel):
-            within = rule.within or max(waits, rule.cap)
-            values[name] = _dwell(impressions, events, rule.cap, within)
+            values[name] = _dwell(impressions, events, rule)
         elif isinstance(rule, RatioLabel):
             values[name] = impressions.select(_ratio(COLUMN + rule.column, rule.over)).to_series()
         else:
@@ -50,20 +60,48 @@ def logged_values(
     return values
 
 
-def window(contract: Contract, attribution: timedelta | None) -> timedelta:
-    """How long after an impression its labels stay open.
+def waits(config: Config) -> dict[str, timedelta]:
+    """How long after an impression each task's label stays open.
 
-    The longest of the tasks' limits; rules without a limit have nothing to wait for.
+    A task waits at least as long as the tasks that its `without` and `when` name. A rule without a
+    limit does not wait: its label is taken as it stands.
     """
-    longest = timedelta(0)
-    for task in contract.tasks.values():
-        rule = task.label
-        if isinstance(rule, EventLabel):
-            limits = [limit for limit in (rule.within, attribution) if limit is not None]
-            longest = max(longest, min(limits, default=timedelta(0)))
-        elif isinstance(rule, DwellLabel):
-            longest = max(longest, rule.within or rule.cap)
-    return longest
+    contract = config.contract
+    found: dict[str, timedelta] = {}
+    for name in contract.tasks_in_order():
+        task = contract.tasks[name]
+        others = [found[other] for other in (task.without, task.when) if other is not None]
+        found[name] = max(_own_wait(task.label, config), *others, timedelta(0))
+    return {name: found[name] for name in contract.tasks}
+
+
+def _own_wait(rule: LabelRule, config: Config) -> timedelta:
+    log = config.pipeline.log
+    if isinstance(rule, EventLabel):
+        limits = (rule.within, config.pipeline.attribution)
+        return min((limit for limit in limits if limit is not None), default=timedelta(0))
+    if isinstance(rule, DwellLabel):
+        return rule.wait
+    if isinstance(rule, ImpressionLabel) or isinstance(log, EventLog):
+        return timedelta(0)
+    return log.known_after or timedelta(0)
+
+
+def open_at(
+    times: pl.Expr, tasks: dict[str, timedelta], instant: pl.Expr | datetime
+) -> dict[str, pl.Expr]:
+    """By task, whether its label was still open as of an instant.
+
+    Feedback at the very end of the wait counts, and must have come before the instant.
+
+    Args:
+        times: of the impressions; of an unknown time, no label is open.
+        tasks: see `waits`.
+        instant: an instant, or an expression.
+    """
+    return {
+        name: (times + wait >= instant).fill_null(False).alias(name) for name, wait in tasks.items()
+    }
 
 
 def _ratio(column: str, over: str) -> pl.Expr:
@@ -139,19 +177,42 @@ def _from_events(rule: EventLabel, rows: int, feedback: pl.DataFrame) -> pl.Seri
     return labels if otherwise is None else labels.fill_null(otherwise)
 
 
-def _dwell(
-    impressions: pl.DataFrame, events: pl.DataFrame, cap: timedelta, within: timedelta
-) -> pl.Series:
-    """Seconds to the user's next event in the session, strictly later and `within`."""
+def _dwell(impressions: pl.DataFrame, events: pl.DataFrame, rule: DwellLabel) -> pl.Series:
+    """Seconds to the user's next event in the session that ends the dwell, strictly later."""
     in_session = events.filter(pl.col("session").is_not_null())
+    if isinstance(rule.ends, tuple):
+        in_session = in_session.filter(pl.col("event").is_in(list(rule.ends)))
+    row = pl.int_range(len(impressions), dtype=pl.Int64, eager=True)
+    if not len(in_session):
+        return pl.repeat(None, len(impressions), dtype=pl.Float64, eager=True)
     timeline = Timeline(in_session, ["user", "session"])
     _, stop, end = timeline.earlier(impressions, inclusive=True)
+    items = in_session["item"].unique().sort()
+    codes = _codes(in_session["item"], items)
+    # Each event's item where the event does not end the dwell of that item, else a number of its
+    # own. So one step leads from an event over all that follow it and do not end the dwell either.
+    passed = np.ones(len(codes), bool)
+    if rule.ends != "other_item":
+        passed = in_session["repeated"].to_numpy()
+    marks = np.where(passed, codes, -2 - np.arange(len(codes)))[timeline.rows]
+    turns = np.append(np.flatnonzero(marks[1:] != marks[:-1]) + 1, len(marks))
+    here = np.minimum(stop, len(marks) - 1)
+    over = (stop < end) & (marks[here] == _codes(impressions["item"], items))
+    stop = np.where(over, turns[np.searchsorted(turns, here, side="right")], stop)
     following = stop < end
     rows = timeline.rows[stop[following]]
     gaps = in_session["time"].gather(rows) - impressions["time"].filter(following)
-    seconds = gaps.dt.total_microseconds() / 1e6
-    at = pl.int_range(len(impressions), dtype=pl.Int64, eager=True)
-    found = pl.DataFrame({"at": at.filter(following), "dwell": seconds.cast(pl.Float64)})
-    dwell = pl.DataFrame({"at": at}).join(found, on="at", how="left", maintain_order="left")
-    late = dwell["dwell"] > within.total_seconds()
-    return dwell["dwell"].set(late, None).clip(upper_bound=cap.total_seconds())
+    seconds = (gaps.dt.total_microseconds() / 1e6).cast(pl.Float64)
+    found = pl.DataFrame({"at": row.filter(following), "dwell": seconds})
+    dwell = pl.DataFrame({"at": row}).join(found, on="at", how="left", maintain_order="left")
+    late = dwell["dwell"] > rule.wait.total_seconds()
+    return dwell["dwell"].set(late, None).clip(upper_bound=rule.cap.total_seconds())
+
+
+def _codes(values: pl.Series, items: pl.Series) -> NDArray[np.int64]:
+    """The place of each value in the sorted `items`, -1 where it is not there; (B,)."""
+    codes = pl.int_range(len(items), dtype=pl.Int64, eager=True)
+    known = pl.DataFrame({"item": items, "code": codes})
+    asked = values.alias("item").to_frame()
+    found = asked.join(known, on="item", how="left", maintain_order="left")["code"]
+    return found.fill_null(-1).to_numpy()

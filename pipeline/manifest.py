@@ -1,15 +1,16 @@
 """The account of a run: every row that went in and every example that came out.
 
     rows in  = impressions kept + feedback attributed + orphans + late + duplicates + rejects
-               + held back + dropped + outside (look-back and other days) + forgotten
+               + held back + dropped + outside (look-back and other runs) + forgotten + collapsed
                + after the cut-off
     examples = impressions kept + sampled negatives - negatives left out by `downsample`
+               - impressions left out by the embargo
 
 The job does not publish unless both sums hold.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,7 @@ def build(
         "outside": total(labelled, "outside") + unused["outside"],
         "forgotten": unused["forgotten"],
         "after_cut_off": unused["after_cut_off"],
+        "collapsed": total(labelled, "collapsed"),
     }
     splits: Counter[str] = Counter()
     files: Counter[str] = Counter()
@@ -201,12 +203,14 @@ def build(
         "sampled_negatives": total(finished, "negatives"),
         "negatives_not_kept": total(finished, "not_kept"),
         "negatives_missing": total(finished, "negatives_missing"),
+        "embargoed": total(finished, "left_out"),
         "splits": dict(splits),
     }
     accounted = sum(counts.values()) - counts["rows_in"]
     if accounted != counts["rows_in"]:
         raise DataError(f"rows do not add up: {counts['rows_in']} came in, {accounted} accounted")
-    made = examples["impressions"] + examples["sampled_negatives"] - examples["negatives_not_kept"]
+    made = examples["impressions"] + examples["sampled_negatives"]
+    made -= examples["negatives_not_kept"] + examples["embargoed"]
     if made != examples["total"]:
         raise DataError(f"examples do not add up: {made} were made, {examples['total']} written")
     return {
@@ -214,8 +218,22 @@ def build(
         "cut_off": None if cut_off is None else cut_off.isoformat(),
         "rows": counts,
         "examples": examples,
+        "labels": {
+            "open": _add_up(fact["open"] for fact in labelled),
+            "embargoed": {
+                name: _add_up(fact["embargoed"].get(name, {}) for fact in finished)
+                for name in dict.fromkeys(n for fact in finished for n in fact["embargoed"])
+            },
+        },
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
         "files": dict(sorted(files.items())),
         "damaged": [asdict(shard.damage) for shard in shards if shard.damage is not None],
         "advice": advice(shards),
     }
+
+
+def _add_up(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)

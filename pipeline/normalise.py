@@ -14,7 +14,15 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN, FEATURE, id_type, log_features, number_columns
+from multigate.pipeline.columns import (
+    COLUMN,
+    FEATURE,
+    KNOWN,
+    id_type,
+    known_columns,
+    log_features,
+    number_columns,
+)
 from multigate.pipeline.hashing import Hashes, combine, hash_values
 from multigate.pipeline.inputs import role_exists, roles
 from multigate.pipeline.json_lines import as_text
@@ -87,6 +95,8 @@ def normalise(
         parsed[FEATURE + name] = Parsed(column.values, _without(column.reasons, ~impression))
     for name in number_columns(config):
         parsed[COLUMN + name] = parse_number(raw(name))
+    for name in known_columns(config):
+        parsed[KNOWN + name] = parse_time(raw(name), unit, log.unknown_time, log.time_zone)
     return _separate(chunk, parsed, file, feedback)
 
 

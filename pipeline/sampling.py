@@ -5,11 +5,11 @@ Examples are wide (histories, features), and five times as many as impressions w
 are drawn; they are put together piece by piece when they are written (`assemble`).
 """
 
-from datetime import datetime
-
 import polars as pl
 
-from multigate.configs.files import IMPRESSION, LABEL, TIME
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
+from multigate.configs.sections.labels import ImpressionLabel
 from multigate.pipeline import negatives, split
 from multigate.pipeline.buckets import spill
 from multigate.pipeline.columns import counters
@@ -26,45 +26,46 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
 
     Returns:
         `bucket`, `negatives`, `negatives_missing`, `not_kept` (impressions left out by
-        `downsample`).
+        `downsample`), `embargoed` (labels, by split and task), `left_out` (impressions without a
+        label after the embargo), `limits`.
     """
     config, number = plan.config, fact["bucket"]
     contract, sampling = config.contract, config.pipeline.negatives
     read = [contract.user, contract.item, TIME, IMPRESSION]
-    if config.pipeline.downsample is not None:
-        read += [LABEL + name for name in contract.tasks]
+    read += [LABEL + name for name in contract.tasks]
     impressions = pl.read_ipc(plan.file("impressions", number), columns=read)
-    limits = known["limits"]
-    if limits is not None:
-        limits = (datetime.fromisoformat(limits[0]), datetime.fromisoformat(limits[1]))
+    limits = split.instants(known["limits"])
     splits = split.assign(
         impressions, contract.user, config.pipeline.split, config.pipeline.seed, limits
     )
+    flags = split.embargoed(config, limits)
+    embargoed, some_left = _embargo(impressions.with_columns(split=splits), flags)
+    impressions = split.mask_embargoed(impressions.with_columns(split=splits), flags)
     logged = impressions.select(
         at=pl.int_range(pl.len()),
         slot=pl.lit(-1, pl.Int64),
         item=pl.col(contract.item),
         impression=pl.col(IMPRESSION),
-    ).with_columns(split=splits)
-    kept = logged
-    if config.pipeline.downsample is not None:
-        kept = logged.filter(negatives.keep(impressions, splits, config))
+        split=pl.col("split"),
+    )
+    kept = logged.filter(some_left & negatives.keep(impressions, splits, config))
     asked, rows = 0, kept
     if sampling is not None:
-        asked = len(logged) * sampling.per_positive
-        positives = impressions.select(
+        told_apart = (some_left & _has_counterparts(impressions, config)).arg_true()
+        asked = len(told_apart) * sampling.per_positive
+        positives = impressions[told_apart].select(
             user=pl.col(contract.user), time=pl.col(TIME), impression=pl.col(IMPRESSION)
         )
         touched = pl.read_ipc(plan.file("touched", number))
         pool = pl.read_ipc(plan.work / "pool.arrow")
         drawn = negatives.draw(positives, touched, pool, sampling, config.pipeline.seed)
-        of = drawn["positive"]
+        of = told_apart.cast(pl.Int64).gather(drawn["positive"])
         drawn = drawn.select(
-            at=pl.col("positive"),
+            at=of,
             slot=pl.col("slot"),
             item=pl.col("item"),
             # The number of a negative is a function of its positive's and its slot.
-            impression=negatives.numbers(positives["impression"].gather(of), drawn["slot"]),
+            impression=negatives.numbers(impressions[IMPRESSION].gather(of), drawn["slot"]),
             split=splits.gather(of),
         )
         rows = pl.concat([kept, drawn]).sort("at", "slot")
@@ -82,5 +83,35 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         "bucket": number,
         "negatives": made,
         "negatives_missing": asked - made,
-        "not_kept": len(logged) - len(kept),
+        "not_kept": int(some_left.sum()) - len(kept),
+        "embargoed": embargoed,
+        "left_out": int((~some_left).sum()),
+        "limits": known["limits"],
     }
+
+
+def _embargo(
+    impressions: pl.DataFrame, flags: dict[str, pl.Expr]
+) -> tuple[dict[str, dict[str, int]], pl.Series]:
+    """Count the labels that the embargo masks, by split and task; and which rows it leaves."""
+    if not flags:
+        return {}, pl.repeat(True, len(impressions), dtype=pl.Boolean, eager=True)
+    masked = impressions.select(
+        "split",
+        *(flag & pl.col(LABEL + name).is_not_null() for name, flag in flags.items()),
+    )
+    counts = {
+        name: {task: int(masked.filter(split=name)[task].sum()) for task in flags}
+        for name in SPLITS[:2]
+    }
+    return counts, impressions.select(~pl.all_horizontal(flags.values())).to_series()
+
+
+def _has_counterparts(impressions: pl.DataFrame, config: Config) -> pl.Series:
+    """Which impressions have a label that tells them from their negatives."""
+    told = [
+        pl.col(LABEL + name).is_not_null()
+        for name, task in config.contract.tasks.items()
+        if isinstance(task.label, ImpressionLabel)
+    ]
+    return impressions.with_columns(__told=pl.any_horizontal(told) if told else True)["__told"]

@@ -8,9 +8,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from multigate.configs.files import IMPRESSION, SPLITS, TIME
+from multigate.configs import Config
+from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
 from multigate.configs.sections.pipeline import Split, TimeSplit
 from multigate.pipeline.hashing import Hashes, combine, hash_column
+from multigate.pipeline.labels import open_at, waits
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SALT = 0x5350_4C49_54  # keeps the split's draws apart from those of the negatives
@@ -70,6 +72,13 @@ def _utc(limit: float | datetime) -> datetime:
     )
 
 
+def instants(limits: list[str] | None) -> tuple[datetime, datetime] | None:
+    """The boundaries that a stage's facts hold as ISO 8601."""
+    if limits is None:
+        return None
+    return datetime.fromisoformat(limits[0]), datetime.fromisoformat(limits[1])
+
+
 def assign(
     impressions: pl.DataFrame,
     user: str,
@@ -90,6 +99,8 @@ def assign(
         (B,) `train`, `validation` or `test`. By hash: a function of the impression (or the user)
         and the seed alone, so that more data move nothing.
     """
+    if not len(impressions):
+        return pl.Series("split", [], dtype=pl.String)
     if limits is not None:
         later = [impressions[TIME] >= limit for limit in limits]
     else:
@@ -100,6 +111,33 @@ def assign(
         later = [drawn < split.test + split.validation, drawn < split.test]
     place = later[0].cast(pl.Int8) + later[1].cast(pl.Int8)
     return place.replace_strict(dict(enumerate(SPLITS)), return_dtype=pl.String).alias("split")
+
+
+def embargoed(config: Config, limits: tuple[datetime, datetime] | None) -> dict[str, pl.Expr]:
+    """By task, whether an example's label closes only after the split after its own has begun.
+
+    Args:
+        config: the split, and how long labels wait.
+        limits: what `boundaries` returned.
+
+    Returns:
+        Flags of a table with `meta/time` and `split`; nothing where no label is masked by this.
+    """
+    chosen = config.pipeline.split
+    if limits is None or not isinstance(chosen, TimeSplit) or not chosen.embargo:
+        return {}
+    following = pl.col("split").replace_strict(
+        dict(zip(SPLITS, limits, strict=False)), default=None, return_dtype=pl.Datetime("us", "UTC")
+    )
+    return open_at(pl.col(TIME), waits(config), following)
+
+
+def mask_embargoed(examples: pl.DataFrame, flags: dict[str, pl.Expr]) -> pl.DataFrame:
+    """Mask the labels that `embargoed` flags."""
+    return examples.with_columns(
+        pl.when(~flag).then(pl.col(LABEL + name)).alias(LABEL + name)
+        for name, flag in flags.items()
+    )
 
 
 def uniform(hashes: Hashes) -> NDArray[np.float64]:

@@ -1,13 +1,13 @@
-"""Runs of some days: which impressions such a run makes examples of, and what it must read.
+"""Runs of some days: which labels such a run holds, and what it must read.
 
-A run from D to D' knows the log up to D', not including it. It makes examples of the impressions
-whose labels close in [D, D'): those that the run before held back are labelled, and those of the
-last hours wait for the next. So that the runs of consecutive days together make each example once,
-the one that a run over the whole log makes.
+A run from D to D' knows the log up to D', not including it. It holds the labels that close in
+[D, D'): those that were still open in the run before are there now, and those of the last hours
+wait for the next run. So the runs of consecutive days together hold each label once, as a run over
+the whole log makes it. A row stands in each run in which one of its labels closes.
 
-    read ......................... [begin, end)      partitions, then rows
-    impressions ........ [first, end - waits)        first = D - waits, end = D'
-    look-back .. [begin, first)                      the longest window of any feature
+    read .................. [begin, end)     partitions, then rows
+    impressions ..... [first, end)           first = D - the longest wait of any label, end = D'
+    look-back [begin, first)                 the longest window of any feature, and a margin
 
 An impression's features see no further back than their windows. A history, counter or draw of
 negatives without a window sees all of the past, and then so does the run: `begin` is None.
@@ -19,12 +19,14 @@ from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from multigate.configs import Config, ConfigError
-from multigate.configs.contract import Contract, IdListFeature, NumberFeature
+from multigate.configs.contract import Count, History, IdListFeature, NumberFeature, Rate, Since
 from multigate.configs.sections.labels import EventLabel
-from multigate.pipeline.labels import window as waiting
+from multigate.configs.sections.log import EventLog
+from multigate.pipeline.labels import waits
 from multigate.pipeline.sources import Shard
 
 _DAY = timedelta(days=1)
+_OverTime = History | Count | Since | Rate
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class Window:
     begin: datetime | None
     """Rows from here on are read; None: from the log's beginning."""
     first: datetime
-    """Impressions from here on become examples."""
+    """Impressions from here on may become examples."""
+    since: datetime
+    """Labels that closed from here on are this run's."""
     end: datetime
     """Up to here, not including it, rows are read: the cut-off of labels and snapshots."""
 
@@ -79,15 +83,16 @@ def plan_window(config: Config, since: datetime, until: datetime) -> Window:
                 f"--from: contract.tasks.{name}.label waits without limit, so that no day's labels "
                 "are ever complete; give it within, or set pipeline.attribution"
             )
-    waits = waiting(config.contract, pipeline.attribution) if pipeline.hold_back else timedelta(0)
-    first, back = since - waits, look_back(config)
-    return Window(None if back is None else first - back, first, until)
+    longest = max(waits(config).values()) if pipeline.hold_back else timedelta(0)
+    first, back = since - longest, look_back(config)
+    return Window(None if back is None else first - back, first, since, until)
 
 
 def look_back(config: Config) -> timedelta | None:
     """How long before an impression the log matters to it; None where all of the past does."""
-    spans = _windows(config.contract)
-    negatives = config.pipeline.negatives
+    pipeline = config.pipeline
+    spans = _windows(config)
+    negatives = pipeline.negatives
     if negatives is not None:
         spans += [negatives.recent, negatives.exclude_within]
     longest = timedelta(0)
@@ -95,17 +100,41 @@ def look_back(config: Config) -> timedelta | None:
         if span is None:
             return None
         longest = max(longest, span)
+    # Whether the first impression repeats one, and whether feedback has an earlier impression.
+    longest += pipeline.collapse or timedelta(0)
+    if pipeline.clock_skew is not None:
+        if pipeline.attribution is None:
+            return None
+        longest += pipeline.clock_skew + pipeline.attribution
     return longest
 
 
-def _windows(contract: Contract) -> list[timedelta | None]:
+def _windows(config: Config) -> list[timedelta | None]:
+    """How far back each history and counter looks: to when the impressions of its events were."""
     spans: list[timedelta | None] = []
-    for feature in contract.features.values():
-        if isinstance(feature, IdListFeature) and feature.history is not None:
-            spans.append(feature.history.within)
-        if isinstance(feature, NumberFeature) and feature.counter is not None:
-            spans.append(feature.counter.within)
+    for feature in config.contract.features.values():
+        found: _OverTime | None = feature.history if isinstance(feature, IdListFeature) else None
+        if isinstance(feature, NumberFeature):
+            found = feature.counter
+        if found is not None:
+            delay = _longest_delay(found, config)
+            spans.append(None if delay is None or found.within is None else found.within + delay)
     return spans
+
+
+def _longest_delay(rule: _OverTime, config: Config) -> timedelta | None:
+    """How long after an impression its feedback may be known that a feature reads."""
+    log, names = config.pipeline.log, rule.events
+    if isinstance(log, EventLog):
+        return timedelta(0)
+    longest = timedelta(0)
+    for name in (*names, *(rule.per if isinstance(rule, Rate) else ())):
+        if name != "impression":
+            known = log.feedback_known(name)
+            if not isinstance(known, timedelta):
+                return None
+            longest = max(longest, known)
+    return longest
 
 
 def needed(shards: list[Shard], window: Window, config: Config) -> list[Shard]:

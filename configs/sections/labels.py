@@ -4,6 +4,7 @@ A label is computed in this order: the rule, `clip`, `at_least`, `without`, then
 rule that finds nothing masks the label: it is null, which is not the same as 0.
 """
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,15 +32,28 @@ class EventLabel(Frozen):
     length; an event where it is missing or not above 0 has no value. For `sum` and `max`."""
 
 
+_SESSION = timedelta(days=1)  # longer than a session lasts
+
+EventTypes = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
 class DwellLabel(Frozen):
-    """Seconds to the user's next event in the same session; masked where there is none."""
+    """Seconds to the user's next event in the same session that ends it; masked where none does."""
 
     rule: Literal["dwell"]
     cap: Duration
-    """Longer gaps count as this long."""
+    """Longer dwells count as this long."""
     within: Duration | None = None
-    """An event later than this ends no dwell, so that what is labelled once stays as it is. Where
-    absent: as long as the longest-waiting label of the contract stays open, at least `cap`."""
+    """An event later than this ends no dwell: the label is masked. Absent: one day, longer than a
+    session lasts, or `cap` where that is longer."""
+    ends: Literal["other_item", "any"] | EventTypes = "other_item"
+    """What ends a dwell: an event on another item (a reload and feedback on the same item go on),
+    any event, or an event of one of the types in a list."""
+
+    @property
+    def wait(self) -> timedelta:
+        """How long the label stays open: `within`, or its default."""
+        return self.within or max(self.cap, _SESSION)
 
 
 class ColumnLabel(Frozen):

@@ -1,12 +1,13 @@
 """How a raw log is read: its files, their format, and which column holds what."""
 
+from datetime import timedelta
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from multigate.configs.sections.base import Frozen, contradiction
+from multigate.configs.sections.base import Duration, Frozen, contradiction
 
 
 class _Format(Frozen):
@@ -167,6 +168,16 @@ class ImpressionLog(_Log):
 
     shape: Literal["impressions"]
     columns: ImpressionColumns
+    known_after: Duration | None = None
+    """How long after the impression the feedback in its row is known. Histories and counters over
+    feedback columns see it only then, and labels from columns close then."""
+    known_at: dict[str, str] = Field(default_factory=dict)
+    """For some feedback columns, the column that holds the time when the feedback is known, such as
+    `{click: click_time}`, in the unit of the log's times. Empty: the feedback is never known."""
+
+    def feedback_known(self, column: str) -> str | timedelta | None:
+        """When a feedback column is known: its time column, or how long after the impression."""
+        return self.known_at.get(column, self.known_after)
 
 
 Log = Annotated[EventLog | ImpressionLog, Field(discriminator="shape")]

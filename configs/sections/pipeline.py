@@ -74,6 +74,9 @@ class TimeSplit(Frozen):
     validation: float | Instant
     """Share of the impressions, or the instant at which the split begins."""
     test: float | Instant
+    embargo: bool = True
+    """Whether a label is masked that closes only after the next split has begun: it may hold what
+    happened there."""
 
     @model_validator(mode="after")
     def _check(self) -> "TimeSplit":
@@ -120,8 +123,14 @@ class PipelineConfig(Frozen):
     downsample: Downsample | None = None
     split: Split
     seed: int = Field(0, ge=0, lt=2**63)
+    collapse: Duration | None = None
+    """An impression at most so long after the previous one of the same user and item repeats it: it
+    is no example, stands in no history and counts nowhere. Event logs only."""
     attribution: Duration | None = None
     """Feedback later than this after the impression is late; no limit where absent."""
+    clock_skew: Duration | None = None
+    """Feedback that belongs to no earlier impression may be so long before its impression, because
+    two clocks differ; it then counts as of the impression's time. Event logs only."""
     attribute_by: Literal["latest", "request"] = "latest"
     """To which impression of its user and item feedback belongs: the latest one, or the one of the
     request that it names (feedback that names none goes to the latest)."""
@@ -130,10 +139,10 @@ class PipelineConfig(Frozen):
     after it are left out (`after_cut_off` in the manifest). Absent: just after the log's last
     event; a few rows long after all others are rejects then (see `pipeline/log_end.py`)."""
     hold_back: bool = True
-    """Whether impressions are held back whose labels were still open at the cut-off: the feedback
-    that is to come would be missing, and they would pass for negatives. A later run, whose log goes
-    on, labels them. A label waits for `within` or `attribution`, whichever is shorter, and for the
-    dwell's `cap`; one without any limit is taken as it stands."""
+    """Whether a label is masked that was still open at the cut-off: the feedback that is to come is
+    missing, and the label would pass for a 0. An impression with open labels only is held back. A
+    later run over a longer log labels them. docs/labels.md says when each label closes; one
+    without any limit is taken as it stands."""
     buckets: int | None = Field(None, ge=1, le=4096)
     """Users are spread over so many buckets, and items over as many. Absent: as many as the size of
     the log's files asks for."""
@@ -174,6 +183,10 @@ class PipelineConfig(Frozen):
                 f"{dated[0]}.time"
             )
         log = self.log
+        if not isinstance(log, EventLog):
+            for key in ("collapse", "clock_skew"):
+                if getattr(self, key) is not None:
+                    raise contradiction(f"{key}: needs a log of shape events, received {log.shape}")
         if self.attribute_by == "request":
             columns = log.columns if isinstance(log, EventLog) else None
             if columns is None or columns.request is None:

@@ -81,3 +81,42 @@ def test_feedback_of_its_own_needs_no_event_in_the_log():
     changes["log/feedback"] = FEEDBACK | {"columns": FEEDBACK["columns"] | {"session": "s"}}
     config = parse(Config, changed(changes), "x.yaml")
     assert config.pipeline.log.columns.event is None
+
+
+def demo(log: dict[str, Any], **pipeline: Any) -> Config:
+    text = files("multigate.configs.presets").joinpath("demo.yaml").read_text(encoding="utf-8")
+    values = yaml.safe_load(text)
+    del values["pipeline"]["log"]["known_after"]
+    values["pipeline"]["log"] |= log
+    return parse(Config, values | {"pipeline": values["pipeline"] | pipeline}, "demo")
+
+
+def test_feedback_that_features_read_must_say_when_it_is_known():
+    message = (
+        r"contract\.features\.recent_clicks\.history\.events: column 'click' is feedback, .*; set "
+        r"pipeline\.log\.known_after, such as 10m, or pipeline\.log\.known_at: \{click: the column"
+    )
+    with pytest.raises(ConfigError, match=message):
+        demo({})
+    assert demo({"known_after": "10m"}).name == "demo"
+    assert demo({"known_at": {"click": "click_time"}}).name == "demo"
+
+
+@pytest.mark.parametrize("key", ["collapse", "clock_skew"])
+def test_rules_of_event_logs_are_refused_elsewhere(key):
+    with pytest.raises(ConfigError, match=f"{key}: needs a log of shape events, received impr"):
+        demo({"known_after": "10m"}, **{key: "30s"})
+
+
+def test_a_label_without_a_limit_needs_no_embargo():
+    values = preset()
+    del values["contract"]["tasks"]["like"]["label"]["within"]
+    message = r"contract\.tasks\.like\.label: expected within, or pipeline\.attribution"
+    with pytest.raises(ConfigError, match=message):
+        parse(Config, values, "test")
+    for pipeline in (
+        {"attribution": "7d"},
+        {"split": values["pipeline"]["split"] | {"embargo": False}},
+        {"split": {"by": "random", "validation": 0.1, "test": 0.1}},
+    ):
+        parse(Config, values | {"pipeline": values["pipeline"] | pipeline}, "test")

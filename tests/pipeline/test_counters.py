@@ -47,7 +47,7 @@ COUNTERS = {
     },
 }
 NAMES = [path.rpartition(".")[2] for path in COUNTERS]
-SPLIT = {"by": "time", "validation": 0.2, "test": 0.2}
+SPLIT = {"by": "time", "validation": 0.2, "test": 0.2, "embargo": False}
 
 
 def make(event_config, folder, *files, **changes):

@@ -11,9 +11,22 @@ from multigate.pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"
 T = 1_700_000_000
-# Labels stay open for an hour: like waits 1 h, the others for the attribution's 2 h; dwell 10 min.
 SPLIT = {"pipeline.split": {"by": "user", "validation": 0.01, "test": 0.01}}
-HOLD = {"pipeline.hold_back": True, "pipeline.attribution": "2h", **SPLIT}
+SATISFACTION = {"group": "satisfaction", "type": "binary"}
+HOLD = {
+    "pipeline.hold_back": True,
+    "pipeline.attribution": "2h",
+    **SPLIT,
+    # All labels stay open for two hours.
+    "contract.tasks": {
+        "dislike": {**SATISFACTION, "label": {"rule": "event", "events": ["DISLIKE"]}},
+        "good": {
+            **SATISFACTION,
+            "label": {"rule": "event", "events": ["LIKE"]},
+            "without": "dislike",
+        },
+    },
+}
 EVERY = ["LIKE", "DISLIKE", "BUY", "RATE"]
 COUNTERS = {
     "contract.features.item_views": {
@@ -82,7 +95,9 @@ def test_impressions_whose_labels_are_open_are_held_back(event_config, read_exam
         "outside": 0,
         "forgotten": 0,
         "after_cut_off": 0,
+        "collapsed": 0,
     }
+    assert manifest["labels"] == {"open": {"dislike": 0, "good": 0}, "embargoed": {}}
     everything = run(
         event_config(**HOLD | {"pipeline.hold_back": False}), folder, tmp_path / "everything"
     )
@@ -107,6 +122,25 @@ def test_the_cut_off_may_be_named(seconds, kept, event_config, read_examples, tm
     assert manifest["rows"]["held_back"] == 5 - later - len(kept)
 
 
+def test_labels_are_held_back_one_by_one(event_config, read_examples, tmp_path):
+    config = event_config(**{"pipeline.hold_back": True, "pipeline.attribution": "2h"})
+    manifest = run(config, write(tmp_path / "log", LOG), tmp_path / "out")
+    rows = read_examples(tmp_path / "out").filter(~pl.col("meta/sampled")).sort("meta/time")
+    # The log is whole up to 7300. view closes at once, like after 1 h, dislike after 2 h, rated
+    # with like, good with dislike; dwell after a day.
+    assert rows.select("label/view", "label/like", "label/dislike", "label/good").rows() == [
+        (1, 1, 1, 0),
+        (1, 0, 0, 0),
+        (1, 1, None, None),
+        (1, None, None, None),
+        (1, None, None, None),
+    ]
+    assert rows["label/dwell"].null_count() == 5
+    assert manifest["rows"]["held_back"] == 0
+    waiting = {"view": 0, "like": 2, "dislike": 3, "good": 3, "bought": 3, "rated": 3}
+    assert manifest["labels"]["open"] == waiting | {"dwell": 5, "long": 5}
+
+
 def test_a_held_impression_is_labelled_by_a_later_run(event_config, read_examples, tmp_path):
     more = [*LOG, row(7350, "LIKE", "x", "c"), row(99_999, "VIEW", "x", "d")]
     first, later = tmp_path / "first", tmp_path / "later"
@@ -114,7 +148,7 @@ def test_a_held_impression_is_labelled_by_a_later_run(event_config, read_example
     run(event_config(**HOLD), write(tmp_path / "b", more), later)
     found = read_examples(later).filter(~pl.col("meta/sampled"))
     liked = found.filter(pl.col("user_id") == "c").sort("meta/time")
-    assert liked.select("item_id", "label/like").rows() == [("x", 1.0), ("y", 0.0)]
+    assert liked.select("item_id", "label/good").rows() == [("x", 1.0), ("y", 0.0)]
     earlier = read_examples(first).drop("split")
     same = found.join(earlier.select("meta/impression"), on="meta/impression", how="semi")
     assert same.select(earlier.columns).equals(earlier.filter(~pl.col("meta/sampled")))

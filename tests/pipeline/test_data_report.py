@@ -21,7 +21,12 @@ ROWS = [
     "600,9,3,c,,x,2,0,",
     "soon,9,3,c,,x,2,0,",
 ]
-SPLIT = {"by": "time", "validation": "1970-01-01T00:08:00Z", "test": "1970-01-01T00:09:30Z"}
+SPLIT = {
+    "by": "time",
+    "validation": "1970-01-01T00:08:00Z",
+    "test": "1970-01-01T00:09:30Z",
+    "embargo": False,
+}
 
 
 def make(folder, config, rows=ROWS, name="out", **options):

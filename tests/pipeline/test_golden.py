@@ -69,8 +69,8 @@ LOG = [
     (95401, "DISLIKE", "u", "f", "s5", "", ""),  # 86401 s later: late, and ends no dwell
     (9001, "VIEW", "v", "g", "s6", "", "phone"),
     (95401, "DISLIKE", "v", "g", "s6", "", ""),  # 86400 s later: still attributed
-    (9002, "VIEW", "w", "g", "", "", ""),  # its labels close at 95402, after the log: held back
-    (9100, "LIKE", "w", "g", "", "", ""),  # attributed, to the impression held back
+    (9002, "VIEW", "w", "g", "", "", ""),  # what waits for a day closes at 95402, after the log
+    (9100, "LIKE", "w", "g", "", "", ""),
 ]
 # Each of these is one row in and one reject.
 BAD = [
@@ -142,6 +142,7 @@ MORE = {
         "by": "time",
         "validation": datetime.fromtimestamp(T + 50, UTC).isoformat(),
         "test": datetime.fromtimestamp(T + 1000, UTC).isoformat(),
+        "embargo": False,
     },
 }
 
@@ -166,33 +167,36 @@ EXPECTED = {
         None,
         [0, None, None, 1, 10],
     ),
-    # Liked and disliked: not good. Bought at 40 and 41. Of x: views at 0, which [0, 100) holds, and
+    # Liked and disliked: not good. No event on another item follows in s1: no dwell, hence no long.
+    # Bought at 40 and 41. Of x: views at 0, which [0, 100) holds, and
     # 20; the first at 0; likes at 5, 10 and 22 for two views. a liked at 1 and 10, viewed y at 10.
     ("a", "x", 100): (
         "validation",
-        [1, 1, 1, 0, 60, 1, None, None, 0, None, None],
+        [1, 1, 1, 0, None, None, None, None, 0, None, None],
         *(["x", "y"], ["z", "x"], ["x", "x"]),
         "phone",
         [2, 100, 1.5, 2, 90],
     ),
-    # Dwell 4000, capped at 600. Liked too late for like, in time for good. Of y: no view since
-    # 4900, the first at 10, no like for two views. a's likes are long past, its last view at 100.
+    # Only likes of y itself follow in s2: no dwell. Liked too late for like, in time for good. Of
+    # y: no view since 4900, the first at 10, no like for two views. a's likes are long past, its
+    # last view at 100.
     ("a", "y", 5000): (
         "test",
-        [1, 0, 0, 1, 600, 1, None, None, 0, None, None],
+        [1, 0, 0, 1, None, None, None, None, 0, None, None],
         *(["x", "y", "x"], ["x", "x"], []),
         "desk",
         [0, 4990, 0, 0, 4900],
     ),
-    # Of x: one view, at 0 (its duplicate does not count); likes at 5 (the orphan) and 10.
+    # In s9, b's own LIKE and RATE of x follow: no dwell. Of x: one view, at 0 (its duplicate does
+    # not count); likes at 5 (the orphan) and 10.
     ("b", "x", 20): (
         "train",
-        [1, 1, 0, 1, 2, 0, None, 5, 0, None, None],
+        [1, 1, 0, 1, None, None, None, 5, 0, None, None],
         *([], ["x"], []),
         "phone",
         [1, 20, 2, 1, None],
     ),
-    # No dwell, hence no long either. Of y: the view at 10, no like. b liked at 5 and 22.
+    # Of no session, hence no dwell. Of y: the view at 10, no like. b liked at 5 and 22.
     ("b", "y", 30): (
         "train",
         [1, 0, 0, 0, None, None, None, None, 0, None, None],
@@ -261,11 +265,12 @@ EXPECTED = {
         None,
         [0, 131, 0, 0, 1],
     ),
-    # Dwell 30 = 6030 - 6000: the other view is not later. Watched 30 / 60, below 0.75; the 99 by
-    # 0 are nothing. Of p: views at 2000 and 2030, likes at 2040 (c) and 2045 (the orphan).
+    # Dwell 40 = 6040 - 6000: the WATCH at 6030 is of p, the other view is not later. Watched
+    # 30 / 60, below 0.75; the 99 by 0 are nothing. Of p: views at 2000 and 2030, likes at 2040
+    # (c) and 2045 (the orphan).
     ("d", "p", 6000): (
         "test",
-        [1, 0, 0, 0, 30, 1, None, None, 0, 0.5, 0],
+        [1, 0, 0, 0, 40, 1, None, None, 0, 0.5, 0],
         *([], [], []),
         "tv",
         [0, 4000, 1, 0, None],
@@ -319,7 +324,7 @@ EXPECTED = {
         None,
         [0, 2799, 1, 0, 2799],
     ),
-    # The next event of session s5 is late as feedback and, by the same day, as the end of a dwell.
+    # The next event of session s5 is late as feedback.
     # f had viewed z twice, last at 4950.
     ("f", "u", 9000): (
         "test",
@@ -328,18 +333,25 @@ EXPECTED = {
         None,
         [0, None, None, 0, 4050],
     ),
-    # Its labels close at 95401, which the log still holds. Disliked at the day's very end, which
-    # also ends the dwell (86400 s, capped at 600): the view at 9002 is of no session.
+    # Its labels close at 95401, which the log still holds. Disliked at the day's very end.
     ("g", "v", 9001): (
         "test",
-        [1, 0, 1, 0, 600, 1, None, None, 0, None, None],
+        [1, 0, 1, 0, None, None, None, None, 0, None, None],
         *([], [], []),
         "phone",
         [0, None, None, 0, None],
     ),
+    # view and like have closed; all others are open.
+    ("g", "w", 9002): (
+        "test",
+        [1, 1, *[None] * 9],
+        *(["v"], [], []),
+        None,
+        [0, None, None, 0, 1],
+    ),
 }
 # Drawn from what the log had shown in the 100 s before, without what the user had touched by then.
-# Four windows leave one item each; the others leave none: at 0, 2000, 4950, 6000 and 9000 nothing
+# Five windows leave one item each; the others leave none: at 0, 2000, 4950, 6000 and 9000 nothing
 # was shown so lately; a, c and d (at 6060) had touched all that was, a at 5000 the z of 4950, at 1;
 # c at 2151 does not see what is shown at 2151; b had touched both x and y at 30 (y by this very
 # view); at 6101, e had viewed k, and m was 101 s ago.
@@ -353,6 +365,8 @@ NEGATIVES = {
     ("e", "m", 6100): ("test", [], ["p"], [], "desk", [1, 100, 0, 0, None]),
     # [8901, 9001) showed u alone, at 9000.
     ("g", "u", 9001): ("test", [], [], [], "phone", [1, 1, 0, 0, None]),
+    # [8902, 9002) showed u and v, which g had viewed.
+    ("g", "u", 9002): ("test", ["v"], [], [], None, [1, 2, 0, 0, 1]),
 }
 
 
@@ -407,26 +421,30 @@ def test_the_only_possible_negatives_are_drawn(golden, read_examples):
 def test_the_manifest_accounts_for_every_row(golden):
     assert golden[1]["rows"] == {
         "rows_in": 54,  # 51 events and 3 that are none
-        "impressions": 22,  # 4 of a, 2 of b, 7 of c, 3 of d, 2 of e, 3 of f, 1 of g
+        "impressions": 23,  # 4 of a, 2 of b, 7 of c, 3 of d, 2 of e, 3 of f, 2 of g
         "feedback": 20,  # 6 of a, 2 of b, 6 of c, 4 of d, 2 of g
         "orphans": 3,  # 1 each of a, b and e
         "late": 2,  # 1 each of a and f
         "duplicates": 3,  # 1 of a, 2 of c
         "rejects": 3,
-        "held_back": 1,  # of g
+        "held_back": 0,
         "dropped": 0,
         "outside": 0,
         "forgotten": 0,
+        "collapsed": 0,
     }
+    waiting = dict.fromkeys(TASKS, 1) | {"view": 0, "like": 0}  # of g's w
+    assert golden[1]["labels"] == {"open": waiting, "embargoed": {}}
     # Just after the last events, at 95401.
     assert golden[1]["cut_off"] == "2023-11-16T00:43:21.000001+00:00"
     assert golden[1]["examples"] == {
-        "total": 26,
-        "impressions": 22,
-        "sampled_negatives": 4,
+        "total": 28,
+        "impressions": 23,
+        "sampled_negatives": 5,
         "negatives_missing": 18,
         "negatives_not_kept": 0,
-        "splits": {"train": 5, "validation": 1, "test": 20},
+        "embargoed": 0,
+        "splits": {"train": 5, "validation": 1, "test": 22},
     }
     assert json.loads((golden[0] / "manifest.json").read_text()) == golden[1]
 
@@ -462,14 +480,14 @@ def test_vocabularies_and_statistics_come_from_the_training_split(golden):
         "device": [("phone", 2), ("desk", 1)],
     }
     statistics = Statistics.read(folder / "statistics.json")
-    assert statistics.rows == {"train": 5, "validation": 1, "test": 20}
+    assert statistics.rows == {"train": 5, "validation": 1, "test": 22}
     view, like = statistics.tasks["view"], statistics.tasks["like"]
     assert (view.count, view.masked, view.mean) == (5, 0, 0.8)  # 4 of 5: one is the negative
     assert view.std == pytest.approx(0.4)  # sqrt(0.8 * 0.2)
     assert (like.count, like.masked, like.mean) == (4, 1, 0.5)
     assert statistics.tasks["dwell"].mean == pytest.approx(
-        (2.397895 + 3.433987 + 1.098612) / 3,
-        abs=1e-6,  # ln 11, ln 31, ln 3
+        (2.397895 + 3.433987) / 2,
+        abs=1e-6,  # ln 11, ln 31
     )
     buys, watched = statistics.tasks["buys"], statistics.tasks["watched"]
     assert (buys.count, buys.masked, buys.mean) == (4, 1, 0.5)  # 2, 0, 0, 0; the negative's null

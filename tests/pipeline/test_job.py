@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import polars as pl
 import pytest
@@ -11,7 +12,7 @@ from multigate.pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"
 KINDS = ("LIKE", "DISLIKE", "BUY", "RATE")
-SPLIT = {"by": "time", "validation": 0.2, "test": 0.2}
+SPLIT = {"by": "time", "validation": 0.2, "test": 0.2, "embargo": False}
 
 
 def lines_of_log(seed=0, rows=300):
@@ -159,7 +160,10 @@ def test_every_row_has_one_fate(seed, event_config, read_examples, tmp_path):
         "contract.features.topic": {"kind": "id", "side": "item", "source": "items"},
         "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
         "pipeline.attribution": "15m",
+        "pipeline.collapse": "500s",
         "pipeline.hold_back": True,
+        # What is left waits for fifteen minutes.
+        **dict.fromkeys(("contract.tasks.view", "contract.tasks.dwell", "contract.tasks.long")),
         "pipeline.negatives": {"per_positive": 2},
     }
     manifest = run(event_config(**changes), folder, tmp_path / "out", forget=folder / "gone.csv")
@@ -170,7 +174,13 @@ def test_every_row_has_one_fate(seed, event_config, read_examples, tmp_path):
     assert rows["forgotten"] == len(forgotten)
     kept = [line for line in lines if line.split(",")[3] != "u0"]
     assert rows["duplicates"] == len(kept) - len(set(kept))
-    views = [line.split(",") for line in set(kept) if line.split(",")[1] == "VIEW"]
+    every = sorted(line.split(",") for line in set(kept) if line.split(",")[1] == "VIEW")
+    every.sort(key=lambda view: (view[3], view[2], int(view[0])))
+    again = [
+        one[2:4] == two[2:4] and int(two[0]) - int(one[0]) <= 500 for one, two in pairwise(every)
+    ]
+    views = [view for view, repeated in zip(every, [False, *again], strict=True) if not repeated]
+    assert rows["collapsed"] == sum(again)
     last = max(int(line.split(",")[0]) for line in kept)
     # Labels are open for fifteen minutes; what follows at their very end still counts.
     closed = [view for view in views if int(view[0]) + 900 <= last]
@@ -178,7 +188,7 @@ def test_every_row_has_one_fate(seed, event_config, read_examples, tmp_path):
     assert rows["dropped"] == sum(view[2] == "i29" for view in closed)  # has no row in the table
     assert rows["impressions"] == len(closed) - rows["dropped"]
     others = ("feedback", "late", "orphans")
-    assert sum(rows[name] for name in others) == len(set(kept)) - len(views)
+    assert sum(rows[name] for name in others) == len(set(kept)) - len(every)
     assert all(count for name, count in rows.items() if name != "outside"), rows
     made = read_examples(tmp_path / "out")
     assert examples["total"] == len(made) == sum(examples["splits"].values())

@@ -20,7 +20,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 ROLES = ("event", "value", "session", "request", "event_id")
 IDS = ("time", "user", "item", "split")
-PENDING = {1, 3, 5, 6, 9, 10, 11, 13, 14}  # rules that the job does not follow yet
+PENDING: set[int] = set()  # rules that the job does not follow yet
 
 
 def examples_of_page() -> list[Any]:
@@ -166,4 +166,9 @@ def test_example(text, read_examples, tmp_path):
         assert (name, manifest["rows"][name]) == (name, count)
     for name in ("open", "embargoed"):
         if name in block:
-            assert manifest["labels"][name] == block[name]
+            assert nonzero(manifest["labels"][name]) == block[name]
+
+
+def nonzero(counts: dict[str, Any]) -> dict[str, Any]:
+    inner = {n: nonzero(v) if isinstance(v, dict) else v for n, v in counts.items()}
+    return {name: value for name, value in inner.items() if value}

@@ -21,16 +21,17 @@ def test_deskdrop(real_data, read_examples, tmp_path):
     assert manifest["rows"]["rows_in"] == 6000
     assert manifest["rows"]["rejects"] == 0
     raw = pl.read_csv("".join(lines).encode(), infer_schema=False).unique()
-    views = raw.filter(pl.col("eventType") == "VIEW")
-    # Labels stay open for a week: what was viewed in the slice's last one is held back.
-    closed = raw["timestamp"].cast(pl.Int64).max() - 7 * 86400
-    assert manifest["rows"]["impressions"] + manifest["rows"]["held_back"] == len(views)
-    held = views.filter(pl.col("timestamp").cast(pl.Int64) > closed)
-    assert manifest["rows"]["held_back"] == len(held) > 100
+    raw = raw.with_columns(pl.col("timestamp").cast(pl.Int64)).sort("timestamp")
+    every = raw.filter(pl.col("eventType") == "VIEW")
+    # A view at most 30 s after the last one of the same person and article repeats it.
+    gap = pl.col("timestamp") - pl.col("timestamp").shift().over("personId", "contentId")
+    views = every.filter((gap > 30).fill_null(True))
+    assert manifest["rows"]["collapsed"] == len(every) - len(views) > 100
+    assert manifest["rows"]["impressions"] == len(views)  # view itself is known at once
     examples = read_examples(tmp_path / "out")
     logged = examples.filter(~pl.col("meta/sampled"))
     # Every view's history, from a self-join of the raw log.
-    past = views.select("personId", past=pl.col("timestamp").cast(pl.Int64))
+    past = views.select("personId", past="timestamp")
     seen = logged.select("user_id", "recent_views", t=pl.col("meta/time").dt.epoch("s"))
     seen = seen.with_row_index("at")
     before = seen.join(past, left_on="user_id", right_on="personId").filter(
@@ -39,15 +40,30 @@ def test_deskdrop(real_data, read_examples, tmp_path):
     lengths = seen.join(before.group_by("at").len(), on="at", how="left")
     expected = lengths["len"].fill_null(0).clip(upper_bound=20)
     assert seen["recent_views"].list.len().to_list() == expected.to_list()
+    # A like stays open for a week: up to the log's end, or to the next split's beginning.
     likes = raw.filter(pl.col("eventType") == "LIKE")
     liked = _liked_within(views, likes, 7 * 86400)
-    assert logged["label/like"].sum() == sum(time <= closed for *_, time in liked) > 100
+    starts = [logged.filter(split=name)["meta/time"].min() for name in ("validation", "test")]
+    ends = {"train": starts[0], "validation": starts[1], "test": raw["timestamp"].max() + 1}
+    ends = {
+        name: end if isinstance(end, int) else int(end.timestamp()) for name, end in ends.items()
+    }
+    found = logged.select("user_id", "item_id", "split", "label/like", t=seen["t"]).rows()
+    for user, item, split, like, time in found:
+        closed = time + 7 * 86400 < ends[split]
+        assert like == (float((user, item, time) in liked) if closed else None)
+    assert logged["label/like"].sum() > 100
+    embargoed = manifest["labels"]["embargoed"]
+    assert embargoed["train"]["like"] > 100
+    assert logged["label/like"].null_count() == manifest["labels"]["open"]["like"] + sum(
+        counts["like"] for counts in embargoed.values()
+    )
     sampled = examples.filter(pl.col("meta/sampled"))
     assert sampled["label/view"].sum() == 0
     assert sampled["label/dwell"].null_count() == len(sampled)
     own = sampled.join(views, left_on=["user_id", "item_id"], right_on=["personId", "contentId"])
     # A negative may be viewed later, never before.
-    early = own.filter(pl.col("timestamp").cast(pl.Int64) <= pl.col("meta/time").dt.epoch("s"))
+    early = own.filter(pl.col("timestamp") <= pl.col("meta/time").dt.epoch("s"))
     assert len(early) == 0
 
 

@@ -76,7 +76,8 @@ def slow_examples(lines: list[str], ties: dict[str, int]) -> tuple[list[dict], d
             for e in own
             if view["session"]
             and e["session"] == view["session"]
-            # Later than the labels wait, nothing ends a dwell.
+            and e["item"] != view["item"]
+            # A day later, nothing ends a dwell.
             and 0 < e["time"] - view["time"] <= 86400
         ]
         feedback = view["feedback"]

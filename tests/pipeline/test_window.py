@@ -48,6 +48,16 @@ WINDOWED = {
 }
 
 
+# A dwell waits for a day, rated for like; the attribution's 6 hours limit the others.
+WAITS = {
+    "view": timedelta(0),
+    "like": timedelta(hours=1),
+    "rated": timedelta(hours=6),
+    **dict.fromkeys(("dislike", "good", "bought"), timedelta(hours=6)),
+    **dict.fromkeys(("dwell", "long"), timedelta(days=1)),
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Twelve days of events, a folder each."""
@@ -89,37 +99,56 @@ def nights(folder, config, tmp_path_factory):
     }
 
 
+def labels_of(rows, since, until):
+    """The rows of a run over all with the labels that close between two instants."""
+    closes = {name: pl.col("meta/time") + wait for name, wait in WAITS.items()}
+    here = {name: (time >= since) & (time < until) for name, time in closes.items()}
+    rows = rows.with_columns(
+        pl.when(now).then(pl.col(f"label/{name}")).alias(f"label/{name}")
+        for name, now in here.items()
+    )
+    # Of a sampled negative, only view says something.
+    some = pl.when("meta/sampled").then(here["view"]).otherwise(pl.any_horizontal(here.values()))
+    return rows.filter(some).sort("meta/impression")
+
+
 def test_days_make_what_one_run_over_all_makes(whole, nights, read_examples):
     every = read_examples(whole)
-    # Labels wait for 6 hours: the run from D makes the impressions from 6 hours before D.
-    waits = timedelta(hours=6)
+    for day, (out, _) in nights.items():
+        made = read_examples(out)
+        assert made.equals(labels_of(every, DAYS[day], DAYS[day + 1]))
+        assert made["meta/sampled"].sum() > 30
+        assert made["recent"].list.len().max() == 3
+        assert made["item_ctr"].is_not_null().sum() > 30
+    made = pl.concat([read_examples(out) for out, _ in nights.values()])
     time = pl.col("meta/time")
-    expected = every.filter((time >= DAYS[6] - waits) & (time < DAYS[9] - waits))
-    made = pl.concat([read_examples(out) for out, _ in nights.values()]).sort("meta/impression")
-    assert made.equals(expected)
-    assert made["meta/sampled"].sum() > 100
-    assert made["recent"].list.len().max() == 3
-    assert made["item_ctr"].is_not_null().sum() > 100
+    for name, wait in WAITS.items():
+        closed = (time + wait >= DAYS[6]) & (time + wait < DAYS[9])
+        column = pl.col(f"label/{name}")
+        once = every.filter(closed & column.is_not_null()).select("meta/impression", column)
+        found = made.filter(column.is_not_null()).select("meta/impression", column)
+        assert found.sort("meta/impression").equals(once)
+        assert len(found) or name == "rated"
 
 
-def test_what_the_day_before_held_back_is_labelled_the_next_day(nights):
-    accounts = [manifest["rows"] for _, manifest in nights.values()]
-    views = pl.concat([pl.read_parquet(out / "train/*.parquet") for out, _ in nights.values()])
-    evening = (pl.col("meta/time") >= DAYS[7] - timedelta(hours=6)) & (
+def test_what_the_day_before_held_back_is_labelled_the_next_day(nights, read_examples):
+    (_, before), (out, _), _ = nights.values()
+    assert before["labels"]["open"]["like"] > 0
+    evening = (pl.col("meta/time") >= DAYS[7] - timedelta(hours=1)) & (
         pl.col("meta/time") < DAYS[7]
     )
-    assert accounts[0]["held_back"] > 5
-    late = views.filter(evening & ~pl.col("meta/sampled"))
-    assert 0 < len(late) <= accounts[0]["held_back"]
+    late = read_examples(out).filter(evening & ~pl.col("meta/sampled"))
+    assert 0 < len(late) <= before["labels"]["open"]["like"]
     assert late["label/like"].null_count() == 0
+    assert late["label/view"].null_count() == len(late)
 
 
 def test_only_what_is_needed_is_read(nights):
     _, manifest = nights[7]
-    # From 17 November less 6 hours less 2 days: 14 November, 18 h, to the end of the 17th.
+    # From 17 November less the dwell's day less 2 days: 14 November, to the end of the 17th.
     assert manifest["window"] == {
-        "begin": "2026-11-14T18:00:00+00:00",
-        "first": "2026-11-16T18:00:00+00:00",
+        "begin": "2026-11-14T00:00:00+00:00",
+        "first": "2026-11-16T00:00:00+00:00",
         "end": "2026-11-18T00:00:00+00:00",
         "files_skipped": 8,
     }
@@ -195,10 +224,10 @@ def test_folders_name_days_and_other_files_are_read(event_config):
         "log.csv",
     ]
     shards = [Shard(Path(name), None, name) for name in names]
-    window = Window(DAYS[6], DAYS[7], DAYS[8])
+    window = Window(DAYS[6], DAYS[7], DAYS[7], DAYS[8])
     kept = [shard.name for shard in needed(shards, window, event_config())]
     assert kept == [*names[:3], *names[5:]]
-    assert len(needed(shards, Window(None, DAYS[7], DAYS[8]), event_config())) == 8
+    assert len(needed(shards, Window(None, DAYS[7], DAYS[7], DAYS[8]), event_config())) == 8
 
 
 REFUSED = [

@@ -98,6 +98,7 @@ def make_config(**changes: Any) -> Config:
                 "files": ["log.jsonl"],
                 "format": {"type": "jsonl"},
                 "columns": {"time": "time", "user": "user_id", "item": "item_id"},
+                "known_after": "10m",
             },
             "split": {"by": "time", "validation": 0.1, "test": 0.1},
         },
