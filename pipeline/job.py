@@ -185,15 +185,17 @@ def _leave_rejects(plan: Plan) -> None:
 
 
 def _check_splits(account: dict[str, Any], config: Config, some_days: bool = False) -> None:
-    splits = account["examples"]["splits"]
+    examples = account["examples"]
+    splits = examples["splits"]
     # A day of a split by instants may well be a day of the test split.
     if not (sum(splits.values()) if some_days else splits.get("train")):
         what = "there is no example" if some_days else "the training split is empty"
         raise DataError(
-            f"{what}: {account['examples']['impressions']} impressions were "
-            f"split by {config.pipeline.split.by}, {account['rows']['held_back']} were held back "
-            f"because their labels were open at {account['cut_off']}; change pipeline.split or "
-            "pipeline.hold_back, or bring more data"
+            f"{what}: {examples['impressions']} impressions were split by "
+            f"{config.pipeline.split.by}, {account['rows']['held_back']} were held back because "
+            f"their labels were open at {account['cut_off']}, {examples['embargoed']} were left "
+            "out because their labels close only after the next split begins (split.embargo); "
+            "change pipeline.split or pipeline.hold_back, or bring more data"
         )
     for name in ("validation", "test"):
         if not splits.get(name):
