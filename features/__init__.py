@@ -5,6 +5,14 @@ Imports polars and NumPy, nothing of ours but `configs`.
 
 from multigate.features.counters import count_events, event_rate, seconds_since
 from multigate.features.earlier import Timeline
-from multigate.features.history import last_items
+from multigate.features.history import Slices, last_items, last_slices
 
-__all__ = ["Timeline", "count_events", "event_rate", "last_items", "seconds_since"]
+__all__ = [
+    "Slices",
+    "Timeline",
+    "count_events",
+    "event_rate",
+    "last_items",
+    "last_slices",
+    "seconds_since",
+]

@@ -1,8 +1,8 @@
 """Puts examples together, some at a time: an impression's labels and features, and its negatives.
 
-Histories and the user's counters are computed here, for some impressions at a time, and never
-stand in a file before the examples': so that a user with a million events, or a hundred negatives
-for each impression, take no more memory than others.
+Histories' lists and the user's counters are made here, for some impressions at a time, and stand in
+no file before the examples: a user with a million events, or a hundred negatives for each
+impression, take no more memory than others.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,12 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.labels import ImpressionLabel
+from multigate.features import Slices
 from multigate.pipeline import catalogue, computed, labels, tables
 from multigate.pipeline.columns import example_schema, table_features
 from multigate.pipeline.split import embargoed, mask_embargoed
 
-_IMPRESSIONS = 1 << 17  # whose histories are computed at once
+_IMPRESSIONS = 1 << 17  # whose lists are made at once
 _EXAMPLES = 1 << 16  # put together at once
 
 
@@ -25,6 +26,7 @@ def assemble(
     impressions: pl.DataFrame,
     rows: pl.DataFrame,
     events: pl.DataFrame,
+    histories: dict[str, Slices],
     answers: pl.DataFrame | None,
     features: pl.DataFrame | None,
     side_tables: dict[str, pl.DataFrame],
@@ -37,6 +39,7 @@ def assemble(
         impressions: see `examples.Bucket`.
         rows: which examples there are, see `sampling.sample_bucket`.
         events: of the bucket's users, see `computed.user_events`.
+        histories: of the impressions, see `computed.histories`.
         answers: the items' counters, one row per example in the order of `rows`; None where there
             are none.
         features: items' features of the log over time, see `catalogue.Catalogue`; None where no
@@ -57,7 +60,8 @@ def assemble(
         block = block.with_columns(
             # An impression of no request is a request of its own: its negatives belong to it.
             pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)),
-            **computed.of_user(events, queries, config),
+            **{name: one[start : start + _IMPRESSIONS].lists() for name, one in histories.items()},
+            **computed.user_counters(events, queries, config),
         )
         begin, end = _range(rows, start, start + len(block))
         chosen = rows[begin:end].with_columns(pl.col("at") - start)
@@ -127,8 +131,6 @@ def _with_negatives(
         pl.lit(True).alias(SAMPLED),
         *([] if taken is None else taken.get_columns()),
     ).filter(drawn)
-    if contract.position is not None:
-        sampled = sampled.with_columns(pl.lit(None, pl.Int64).alias(contract.position))
     table = side_tables.get("items")
     if table is not None:
         sampled = sampled.drop(list(table_features(config, "items")))

@@ -1,7 +1,8 @@
 """The audit: proves on any output that examples tell only what had happened by then.
 
 For a sample of examples, histories, counters and what side tables give are computed again from the
-raw log, one event at a time (`recompute`), and compared.
+raw log, one event at a time (`recompute`), and compared. Sampled negatives must have been there to
+be drawn.
 """
 
 from datetime import datetime
@@ -12,8 +13,8 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config, DataError, FrozenContract
-from multigate.configs.contract import NumberFeature
-from multigate.configs.files import IMPRESSION, SAMPLED, SPLITS, TIME, ExamplesFolder
+from multigate.configs.contract import IdListFeature, NumberFeature
+from multigate.configs.files import IMPRESSION, REQUEST, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.columns import counters, history_features, table_features
 from multigate.pipeline.erasure import read_list
@@ -37,7 +38,8 @@ def audit(
     Every sampled example's histories and counters must be those of the events strictly before it,
     its features of side tables those of the latest row that is not later than it. A
     logged impression must be in the log; a sampled negative must have been shown by then (lately,
-    under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`).
+    under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`),
+    unless it stands in the user's lists exactly as often as its positive does.
 
     Args:
         config: the configuration that made the examples.
@@ -67,14 +69,16 @@ def audit(
     tabled = {name: source for source in _SOURCES for name in table_features(config, source)}
     tables = {source: read_table(config, data, source) for source in _SOURCES}
     forgotten = read_list(config, data, forget)
-    rows = _sample(config, folder, [*features, *tabled], sample, seed)
+    lists = _lists(config)
+    rows = _sample(config, folder, [*features, *tabled, *lists], sample, seed)
+    partners = _partners(config, folder, rows, lists)
     events = events_of(config, data, rows, forgotten)
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
         own, others = by_user[user], by_item[item]
         where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
-        problem = _occurrence(config, row, own, others)
+        problem = _occurrence(config, row, own, others, lists, partners)
         if problem is not None:
             raise DataError(f"{where}: {problem}")
         for name, feature in features.items():
@@ -145,13 +149,70 @@ def _sample(
     rows = []
     for name, frame in frames.items():
         found = frame.filter(pl.col(IMPRESSION).is_in(chosen))
-        found = found.select(*names, plain(TIME), SAMPLED, IMPRESSION, split=pl.lit(name))
+        found = found.select(*names, plain(TIME), REQUEST, SAMPLED, IMPRESSION, split=pl.lit(name))
         rows += found.collect().to_dicts()
     return rows
 
 
-def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> str | None:
-    """Say what is wrong with an example's being there, if anything is."""
+def _lists(config: Config) -> list[str]:
+    """The user's lists of items, in which a candidate item may stand."""
+    contract = config.contract
+    return [
+        name
+        for name, feature in contract.features.items()
+        if isinstance(feature, IdListFeature)
+        and feature.side != "item"
+        and (
+            feature.history is not None
+            or contract.vocabulary_of(name) == contract.vocabulary_of(contract.item)
+        )
+    ]
+
+
+def _matches(config: Config, row: Row, lists: list[str]) -> tuple[int, ...]:
+    """How often the row's item stands in each of the lists."""
+    return tuple((row[name] or []).count(row[config.contract.item]) for name in lists)
+
+
+def _partners(
+    config: Config, folder: ExamplesFolder, rows: list[Row], lists: list[str]
+) -> set[tuple[Any, ...]]:
+    """What the logged impressions of the sampled rows' requests match: see `_place`."""
+    requests = pl.Series([row[REQUEST] for row in rows if row[SAMPLED]], dtype=pl.String)
+    found = set()
+    for name in SPLITS:
+        frame = pl.scan_parquet(folder.split(name) / "*.parquet")
+        logged = frame.filter(~pl.col(SAMPLED) & pl.col(REQUEST).is_in(requests.implode()))
+        names = dict.fromkeys([config.contract.user, config.contract.item, *lists])
+        for row in logged.select(*names, plain(TIME), REQUEST).collect().to_dicts():
+            found.add(_place(config, row, lists))
+    return found
+
+
+def _place(config: Config, row: Row, lists: list[str]) -> tuple[Any, ...]:
+    """Request, user, time and match counts: what a negative that matches shares with a positive."""
+    key = (row[REQUEST], row[config.contract.user], row[TIME])
+    return (*key, _matches(config, row, lists))
+
+
+def _occurrence(
+    config: Config,
+    row: Row,
+    own: list[Row],
+    others: list[Row],
+    lists: list[str],
+    partners: set[tuple[Any, ...]],
+) -> str | None:
+    """Say what is wrong with an example's being there, if anything is.
+
+    Args:
+        config: the configuration.
+        row: the example.
+        own: its user's events.
+        others: its item's events.
+        lists: see `_lists`.
+        partners: see `_partners`.
+    """
     log, negatives, time = config.pipeline.log, config.pipeline.negatives, row[TIME]
     shown = [e for e in others if not isinstance(log, EventLog) or e["event"] == log.impression]
     if not row[SAMPLED]:
@@ -162,6 +223,12 @@ def _occurrence(config: Config, row: Row, own: list[Row], others: list[Row]) -> 
     if negatives is None:
         return "a sampled negative, and pipeline.negatives asks for none"
     ever = negatives.exclude == "ever"
+    matches = dict(zip(lists, _matches(config, row, lists), strict=True))
+    if any(matches.values()):
+        if _place(config, row, lists) not in partners:
+            stands = ", ".join(f"{count} times in {name!r}" for name, count in matches.items())
+            return f"a sampled negative that stands {stands}, and no positive of its request does"
+        own = []  # the positive had been touched as well
     for event in own:
         known = ever or event["time"] is None or (time is not None and event["time"] <= time)
         within = negatives.exclude_within

@@ -14,16 +14,16 @@ from multigate.configs.files import IMPRESSION, TIME
 from multigate.configs.sections.pipeline import Negatives
 from multigate.features import Timeline
 from multigate.pipeline import tables
+from multigate.pipeline.candidate_pool import thin
 from multigate.pipeline.columns import log_features
-from multigate.pipeline.urn import thin
 
 
 @dataclass(frozen=True)
 class Catalogue:
     """What the buckets together say.
 
-    `pool`: see `urn.thin`, sorted by time (null first) and item. `features`: (item, time,
-    the item features that the log holds), sorted by item and time, one row per change.
+    `pool`: see `candidate_pool.thin`, sorted by time (null first) and item. `features`: item, time
+    and the item features that the log holds, sorted by item and time, one row per change.
     """
 
     pool: pl.DataFrame

@@ -6,12 +6,14 @@ that neither the log's items nor their events must fit in memory at once.
 """
 
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.sections.log import EventLog, ImpressionLog
-from multigate.features import count_events, event_rate, last_items, seconds_since
+from multigate.features import Slices, count_events, event_rate, last_slices, seconds_since
 from multigate.pipeline.columns import COLUMN, KNOWN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
@@ -52,16 +54,48 @@ def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Colu
     Returns:
         (B,) by feature.
     """
+    found = {name: slices.lists() for name, slices in histories(events, queries, config).items()}
+    return found | user_counters(events, queries, config)
+
+
+def histories(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> dict[str, Slices]:
+    """Find the user's histories, see `of_user`, without making lists of them."""
     found = {}
     for name, feature in history_features(config).items():
         history = feature.history
         if history is not None:
             past = counting(events, config, history.events).select("user", "time", "item")
-            found[name] = last_items(
-                past, queries, min(history.last, feature.max_length), history.within
-            )
+            last = min(history.last, feature.max_length)
+            found[name] = last_slices(past, queries, last, history.within)
+    return found
+
+
+def write_histories(histories: dict[str, Slices], path: Path) -> None:
+    """Write what `histories` found of a bucket, to be read once more."""
+    columns: dict[str, Any] = {}
+    for name, one in histories.items():
+        columns |= {f"start/{name}": one.start, f"stop/{name}": one.stop}
+        pl.DataFrame({"item": one.items}).write_ipc(_items_file(path, name), compression="lz4")
+    pl.DataFrame(columns).write_ipc(path, compression="lz4")
+
+
+def read_histories(path: Path, config: Config) -> dict[str, Slices]:
+    """Read what `write_histories` wrote."""
+    found, columns = {}, pl.read_ipc(path)
+    for name in history_features(config):
+        start, stop = (columns[f"{end}/{name}"].to_numpy() for end in ("start", "stop"))
+        found[name] = Slices(pl.read_ipc(_items_file(path, name))["item"], start, stop)
+    return found
+
+
+def _items_file(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.stem}-{name}{path.suffix}")
+
+
+def user_counters(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
+    """Compute the user's counters, see `of_user`."""
     sets = {names: counting(events, config, names) for names in _sets(config, "user")}
-    return found | _counters(sets, queries, config, "user")
+    return _counters(sets, queries, config, "user")
 
 
 def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:

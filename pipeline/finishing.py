@@ -8,7 +8,8 @@ import polars as pl
 import pyarrow as pa
 
 from multigate.configs.contract import FrozenContract, fingerprint
-from multigate.configs.files import SAMPLED, SPLITS, write_json
+from multigate.configs.files import SAMPLED, SPLITS, TIME, write_json
+from multigate.features import Slices
 from multigate.pipeline import (
     catalogue,
     computed,
@@ -99,10 +100,13 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     features = None
     if config.pipeline.negatives is not None and catalogue.item_features(config):
         features = pl.read_ipc(plan.work / "features.arrow")
+    impressions = pl.read_ipc(plan.file("impressions", number))
+    events = pl.read_ipc(plan.file("events", number))
     pieces = assemble(
-        pl.read_ipc(plan.file("impressions", number)),
+        impressions,
         pl.read_ipc(plan.file("rows", number)),
-        pl.read_ipc(plan.file("events", number)),
+        events,
+        _histories(impressions, events, plan, number),
         _answers(number, counted, plan),
         features,
         plan.side_tables(),
@@ -131,6 +135,17 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
     for name, found_ in counts.items():
         vocabulary.add(found_).write_ipc(plan.file(f"vocabulary-{name}", number), compression="lz4")
     return {**fact, "examples": writer.rows, "measured": measured, "lengths": lengths}
+
+
+def _histories(
+    impressions: pl.DataFrame, events: pl.DataFrame, plan: Plan, number: int
+) -> dict[str, Slices]:
+    """The impressions' histories, which the draw of negatives left where it needed them."""
+    path = plan.file("histories", number)
+    if path.exists():
+        return computed.read_histories(path, plan.config)
+    queries = impressions.select(user=pl.col(plan.config.contract.user), time=pl.col(TIME))
+    return computed.histories(events, queries, plan.config)
 
 
 def _answers(number: int, counted: Iterable[Facts], plan: Plan) -> pl.DataFrame | None:

@@ -204,6 +204,7 @@ def build(
         "negatives_not_kept": total(finished, "not_kept"),
         "negatives_missing": total(finished, "negatives_missing"),
         "embargoed": total(finished, "left_out"),
+        "unmatched": total(finished, "unmatched"),
         "splits": dict(splits),
     }
     accounted = sum(counts.values()) - counts["rows_in"]

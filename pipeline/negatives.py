@@ -1,8 +1,15 @@
 """Negatives: drawn where the log holds none, left out where it holds more than it takes.
 
+A sampled negative differs from its positive in the item alone: it has the same user, time, context
+and position, and its item stands in the user's lists as often as the positive's does (`matching`).
+So no feature, and no function of features, tells sampled rows from logged ones but by the item.
+
 Every draw is a function of the seed, the positive's number and the draw's own number: it does not
 matter in which bucket or order the positives come.
 """
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -11,13 +18,31 @@ from numpy.typing import NDArray
 from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL
 from multigate.configs.sections.pipeline import Negatives
+from multigate.features import Slices
+from multigate.pipeline.candidate_pool import ALWAYS, CandidatePool
 from multigate.pipeline.hashing import combine
-from multigate.pipeline.lately import Lately
+from multigate.pipeline.matching import UserLists, draw_alike
+from multigate.pipeline.occurrences import codes_of
 from multigate.pipeline.split import uniform
-from multigate.pipeline.urn import ALWAYS, NEVER, Urn
+from multigate.pipeline.touched import TouchedBefore, TouchedWithin
 
 _ATTEMPTS = 32
 _SALT = 0x4B45_4550  # keeps these draws apart from those of the negatives and the split
+
+Refuse = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
+"""Whether item code `items[i]` is no negative of positive `rows[i]`; the two broadcast."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What `draw` returns."""
+
+    negatives: pl.DataFrame
+    """Columns `positive` (row number), `slot` (0, 1, ...), `item`; sorted by the first two. A
+    positive has no item twice."""
+    complete: pl.Series
+    """(B,) whether a positive could itself be a negative at that time, and `per_positive` others
+    were found that match as it does."""
 
 
 def draw(
@@ -26,69 +51,76 @@ def draw(
     pool: pl.DataFrame,
     negatives: Negatives,
     seed: int,
-) -> pl.DataFrame:
+    lists: Sequence[Slices] = (),
+) -> Drawn:
     """Draw negatives for logged impressions.
 
+    A positive whose item stands in none of the user's lists draws from the candidate pool: items
+    that stand in none either, and that the user had not touched. One whose item does stand there
+    draws among the lists' other items that stand there as often, and that are in the pool.
+
+    `past` and `recent` draw only items that the log had shown strictly before the positive's time,
+    so that the log's first impressions, and those of unknown time, have none. A positive that is
+    not `complete` gets none under `unmatched: mask`, and as many as there are under `keep`.
+
     Args:
-        positives: columns `user`, `time`, `impression`; (B, 3).
+        positives: columns `user`, `item`, `time`, `impression`; (B, 4).
         touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
             event of the pair is unknown: such a pair is excluded at all times); under
             `exclude_within` one row per event.
-        pool: columns `time`, `item`, sorted by both, see `urn.thin`.
+        pool: columns `time`, `item`, sorted by both, see `candidate_pool.thin`.
         negatives: how many, drawn how, excluding what.
         seed: of all draws.
-
-    Returns:
-        Columns `positive` (row number), `slot` (0, 1, ...), `item`; sorted by both. A positive has
-        no item twice. It gets fewer than `per_positive` where fewer items are left: `past` and
-        `recent` draw only items that the log had shown strictly before the positive's time, so
-        that the log's first impressions, and those of unknown time, have none.
+        lists: the positives' lists of items, (B,) each.
     """
     items = pool["item"].unique().sort()
+    mask = negatives.unmatched == "mask"
     if len(items) == 0 or len(positives) == 0:
-        return _table(np.zeros((0, 3), np.int64), items)
+        complete = pl.Series([False] * len(positives), dtype=pl.Boolean)
+        return Drawn(_table(np.zeros((0, 3), np.int64), items), complete)
     codes = items.search_sorted(pool["item"]).to_numpy().astype(np.int64)
-    excluded: _Excluded | Lately
-    if negatives.exclude_within is not None:
-        excluded = Lately(positives, touched, items, negatives.exclude_within)
-    else:
-        excluded = _Excluded(positives, touched, items, negatives.exclude == "ever")
     times = positives["time"].to_physical().fill_null(ALWAYS).to_numpy()
-    urn = Urn(pool, codes, times, negatives)
+    candidates = CandidatePool(pool, codes, times, negatives)
     base = combine(positives["impression"].to_numpy(), np.full(len(positives), seed, np.int64))
     chosen = np.full((len(positives), negatives.per_positive), -1, np.int64)
-    for slot in range(negatives.per_positive):
-        _draw_slot(chosen, slot, base, urn, excluded)
-    rows, slots = np.nonzero(chosen >= 0)
-    return _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
-
-
-def matched(impressions: pl.DataFrame, pool: pl.DataFrame, negatives: Negatives) -> pl.Series:
-    """Which logged impressions have an item that somebody's negative at that time could have.
-
-    Args:
-        impressions: columns `item`, `time`.
-        pool: as for `draw`.
-        negatives: what may be drawn.
-
-    Returns:
-        (B,) flags: the log had shown the item strictly before, and within `recent`.
-    """
-    if negatives.exclude == "ever" and negatives.recent is None:
-        return pl.Series([True] * len(impressions), dtype=pl.Boolean)
-    queries = impressions.with_row_index("__row").sort("time", nulls_last=False)
-    found = queries.join_asof(
-        pool.filter(pl.col("time").is_not_null())
-        .select("item", "time", shown=pl.col("time"))
-        .sort("time"),
-        on="time",
-        by="item",
-        strategy="backward",
-        allow_exact_matches=False,
-        tolerance=negatives.recent,
-        check_sortedness=False,  # sorted above; Polars cannot tell within groups
+    rows = np.arange(len(positives))
+    own, of_user = codes_of(positives["item"], items), UserLists(lists, items)
+    counts = of_user.counts(rows, own)
+    matching = counts.any(axis=1)
+    possible = candidates.weights(rows, own) > 0
+    asked = possible if mask else np.ones(len(positives), bool)
+    alike = np.flatnonzero(asked & matching)
+    drawn, slots, found = draw_alike(
+        alike,
+        own[alike],
+        counts[alike],
+        of_user,
+        candidates,
+        base,
+        items,
+        negatives.per_positive,
+        negatives.sampling == "popularity",
     )
-    return found.sort("__row")["shown"].is_not_null()
+    chosen[drawn, slots] = found
+    plain = np.flatnonzero(asked & ~matching & (candidates.sizes > 0))
+    excluded: Refuse
+    if negatives.exclude_within is not None:
+        excluded = TouchedWithin(positives, touched, items, negatives.exclude_within)
+    else:
+        excluded = TouchedBefore(positives, touched, items, negatives.exclude == "ever")
+
+    def refused(rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
+        rows, items = np.broadcast_arrays(rows, items)
+        return excluded(rows, items) | of_user.counts(rows, items).any(axis=1)
+
+    for slot in range(negatives.per_positive):
+        _draw_slot(chosen, slot, plain, base, candidates, refused if lists else excluded)
+    complete = possible & (chosen >= 0).all(axis=1)
+    if mask:
+        chosen[~complete] = -1
+    rows, slots = np.nonzero(chosen >= 0)
+    table = _table(np.stack([rows, slots, chosen[rows, slots]], axis=1), items)
+    return Drawn(table, pl.Series(complete))
 
 
 def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Series:
@@ -113,49 +145,24 @@ def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Ser
     return stays | impressions.select(positive).to_series()
 
 
-class _Excluded:
-    """Answers whether a positive's user had touched an item by then."""
-
-    def __init__(
-        self, positives: pl.DataFrame, touched: pl.DataFrame, items: pl.Series, ever: bool
-    ) -> None:
-        users = touched["user"].unique().sort()
-        known = touched.filter(pl.col("item").is_in(items.implode()))
-        self._items = len(items)
-        owner = users.search_sorted(known["user"]).to_numpy().astype(np.int64)
-        keys = owner * self._items + items.search_sorted(known["item"]).to_numpy()
-        since = known["time"].to_physical().fill_null(ALWAYS).to_numpy().copy()
-        since[known["unknown"].to_numpy() | ever] = ALWAYS
-        order = np.argsort(keys)
-        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
-        self._since = np.append(since[order], NEVER)
-        self._user = users.search_sorted(positives["user"]).to_numpy().astype(np.int64)
-        self._time = positives["time"].to_physical().fill_null(NEVER - 1).to_numpy()
-
-    def __call__(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether positive `rows[i]` excludes item code `items[i]`; the two broadcast."""
-        keys = self._user[rows] * self._items + items
-        at = np.searchsorted(self._keys, keys)
-        return (self._keys[at] == keys) & (self._since[at] <= self._time[rows])
-
-
 def _draw_slot(
     chosen: NDArray[np.int64],
     slot: int,
+    rows: NDArray[np.int64],
     base: NDArray[np.uint64],
-    urn: Urn,
-    excluded: _Excluded | Lately,
+    pool: CandidatePool,
+    excluded: Refuse,
 ) -> None:
-    """Fill one column of `chosen`: draw until allowed, then choose among what is left."""
-    left = np.flatnonzero(urn.sizes > 0)
+    """Fill one column of `chosen` for some rows: draw until allowed, then among what is left."""
+    left = rows
     if slot:  # who found nothing left before finds nothing now
         left = left[chosen[left, slot - 1] >= 0]
     for attempt in range(_ATTEMPTS):
         if len(left) == 0:
             return
         number = np.full(len(left), (slot << 16) + attempt, np.int64)
-        drawn = combine(base[left], number) % urn.sizes[left].astype(np.uint64)
-        item, repeated = urn.items(left, drawn.astype(np.int64))
+        drawn = combine(base[left], number) % pool.sizes[left].astype(np.uint64)
+        item, repeated = pool.items(left, drawn.astype(np.int64))
         refused = (
             repeated | excluded(left, item) | (chosen[left, :slot] == item[:, None]).any(axis=1)
         )
@@ -163,7 +170,7 @@ def _draw_slot(
         left = left[refused]
     number = np.full(len(left), (slot << 16) + _ATTEMPTS, np.int64)
     for row, draw_ in zip(left.tolist(), combine(base[left], number).tolist(), strict=True):
-        entries, repeated = urn.items(row, np.arange(urn.sizes[row]))
+        entries, repeated = pool.items(row, np.arange(pool.sizes[row]))
         refused = repeated | excluded(np.full(len(entries), row), entries)
         entries = entries[~refused & ~np.isin(entries, chosen[row, :slot])]
         if len(entries):

@@ -8,13 +8,34 @@ are drawn; they are put together piece by piece when they are written (`assemble
 import polars as pl
 
 from multigate.configs import Config
+from multigate.configs.contract import IdListFeature
 from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
 from multigate.configs.sections.labels import ImpressionLabel
-from multigate.pipeline import negatives, split
+from multigate.features import Slices
+from multigate.pipeline import computed, negatives, split
 from multigate.pipeline.buckets import spill
-from multigate.pipeline.columns import counters
+from multigate.pipeline.columns import counters, history_features
 from multigate.pipeline.manifest import Facts
 from multigate.pipeline.plan import Plan
+
+
+def impression_tasks(config: Config) -> list[str]:
+    """The tasks that tell logged rows from sampled ones."""
+    tasks = config.contract.tasks.items()
+    return [name for name, task in tasks if isinstance(task.label, ImpressionLabel)]
+
+
+def listed_items(config: Config) -> list[str]:
+    """The features, no histories, that list items beside the user: with the item's vocabulary."""
+    contract = config.contract
+    return [
+        name
+        for name, feature in contract.features.items()
+        if isinstance(feature, IdListFeature)
+        and feature.history is None
+        and feature.side != "item"
+        and contract.vocabulary_of(name) == contract.vocabulary_of(contract.item)
+    ]
 
 
 def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
@@ -25,14 +46,16 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
     `matched`; in the examples' order.
 
     Returns:
-        `bucket`, `negatives`, `negatives_missing`, `not_kept` (impressions left out by
-        `downsample`), `embargoed` (labels, by split and task), `left_out` (impressions without a
-        label after the embargo), `limits`.
+        `bucket`, `negatives`, `negatives_missing`, `unmatched` (positives whose negatives are not
+        all there), `not_kept` (impressions left out by `downsample`), `embargoed` (labels, by split
+        and task), `left_out` (impressions without a label after the embargo), `limits`.
     """
     config, number = plan.config, fact["bucket"]
     contract, sampling = config.contract, config.pipeline.negatives
     read = [contract.user, contract.item, TIME, IMPRESSION]
     read += [LABEL + name for name in contract.tasks]
+    if sampling is not None:
+        read += listed_items(config)
     impressions = pl.read_ipc(plan.file("impressions", number), columns=read)
     limits = split.instants(known["limits"])
     splits = split.assign(
@@ -48,31 +71,31 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         impression=pl.col(IMPRESSION),
         split=pl.col("split"),
     )
-    kept = logged.filter(some_left & negatives.keep(impressions, splits, config))
-    asked, rows = 0, kept
+    stays = some_left & negatives.keep(impressions, splits, config)
+    kept = logged.filter(stays)
+    asked, unmatched, rows = 0, 0, kept
     if sampling is not None:
-        told_apart = (some_left & _has_counterparts(impressions, config)).arg_true()
-        asked = len(told_apart) * sampling.per_positive
-        positives = impressions[told_apart].select(
-            user=pl.col(contract.user), time=pl.col(TIME), impression=pl.col(IMPRESSION)
+        # Of an impression that `downsample` leaves out, negatives would be alone.
+        told = impression_tasks(config)
+        asking = (stays if told else some_left) & _told_apart(impressions, told)
+        of = asking.arg_true().cast(pl.Int64)
+        drawn = _draw(impressions, of, plan, number)
+        asked, unmatched = len(of) * sampling.per_positive, int((~drawn.complete).sum())
+        at, slots = of.gather(drawn.negatives["positive"]), drawn.negatives["slot"]
+        sampled = pl.DataFrame(
+            {
+                "at": at,
+                "slot": slots,
+                "item": drawn.negatives["item"],
+                # The number of a negative is a function of its positive's and its slot.
+                "impression": negatives.numbers(impressions[IMPRESSION].gather(at), slots),
+                "split": splits.gather(at),
+            }
         )
-        touched = pl.read_ipc(plan.file("touched", number))
-        pool = pl.read_ipc(plan.work / "pool.arrow")
-        drawn = negatives.draw(positives, touched, pool, sampling, config.pipeline.seed)
-        of = told_apart.cast(pl.Int64).gather(drawn["positive"])
-        drawn = drawn.select(
-            at=of,
-            slot=pl.col("slot"),
-            item=pl.col("item"),
-            # The number of a negative is a function of its positive's and its slot.
-            impression=negatives.numbers(impressions[IMPRESSION].gather(of), drawn["slot"]),
-            split=splits.gather(of),
-        )
-        rows = pl.concat([kept, drawn]).sort("at", "slot")
+        rows = pl.concat([kept, sampled]).sort("at", "slot")
         if sampling.unmatched == "mask":
-            asked_of = impressions.select(item=pl.col(contract.item), time=pl.col(TIME))
-            flags = negatives.matched(asked_of, pool, sampling)
-            rows = rows.with_columns(matched=flags.gather(rows["at"]))
+            incomplete = of.filter(~drawn.complete)
+            rows = rows.with_columns(matched=~pl.col("at").is_in(incomplete.implode()))
     rows.write_ipc(plan.file("rows", number), compression="lz4")
     if counters(config, "item"):
         times = impressions[TIME].gather(rows["at"])
@@ -83,6 +106,7 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         "bucket": number,
         "negatives": made,
         "negatives_missing": asked - made,
+        "unmatched": unmatched,
         "not_kept": int(some_left.sum()) - len(kept),
         "embargoed": embargoed,
         "left_out": int((~some_left).sum()),
@@ -107,11 +131,35 @@ def _embargo(
     return counts, impressions.select(~pl.all_horizontal(flags.values())).to_series()
 
 
-def _has_counterparts(impressions: pl.DataFrame, config: Config) -> pl.Series:
+def _told_apart(impressions: pl.DataFrame, tasks: list[str]) -> pl.Series:
     """Which impressions have a label that tells them from their negatives."""
-    told = [
-        pl.col(LABEL + name).is_not_null()
-        for name, task in config.contract.tasks.items()
-        if isinstance(task.label, ImpressionLabel)
-    ]
+    told = [pl.col(LABEL + name).is_not_null() for name in tasks]
     return impressions.with_columns(__told=pl.any_horizontal(told) if told else True)["__told"]
+
+
+def _draw(impressions: pl.DataFrame, at: pl.Series, plan: Plan, number: int) -> negatives.Drawn:
+    """Draw the negatives of the impressions at these rows; leaves the histories for `assemble`."""
+    config, sampling = plan.config, plan.config.pipeline.negatives
+    assert sampling is not None
+    contract = config.contract
+    positives = impressions.select(
+        user=pl.col(contract.user),
+        item=pl.col(contract.item),
+        time=pl.col(TIME),
+        impression=pl.col(IMPRESSION),
+    )
+    lists = [Slices.of(impressions[name]) for name in listed_items(config)]
+    if history_features(config):
+        events = pl.read_ipc(plan.file("events", number))
+        histories = computed.histories(events, positives, config)
+        computed.write_histories(histories, plan.file("histories", number))
+        lists += histories.values()
+    chosen = at.to_numpy()
+    return negatives.draw(
+        positives[chosen],
+        pl.read_ipc(plan.file("touched", number)),
+        pl.read_ipc(plan.work / "pool.arrow"),
+        sampling,
+        config.pipeline.seed,
+        [one[chosen] for one in lists],
+    )

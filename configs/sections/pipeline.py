@@ -43,10 +43,12 @@ class Negatives(Frozen):
     exclude_within: Duration | None = None
     """Leave out only what the user had touched so lately; anything longer ago may be drawn again.
     Absent: all of the past, which a run of some days must then read from its beginning."""
-    unmatched: Literal["keep", "mask"] = "keep"
-    """What becomes of the labels of rule `impression` where the item could not have been anybody's
-    negative, since the log had not shown it before, or not within `recent`. Kept, they teach that
-    whatever nobody has seen yet is always viewed; `mask` leaves such impressions to other tasks."""
+    unmatched: Literal["keep", "mask"] = "mask"
+    """What becomes of a positive that no negatives can match: its item had not been shown before
+    (or not within `recent`), or fewer than `per_positive` other items stand as often in the user's
+    lists. `mask` draws none and masks its labels of rule `impression`; other tasks keep it. `keep`
+    draws what there is and keeps the label: it teaches that what nobody has seen yet, or what
+    stands in the history, is always viewed, and `multigate audit` says so."""
 
 
 class Downsample(Frozen):

@@ -162,13 +162,26 @@ PLANTED = [
     ),
     (
         {"item_id": pl.when(SAMPLED).then(LAST_VIEWED).otherwise("item_id")},
-        r"a sampled negative that its user had touched at 2023-11-14",
+        r"a sampled negative that stands \d times in 'recent', .*, and no positive of its request",
     ),
     (
         {"item_id": pl.when(SAMPLED).then(pl.lit("new")).otherwise("item_id")},
         r"a sampled negative that was not shown between 2023-11-14 \S+ and 2023-11-14",
     ),
 ]
+
+
+def test_a_negative_that_its_user_had_touched_long_ago_is_found(made, tmp_path):
+    log = pl.read_csv(made[1] / "log.csv").sort("time")
+    first = dict(log.group_by("user", maintain_order=True).agg(pl.col("item").first()).rows())
+    item = pl.col("user_id").replace_strict(first)
+    names = ["recent", "liked", "lately"]
+    unlisted = pl.all_horizontal(~pl.col(name).list.contains(item) for name in names)
+    late = pl.col("meta/time").dt.epoch("s") > T + 300
+    changed = pl.when(SAMPLED & unlisted & late).then(item).otherwise("item_id")
+    config, folder, out = planted(made, tmp_path, {"item_id": changed})
+    with pytest.raises(DataError, match="a sampled negative that its user had touched at 2023-11"):
+        audit(config, folder, out, sample=10_000)
 
 
 @pytest.mark.parametrize(("change", "message"), PLANTED)

@@ -136,7 +136,7 @@ MORE = {
         "at_least": 0.75,
     },
     "pipeline.log.columns.event_id": "id",
-    "pipeline.negatives.recent": "100s",
+    "pipeline.negatives": {"per_positive": 1, "recent": "100s", "unmatched": "keep"},
     "pipeline.hold_back": True,
     "pipeline.split": {
         "by": "time",
@@ -353,12 +353,15 @@ EXPECTED = {
 # Drawn from what the log had shown in the 100 s before, without what the user had touched by then.
 # Five windows leave one item each; the others leave none: at 0, 2000, 4950, 6000 and 9000 nothing
 # was shown so lately; a, c and d (at 6060) had touched all that was, a at 5000 the z of 4950, at 1;
-# c at 2151 does not see what is shown at 2151; b had touched both x and y at 30 (y by this very
-# view); at 6101, e had viewed k, and m was 101 s ago.
+# c at 2151 does not see what is shown at 2151; b's views match: x at 20 was liked at 5, and no
+# other item was; at 30 b had touched both x and y (y by this very view); at 6101, e had viewed k,
+# and m was 101 s ago.
 NEGATIVES = {
-    # [-80, 20) showed x, which b had touched at 5, and y at 10: 10 s old, no like. User, request
+    # c viewed p, which stands in [p, q, r] once, as q and r do, and the hash takes q; user, request
     # and context are the positive's, and so are its histories and user's counters.
-    ("b", "y", 20): ("train", [], ["x"], [], "phone", [1, 10, 0, 1, None]),
+    ("c", "q", 2030): ("test", ["p", "q", "r"], [], [], None, [1, 20, 0, 0, 10]),
+    # c viewed q; of [q, r, p], p was liked at 2040, and q was not: r is alike.
+    ("c", "r", 2050): ("test", ["q", "r", "p"], ["p"], [], None, [1, 30, 0, 1, 20]),
     # [2051, 2151) showed q alone, at 2150; its first view was at 2010, and it had no like.
     ("f", "q", 2151): ("test", [], [], [], "tv", [1, 141, 0, 0, None]),
     # [6000, 6100) showed p, which e had liked, k, the positive's own, and m, at its very start.
@@ -438,13 +441,14 @@ def test_the_manifest_accounts_for_every_row(golden):
     # Just after the last events, at 95401.
     assert golden[1]["cut_off"] == "2023-11-16T00:43:21.000001+00:00"
     assert golden[1]["examples"] == {
-        "total": 28,
+        "total": 29,
         "impressions": 23,
-        "sampled_negatives": 5,
-        "negatives_missing": 18,
+        "sampled_negatives": 6,
+        "negatives_missing": 17,
+        "unmatched": 19,  # z at 2151 and v at 9001 were new, though others could be drawn for them
         "negatives_not_kept": 0,
         "embargoed": 0,
-        "splits": {"train": 5, "validation": 1, "test": 22},
+        "splits": {"train": 4, "validation": 1, "test": 24},
     }
     assert json.loads((golden[0] / "manifest.json").read_text()) == golden[1]
 
@@ -472,34 +476,30 @@ def test_rejects_name_file_line_reason_and_text(golden):
 def test_vocabularies_and_statistics_come_from_the_training_split(golden):
     folder, _, config = golden
     read = {p.stem: pl.read_parquet(p).rows() for p in (folder / "vocabularies").iterdir()}
-    # Training: a-x@0, a-y@10, b-x@20, b-y@30. The sampled negative does not count; histories
-    # share item_id's vocabulary and keep none.
+    # Training: a-x@0, a-y@10, b-x@20, b-y@30; histories share item_id's vocabulary and keep none.
     assert read == {
         "user_id": [("a", 2), ("b", 2)],
         "item_id": [("x", 2), ("y", 2)],
         "device": [("phone", 2), ("desk", 1)],
     }
     statistics = Statistics.read(folder / "statistics.json")
-    assert statistics.rows == {"train": 5, "validation": 1, "test": 22}
+    assert statistics.rows == {"train": 4, "validation": 1, "test": 24}
     view, like = statistics.tasks["view"], statistics.tasks["like"]
-    assert (view.count, view.masked, view.mean) == (5, 0, 0.8)  # 4 of 5: one is the negative
-    assert view.std == pytest.approx(0.4)  # sqrt(0.8 * 0.2)
-    assert (like.count, like.masked, like.mean) == (4, 1, 0.5)
+    assert (view.count, view.masked, view.mean) == (4, 0, 1)
+    assert (like.count, like.masked, like.mean) == (4, 0, 0.5)
     assert statistics.tasks["dwell"].mean == pytest.approx(
         (2.397895 + 3.433987) / 2,
         abs=1e-6,  # ln 11, ln 31
     )
     buys, watched = statistics.tasks["buys"], statistics.tasks["watched"]
-    assert (buys.count, buys.masked, buys.mean) == (4, 1, 0.5)  # 2, 0, 0, 0; the negative's null
+    assert (buys.count, buys.masked, buys.mean) == (4, 0, 0.5)  # 2, 0, 0, 0
     assert buys.std == pytest.approx(0.8660254)  # sqrt(4 / 4 - 0.5 ** 2)
     # Nothing was watched in training: nothing to measure, and nothing that scales.
-    assert (watched.count, watched.masked, watched.mean, watched.std) == (0, 5, 0, 1)
+    assert (watched.count, watched.masked, watched.mean, watched.std) == (0, 4, 0, 1)
     views, age = statistics.features["item_views"], statistics.features["item_age"]
-    # 0, 0, 1, 1 and the negative's 1; ages null, null, 20, 20 and the negative's 10.
-    assert (views.count, views.missing, views.mean) == (5, 0, 0.6)
-    assert (age.count, age.missing) == (3, 2)
-    assert age.mean == pytest.approx(16.666667)
-    assert age.std == pytest.approx(4.714045)  # sqrt(900 / 3 - (50 / 3) ** 2) = sqrt(200 / 9)
+    # 0, 0, 1, 1; ages null, null, 20, 20.
+    assert (views.count, views.missing, views.mean) == (4, 0, 0.5)
+    assert (age.count, age.missing, age.mean) == (2, 2, 20)
     frozen = FrozenContract.read(folder / "contract.json")
     assert frozen.contract == config.contract
 

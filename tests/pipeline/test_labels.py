@@ -85,16 +85,16 @@ def test_negatives_of_an_impression_log_take_the_items_own_features(
     )
     config = impression_config(
         **{
-            "pipeline.negatives": {"per_positive": 1},
+            "pipeline.negatives": {"per_positive": 1, "unmatched": "keep"},
             "pipeline.split": {"by": "random", "validation": 0.01, "test": 0.01},
         }
     )
     manifest = run(config, tmp_path, tmp_path / "out")
     assert manifest["examples"]["sampled_negatives"] == 1
     (row,) = read_examples(tmp_path / "out").filter(pl.col("meta/sampled")).to_dicts()
-    # 2's view at 30 gets item 50 as it was at 20; it was shown at no position.
+    # 2's view at 30 gets item 50 as it was at 20, at the position of 2's view.
     assert (row["user_id"], row["item_id"], row["meta/request"]) == (2, 50, "r3")
-    assert (row["price"], row["tags"], row["place"]) == (3.5, ["blue"], None)
+    assert (row["price"], row["tags"], row["place"]) == (3.5, ["blue"], 2)
     assert (row["label/click"], row["label/stars"]) == (None, None)
 
 

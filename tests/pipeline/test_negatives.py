@@ -6,12 +6,33 @@ import numpy as np
 import polars as pl
 import pytest
 
-from multigate.configs.sections.pipeline import Negatives
+from multigate.configs.files import SPLITS
+from multigate.configs.sections.pipeline import Negatives as Policy
+from multigate.features import Slices
+from multigate.pipeline import job, matching
+from multigate.pipeline import negatives as module
+from multigate.pipeline.candidate_pool import thin
 from multigate.pipeline.catalogue import as_of
-from multigate.pipeline.negatives import draw, matched, numbers
-from multigate.pipeline.urn import thin
+from multigate.pipeline.negatives import numbers
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def Negatives(**values):
+    """What is tested one rule at a time draws what there is; `mask` is tested by itself."""
+    return Policy(**{"unmatched": "keep", **values})
+
+
+def draw(positives, touched, pool, policy, seed):
+    """Negatives of positives that match nothing."""
+    return module.draw(with_items(positives), touched, pool, policy, seed).negatives
+
+
+def with_items(positives):
+    """Positives of an item that nobody had seen before."""
+    if "item" in positives.columns:
+        return positives
+    return positives.with_columns(item=pl.lit("own"))
 
 
 def instants(seconds):
@@ -123,22 +144,147 @@ def test_recent_draws_what_was_shown_within_the_span_before(time, allowed, sampl
 
 @pytest.mark.parametrize("sampling", ["uniform", "popularity"])
 @pytest.mark.parametrize("recent", [None, 10])
-def test_an_impression_is_matched_where_its_item_could_be_drawn_for_another_user(recent, sampling):
-    policy = Negatives(recent=recent and timedelta(seconds=recent), sampling=sampling)
+def test_a_positive_is_complete_where_its_item_could_be_drawn_for_another_user(recent, sampling):
+    policy = Policy(recent=recent and timedelta(seconds=recent), sampling=sampling)
     pool = thin(SHOWN, policy).sort("time", "item", nulls_last=False)
     cases = [(time, item) for time in [*range(0, 62, 3), 20, 21, 29, None] for item in "wxyzn"]
-    asked = table(time=[time for time, _ in cases], item=[item for _, item in cases])
-    flags = matched(asked, pool, policy)
-    for (time, item), flag in zip(cases, flags, strict=True):
+    asked = table(
+        user=["a"] * len(cases),
+        time=[time for time, _ in cases],
+        item=[item for _, item in cases],
+        impression=list(range(len(cases))),
+    )
+    found = module.draw(asked, touched_by(a={"q": 1}), pool, policy, 0)
+    for at, ((time, item), flag) in enumerate(zip(cases, found.complete, strict=True)):
         positives = table(user=["a"] * 60, time=[time] * 60, impression=list(range(60)))
-        drawn = draw(positives, touched_by(a={"q": 1}), pool, policy, 0)
+        keep = policy.model_copy(update={"unmatched": "keep"})
+        drawn = draw(positives, touched_by(a={"q": 1}), pool, keep, 0)
         assert flag == (item in set(drawn["item"])), (time, item)
-    assert 0 < flags.sum() < len(flags)
+        assert len(found.negatives.filter(pl.col("positive") == at)) == int(flag)
+    assert 0 < found.complete.sum() < len(found.complete)
 
 
-def test_all_are_matched_where_draws_know_no_time():
-    asked = table(time=[0, None], item=["w", "n"])
-    assert matched(asked, POOL, Negatives(exclude="ever")).to_list() == [True, True]
+def test_all_are_complete_where_draws_know_no_time():
+    asked = table(user=["a", "a"], time=[0, None], item=["w", "x"], impression=[1, 2])
+    found = module.draw(asked, touched_by(a={"q": 1}), POOL, Policy(exclude="ever"), 0)
+    assert found.complete.to_list() == [True, True]
+
+
+# Nine items, each shown at second 0 and once more; the user's two lists at second 50.
+WIDE = table(time=[0] * 9 + list(range(10, 19)), item=[f"i{n}" for n in range(9)] * 2).sort(
+    "time", "item"
+)
+VIEWS, LIKES = ["i0", "i1", "i2", "i2", "i3", "i4", "i5", "q"], ["i0", "i1", "i3", "r", "r"]
+
+
+def lists_of(*rows):
+    """The same two lists for each of `rows` positives."""
+    return [
+        Slices.of(pl.Series([one] * len(rows), dtype=pl.List(pl.String))) for one in (VIEWS, LIKES)
+    ]
+
+
+@pytest.mark.parametrize("exclude", ["past", "ever"])
+@pytest.mark.parametrize("sampling", ["uniform", "popularity"])
+@pytest.mark.parametrize(
+    ("own", "allowed"),
+    [
+        ("i6", {"i7", "i8"}),  # in no list: of the pool, what is in no list and not touched
+        ("i4", {"i5"}),  # viewed once and not liked, as i5; q is in no pool
+        ("i0", {"i1", "i3"}),  # viewed once and liked once
+        ("i2", set()),  # nothing else was viewed twice
+    ],
+)
+def test_negatives_stand_in_the_lists_as_often_as_their_positive(own, allowed, sampling, exclude):
+    n = 200
+    positives = table(user=["a"] * n, item=[own] * n, time=[50] * n, impression=list(range(n)))
+    touched = touched_by(a=dict.fromkeys([*VIEWS, *LIKES, own], 20))
+    touched = touched.unique(["user", "item"])
+    policy = Policy(sampling=sampling, exclude=exclude)
+    found = module.draw(positives, touched, WIDE, policy, 0, lists_of(*range(n)))
+    assert set(found.negatives["item"]) == allowed
+    assert found.complete.to_list() == [bool(allowed)] * n
+    if allowed:  # evenly: all items were shown twice
+        counts = found.negatives["item"].value_counts()["count"]
+        # Binomial(200, 1/2): standard deviation 7.
+        assert counts.min() >= n / len(allowed) - 4 * 7
+    # Two of each: only where there are two.
+    twice = Policy(sampling=sampling, exclude=exclude, per_positive=2)
+    found = module.draw(positives, touched, WIDE, twice, 0, lists_of(*range(n)))
+    assert set(found.complete) == {len(allowed) >= 2}
+    groups = found.negatives.group_by("positive").agg(pl.col("item").sort())
+    assert set(map(tuple, groups["item"])) == (
+        {tuple(sorted(allowed))} if len(allowed) > 1 else set()
+    )
+
+
+def test_among_alike_items_popularity_draws_in_proportion_to_impressions():
+    # i4 was shown 8 times before 50 and i5 twice.
+    more = table(time=[40] * 6, item=["i4"] * 6)
+    pool = pl.concat([WIDE, more, table(time=[50] * 50, item=["i5"] * 50)]).sort("time", "item")
+    n = 4000
+    positives = table(user=["a"] * n, item=["i9"] * n, time=[50] * n, impression=list(range(n)))
+    lists = [Slices.of(pl.Series([["i4", "i5", "i9"]] * n))]
+    pool = pl.concat([table(time=[0], item=["i9"]), pool]).sort("time", "item")
+    policy = Policy(sampling="popularity")
+    found = module.draw(positives, touched_by(a={"q": 1}), pool, policy, 0, lists)
+    counts = dict(found.negatives["item"].value_counts().rows())
+    # Binomial(4000, 0.8): standard deviation 25.
+    assert counts["i4"] == pytest.approx(3200, abs=4 * 25)
+    assert counts["i4"] + counts["i5"] == n
+
+
+def test_a_match_must_have_been_shown_lately_too():
+    policy = Policy(recent=timedelta(seconds=35))
+    pool = thin(WIDE, policy).sort("time", "item")
+    lists = [Slices.of(pl.Series([["i1", "i4", "i5", "i8"]] * 3))]
+    # At 50, i5 to i8 had been shown since 15; at 52 i7 and i8.
+    positives = table(
+        user=["a"] * 3, item=["i8", "i4", "i8"], time=[50, 50, 52], impression=[1, 2, 3]
+    )
+    found = module.draw(positives, touched_by(a={"i5": 9}), pool, policy, 0, lists)
+    assert found.complete.to_list() == [True, False, False]
+    assert found.negatives.rows() == [(0, 0, "i5")]
+
+
+def test_what_stands_in_a_list_is_no_negative_of_what_does_not():
+    # `exclude_within` would let what was touched long ago be drawn.
+    policy = Policy(per_positive=3, exclude_within=timedelta(seconds=10))
+    lists = [Slices.of(pl.Series([["i0", "i1", "i2", "i3", "i4"]] * 30))]
+    positives = table(user=["a"] * 30, item=["i8"] * 30, time=[50] * 30, impression=list(range(30)))
+    found = module.draw(positives, touched_by(a={"i0": 20, "i8": 50}), WIDE, policy, 0, lists)
+    assert set(found.negatives["item"]) == {"i5", "i6", "i7"}
+
+
+def test_draws_among_alike_items_depend_on_seed_and_positive_alone(monkeypatch):
+    rng = np.random.default_rng(0)
+    n, names = 300, np.array([f"i{at}" for at in range(9)])
+    positives = table(
+        user=[f"u{at % 7}" for at in range(n)],
+        item=rng.choice(names, n).tolist(),
+        time=rng.integers(20, 60, n).tolist(),
+        impression=rng.permutation(n).tolist(),
+    )
+    listed = [rng.choice(names, rng.integers(0, 8)).tolist() for _ in range(n)]
+    touched = touched_by(**{f"u{at}": {"i0": 30} for at in range(7)})
+    policy = Policy(per_positive=2)
+
+    def drawn(order, pool, seed=3):
+        some = positives[order.tolist()]
+        lists = [Slices.of(pl.Series([listed[at] for at in order], dtype=pl.List(pl.String)))]
+        found = module.draw(some, touched, pool, policy, seed, lists)
+        at = pl.Series(order[found.negatives["positive"].to_numpy()])
+        return found.negatives.with_columns(positive=at).sort("positive", "slot")
+
+    straight = drawn(np.arange(n), WIDE)
+    matching_ = [row for row in range(n) if positives["item"][row] in listed[row]]
+    assert len(straight.filter(pl.col("positive").is_in(matching_))) > 20
+    assert drawn(rng.permutation(n), WIDE).equals(straight)
+    later = pl.concat([WIDE, table(time=[70, 71], item=["i0", "j"])]).sort("time", "item")
+    assert drawn(np.arange(n), later).equals(straight)
+    monkeypatch.setattr(matching, "_AT_ONCE", 5)
+    assert drawn(np.arange(n), WIDE).equals(straight)
+    assert not drawn(np.arange(n), WIDE, seed=4).equals(straight)
 
 
 def test_recent_draws_are_even_however_often_an_item_was_shown():
@@ -220,3 +366,73 @@ def test_item_features_of_negatives_are_the_latest_earlier_ones(impression_confi
     # At 20: the value of 10. Nothing earlier: the first there is.
     assert found["price"].to_list() == [2.0, 3.0, 4.0, 1.0, 1.0, 4.0]
     assert found["tags"].to_list() == [["a"], ["b"], ["c"], None, None, ["c"]]
+
+
+@pytest.fixture(scope="module")
+def twins(event_config, tmp_path_factory):
+    """A log in which one view in two is a view of something viewed before, with positions."""
+    rng = np.random.default_rng(11)
+    lines, viewed = ["time,event,item,user,session,value,device,place"], {}
+    for at in range(3000):
+        user = f"u{rng.integers(20)}"
+        mine = viewed.setdefault(user, [])
+        again = mine and rng.random() < 0.5
+        item = rng.choice(mine[-6:]) if again else f"i{rng.integers(60)}"
+        mine.append(item)
+        place, device = rng.integers(10), rng.choice(["phone", "desk", ""])
+        lines.append(f"{1_700_000_000 + 20 * at},VIEW,{item},{user},s,,{device},{place}")
+        if rng.random() < 0.2:
+            lines.append(f"{1_700_000_001 + 20 * at},LIKE,{item},{user},s,,,")
+    lines += [f"1700000000,{kind},i0,u0,s,,," for kind in ("DISLIKE", "BUY", "RATE")]
+    folder = tmp_path_factory.mktemp("twins")
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    config = event_config(
+        **{
+            "contract.features.place": {"kind": "position"},
+            "contract.features.recent.history.last": 12,
+            "contract.features.recent.max_length": 12,
+            "contract.features.seen": {
+                "kind": "number",
+                "side": "item",
+                "since": {"of": "item", "events": ["VIEW"], "which": "first"},
+                "missing": "indicator",
+            },
+            "pipeline.negatives": {"per_positive": 2},
+        }
+    )
+    return job.run(config, folder, folder / "out"), folder / "out"
+
+
+def test_a_sampled_negative_differs_from_its_positive_in_the_item_alone(twins):
+    manifest, out = twins
+    examples = pl.concat(pl.read_parquet(out / name / "*.parquet") for name in SPLITS)
+    examples = examples.with_columns(
+        match=pl.Series(
+            [
+                [listed.count(item) for listed in lists]
+                for item, *lists in examples.select("item_id", "recent", "liked").rows()
+            ]
+        )
+    )
+    told = examples.filter(pl.col("label/view").is_not_null())
+    alike = ["user_id", "device", "place", "recent", "liked", "meta/time", "match"]
+    groups = told.group_by("meta/request").agg(
+        pl.col("label/view").sum(), pl.len(), *(pl.col(name).n_unique() for name in alike)
+    )
+    assert groups["label/view"].unique().to_list() == [1.0]
+    assert groups["len"].unique().to_list() == [3]
+    for name in alike:
+        assert groups[name].unique().to_list() == [1], name
+    assert told["seen"].null_count() == 0
+    for name in ("place", "device"):
+        rates = told.group_by("meta/sampled").agg(pl.col(name).is_null().mean())[name]
+        assert rates[0] == pytest.approx(rates[1])
+    matching_ = told.filter(pl.col("match").list.sum() > 0)
+    assert len(matching_) > 300
+    assert matching_["label/view"].mean() == pytest.approx(1 / 3)
+    # What has no counterpart has no negatives, keeps its other labels, and is counted.
+    rest = examples.filter(pl.col("label/view").is_null())
+    assert not rest["meta/sampled"].any()
+    assert rest["label/like"].null_count() == 0
+    assert len(rest) == manifest["examples"]["unmatched"] > 100
+    assert manifest["examples"]["negatives_missing"] == 2 * len(rest)

@@ -1,4 +1,4 @@
-"""Which items a user had touched lately: what `exclude_within` keeps from being a negative."""
+"""Which items a user had touched by the time of a positive: they are no negatives of it."""
 
 from datetime import timedelta
 
@@ -6,11 +6,47 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from multigate.pipeline.candidate_pool import ALWAYS, NEVER
+
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class Lately:
-    """Answers whether a positive's user had touched an item in [time - within, time].
+class TouchedBefore:
+    """Tells whether a positive's user had touched an item up to the positive's time.
+
+    Args:
+        positives: columns `user`, `time`.
+        touched: columns `user`, `item`, `time` (first time), `unknown` (whether the time of any
+            event of the pair is unknown: then it counts as touched at all times).
+        items: the pool's items, sorted; an item's code is its place.
+        ever: whether items that the user touches later count too.
+    """
+
+    def __init__(
+        self, positives: pl.DataFrame, touched: pl.DataFrame, items: pl.Series, ever: bool
+    ) -> None:
+        users = touched["user"].unique().sort()
+        known = touched.filter(pl.col("item").is_in(items.implode()))
+        self._items = len(items)
+        owner = users.search_sorted(known["user"]).to_numpy().astype(np.int64)
+        keys = owner * self._items + items.search_sorted(known["item"]).to_numpy()
+        since = known["time"].to_physical().fill_null(ALWAYS).to_numpy().copy()
+        since[known["unknown"].to_numpy() | ever] = ALWAYS
+        order = np.argsort(keys)
+        self._keys = np.append(keys[order], np.iinfo(np.int64).max)
+        self._since = np.append(since[order], NEVER)
+        self._user = users.search_sorted(positives["user"]).to_numpy().astype(np.int64)
+        self._time = positives["time"].to_physical().fill_null(NEVER - 1).to_numpy()
+
+    def __call__(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the user of positive `rows[i]` had touched item `items[i]`; they broadcast."""
+        keys = self._user[rows] * self._items + items
+        at = np.searchsorted(self._keys, keys)
+        return (self._keys[at] == keys) & (self._since[at] <= self._time[rows])
+
+
+class TouchedWithin:
+    """Tells whether a positive's user had touched an item in [time - within, time].
 
     Args:
         positives: columns `user`, `time`; times are known.
@@ -40,7 +76,7 @@ class Lately:
         self._time = positives["time"].dt.cast_time_unit("us").to_physical().to_numpy()
 
     def __call__(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether positive `rows[i]` excludes item code `items[i]`; the two broadcast."""
+        """Whether the user of positive `rows[i]` had touched item `items[i]`; they broadcast."""
         pairs, times = self._user[rows] * self._items + items, self._time[rows]
         if not len(self._pairs):
             return np.zeros(np.broadcast(rows, items).shape, bool)

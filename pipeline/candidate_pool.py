@@ -1,8 +1,8 @@
-"""What each positive draws its negatives from: items that the log had shown by then.
+"""The candidate pool: the items that a positive draws its negatives from, shown by then.
 
-The pool is a table of impressions (time, item), sorted by both. Which of its rows stand in a
-positive's urn, and in which order, depends on what came before the positive alone: more log
-changes no earlier draw.
+The pool is a table of impressions (time, item), sorted by both. Which of its rows a positive draws
+from, and in which order, depends on what came before the positive alone: more log changes no
+earlier draw.
 """
 
 from datetime import timedelta
@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from multigate.configs.sections.pipeline import Negatives
+from multigate.pipeline.occurrences import Occurrences
 
 Numbers = NDArray[np.int64]
 
@@ -21,7 +22,7 @@ NEVER, ALWAYS = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
 def thin(shown: pl.DataFrame, negatives: Negatives) -> pl.DataFrame:
-    """Keep the impressions that urns need; of thinned parts together it keeps the same.
+    """Keep the impressions that draws need; of thinned parts together it keeps the same.
 
     Args:
         shown: columns `time`, `item` and maybe more, which are those of the kept impressions.
@@ -44,14 +45,15 @@ def thin(shown: pl.DataFrame, negatives: Negatives) -> pl.DataFrame:
     return kept.select(shown.columns)
 
 
-class Urn:
-    """The urns of B positives.
+class CandidatePool:
+    """What each of B positives draws from: its candidates.
 
-    Without `recent`, an urn is the pool's rows before the positive (all of them under `exclude:
-    ever`). With it, it is the window [time - recent, time); for uniform draws of that, two ranges,
-    one after the other: the items' last impressions of the span before the positive's, as far as
-    they are in the window, and the items' first impressions in the positive's own span. Every item
-    of the window is in the one or the other; who is in both is `repeated` in the former.
+    Without `recent`, the candidates are the pool's rows before the positive (all of them under
+    `exclude: ever`). With it, they are the window [time - recent, time); for uniform draws of that,
+    two ranges, one after the other: the items' last impressions of the span before the positive's,
+    as far as they are in the window, and the items' first impressions in the positive's own span.
+    Every item of the window is in the one or the other; an item in both is `repeated` in the
+    former.
 
     Args:
         pool: thinned; sorted by time and item, unknown times first.
@@ -62,6 +64,7 @@ class Urn:
 
     def __init__(self, pool: pl.DataFrame, codes: Numbers, times: Numbers, negatives: Negatives):
         at = pool["time"].to_physical().fill_null(ALWAYS).to_numpy()
+        self._pool_codes = codes
         self._codes, self._times = codes, times
         self._again = np.full(len(pool), NEVER)
         self._first, self._stop = np.zeros_like(times), np.full_like(times, len(pool))
@@ -71,11 +74,14 @@ class Urn:
             hidden = pool["time"].null_count()
             self._first = self._first + hidden
             self._stop = np.maximum(np.searchsorted(at, times), hidden)
+        self._window = self._first, self._stop
         if negatives.recent is not None:
             span = negatives.recent // _MICROSECOND
             since = np.where(times == ALWAYS, ALWAYS, times - span)
+            begin = np.maximum(np.searchsorted(at, since), self._first)
+            self._window = np.minimum(begin, self._stop), self._stop
             if negatives.sampling == "popularity":
-                self._first = np.maximum(np.searchsorted(at, since), self._first)
+                self._first = begin
             else:
                 begin = np.where(times == ALWAYS, ALWAYS, times // span * span)
                 lasts, firsts = _ends(codes, at, span)
@@ -86,19 +92,31 @@ class Urn:
                 self._more = np.searchsorted(at[firsts], begin) + len(lasts)
                 more_stop = np.searchsorted(at[firsts], times) + len(lasts)
         self._first = np.minimum(self._first, self._stop)
+        self._shown: Occurrences | None = None
         self.sizes = self._stop - self._first + more_stop - self._more
-        """(B,) entries of each urn."""
+        """(B,) how many entries each positive draws from."""
 
     def items(self, rows: Any, numbers: Any) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Look up entries `numbers[i]` of the urns `rows[i]`; the two broadcast.
+        """Look up entries `numbers[i]` of the positives `rows[i]`; the two broadcast.
 
         Returns:
-            Item codes, and whether the item stands in the urn a second time.
+            Item codes, and whether the item is there a second time.
         """
         entry = self._first[rows] + numbers
         over = entry - self._stop[rows]
         entry = np.where(over >= 0, self._more[rows] + over, entry)
         return self._codes[entry], self._again[entry] < self._times[rows]
+
+    def weights(self, rows: Any, items: Numbers) -> Numbers:
+        """How often the pool shows item `items[i]` in the window of positive `rows[i]`.
+
+        Above 0 where the item is among the positive's candidates; for popularity the number of its
+        impressions.
+        """
+        if self._shown is None:
+            self._shown = Occurrences(self._pool_codes)
+        start, stop = self._window
+        return self._shown.count(items, start[rows], stop[rows])
 
 
 def _ends(codes: Numbers, times: Numbers, span: int) -> tuple[Numbers, Numbers]:
