@@ -2,9 +2,10 @@
 
 For a sample of examples, histories, counters and what side tables give are computed again from the
 raw log, one event at a time (`recompute`), and compared. Sampled negatives must have been there to
-be drawn.
+be drawn, and must not give themselves away (`giveaway`).
 """
 
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from multigate.configs import Config, DataError, FrozenContract
 from multigate.configs.contract import IdListFeature, NumberFeature
 from multigate.configs.files import IMPRESSION, REQUEST, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.sections.log import EventLog
+from multigate.pipeline import giveaway
 from multigate.pipeline.columns import counters, history_features, table_features
 from multigate.pipeline.erasure import read_list
 from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
@@ -39,7 +41,8 @@ def audit(
     its features of side tables those of the latest row that is not later than it. A
     logged impression must be in the log; a sampled negative must have been shown by then (lately,
     under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`),
-    unless it stands in the user's lists exactly as often as its positive does.
+    unless it stands in the user's lists exactly as often as its positive does. Nothing but taste
+    may tell sampled negatives from logged impressions.
 
     Args:
         config: the configuration that made the examples.
@@ -51,7 +54,8 @@ def audit(
 
     Returns:
         `examples` and `negatives`: how many were checked; `features`: the features that were
-        computed again; `values`: how many values.
+        computed again; `values`: how many values; `giveaway`: see `giveaway.GiveAway`, or None
+        where there is nothing to compare.
 
     Raises:
         DataError: an example differs, by split, number and feature; or the folder was made by
@@ -98,7 +102,9 @@ def audit(
     for source, table in tables.items():
         if table is not None:
             _check_table(config, source, table, rows, str(examples))
+    told = giveaway.check(config, folder, seed)
     return {
+        "giveaway": None if told is None else asdict(told),
         "examples": len(rows),
         "negatives": sum(row[SAMPLED] for row in rows),
         "features": [*features, *tabled],

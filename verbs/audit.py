@@ -5,7 +5,7 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, add_forget
 
-HELP = "prove on a sample of examples that no feature uses the future"
+HELP = "prove on a sample that no feature uses the future and no negative shows how it was made"
 EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
 
 
@@ -37,4 +37,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         f"{result['values']} values of {', '.join(result['features']) or 'no feature'} agree with "
         "the raw log, and none uses the future"
     )
+    told = result["giveaway"]
+    if told is not None:
+        low, high = told["interval"]
+        print(
+            f"{told['pairs']} pairs: nothing but taste tells sampled negatives from logged "
+            f"impressions (AUC {told['auc']:.3f}, interval {low:.3f} to {high:.3f})"
+        )
     return result
