@@ -36,7 +36,7 @@ from multigate.serving.feature_store.redis_loader import load
 from multigate.serving.feature_store.redis_store import RedisStore
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
-from multigate.serving.observe.drift import Watch
+from multigate.serving.observe.drift import DriftMonitor
 
 FEATURES = {
     "user_id": {"kind": "id", "side": "user"},
@@ -163,7 +163,9 @@ def main() -> None:
                     asked.close()
                 print(f"Redis, {count} items: {result['redis']} us")
     metrics = ServerMetrics()
-    watch = Watch(ServerOptions(model_name="m", model_base_path=root, watch_rate=1e-9), metrics)
+    watch = DriftMonitor(
+        ServerOptions(model_name="m", model_base_path=root, watch_rate=1e-9), metrics
+    )
     served: Any = None
     result["watch_unsampled"] = microseconds(lambda: watch.add(served, {}, {}), 200, 1000)
     watch.close()

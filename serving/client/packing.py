@@ -1,4 +1,4 @@
-"""Python values to the messages of a Rank or Recommend call, without TensorFlow and numpy."""
+"""Python values to the messages of Rank and Recommend, without TensorFlow and NumPy."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ Feature = Scalar | Sequence[Scalar]
 
 
 def model_spec(name: str, version: int | None, label: str) -> Any:
-    """Which model to ask; the newest version where neither number nor label is given.
+    """The model to ask: a version by number or label, or the newest.
 
     Raises:
         ServingError: both are given, or the number is no int64.
@@ -72,7 +72,7 @@ def recommend_request(
 
 
 def add_counts(request: Any, **counts: int | None) -> None:
-    """Numbers of items, such as the limit, where they are given.
+    """Set numbers of items, such as the limit; None leaves one out.
 
     Raises:
         ServingError: one is less than 1, or no int32.
@@ -87,7 +87,7 @@ def add_counts(request: Any, **counts: int | None) -> None:
 
 
 def add_weights(request: Any, weights: Mapping[str, float]) -> None:
-    """Task weights that replace the contract's.
+    """Set task weights, which replace the contract's.
 
     Raises:
         ServingError: a weight is no number.
@@ -98,7 +98,7 @@ def add_weights(request: Any, weights: Mapping[str, float]) -> None:
 
 
 def add_floors(request: Any, floors: Mapping[str, Sequence[float | None]]) -> None:
-    """Lowest and highest score that an item may have, by task.
+    """Set the lowest and highest score that an item may have, by task.
 
     Raises:
         ServingError: a floor is not two numbers or None.
@@ -116,7 +116,7 @@ def add_floors(request: Any, floors: Mapping[str, Sequence[float | None]]) -> No
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Say what protobuf complains about: a number out of range, a text that is no UTF-8."""
+    """Name the field in protobuf's errors, such as a number out of range or invalid UTF-8."""
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
@@ -166,7 +166,7 @@ def _column(name: str, given: Any) -> Any:
 
 
 def _sequence(name: str, values: Any) -> list[Any]:
-    """Values as a list; a text is a value, although Python can take it apart."""
+    """Values as a list; a text counts as one value, although Python can iterate over it."""
     if isinstance(values, str | Mapping):
         raise ServingError(f"{name}: expected a sequence of values, received {values!r}")
     try:
@@ -183,7 +183,7 @@ def _pack(name: str, message: Any, values: list[Any]) -> None:
 
 
 def _kind(name: str, values: Sequence[Any]) -> str:
-    """The field for values of one type; whole numbers among others are numbers."""
+    """The message field for these values; whole numbers mixed with others count as numbers."""
     if all(isinstance(value, str) for value in values):
         return "texts"
     if any(isinstance(value, bool) or not isinstance(value, Real) for value in values):

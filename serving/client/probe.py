@@ -1,4 +1,4 @@
-"""Asks a server for its health; for probes of containers. Exit status 0: it serves.
+"""Health probe for containers: asks a server for its health. Exit status 0: it serves.
 
 python -m multigate.serving.client.probe --target localhost:8500 --service liveness
 """
@@ -17,16 +17,16 @@ from multigate.serving.core.security import client_credentials
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask, print the answer, and return the exit status."""
+    """Print the server's health and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m multigate.serving.client.probe", description=__doc__
     )
     parser.add_argument("--target", default="localhost:8500", help="host:port of the server")
-    parser.add_argument("--service", default="", help="liveness; readiness where absent")
+    parser.add_argument("--service", default="", help="liveness, or empty for readiness (default)")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
     parser.add_argument("--tls", action="store_true", help="connect with TLS")
     parser.add_argument("--ca", type=Path, help="PEM file of the certificates to trust")
-    parser.add_argument("--certificate", type=Path, help="PEM file that shows who asks")
+    parser.add_argument("--certificate", type=Path, help="PEM file of the client's certificate")
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
     options = parser.parse_args(arguments)
     request = health_pb2.HealthCheckRequest(service=options.service)

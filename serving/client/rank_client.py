@@ -26,10 +26,10 @@ from multigate.serving.client.packing import (
 from multigate.serving.core.security import client_credentials, token_metadata
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 
-# Retries only while nine calls in ten succeed: retries of every failure would feed an overload.
-# The budget covers the calls of one connection to a worker that dies: 50 at once.
+# Retries stop when fewer than nine calls in ten succeed: they would add to an overload.  The budget
+# covers the calls that one connection to a dying worker loses: 50 at once.
 SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],  # over all addresses that the target has
+    "loadBalancingConfig": [{"round_robin": {}}],  # over all addresses of the target
     "methodConfig": [
         {
             "name": [{"service": "multigate.RankingService"}],
@@ -53,10 +53,10 @@ CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _MAX_MESSAGE),
     # Channels of one process to one target would share a connection.
     ("grpc.use_local_subchannel_pool", 1),
-    # A connection may meet a worker that is just dying: the next try is for another one.
+    # A connection may reach a dying worker: the next attempt reaches another one.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5_000),
-    # A server that has vanished is noticed, and the next call connects anew.
+    # Notice a server that has vanished, so that the next call connects anew.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
@@ -84,7 +84,7 @@ class RankedItem(TypedDict):
 
 
 class Ranking(list[RankedItem]):
-    """Ranked items, best first, and what is known about the answer."""
+    """Ranked items, best first, with version, schema, request id and warnings."""
 
     def __init__(self, response: Any) -> None:
         ids = getattr(response.item_id, response.item_id.WhichOneof("values") or "texts").values
@@ -105,20 +105,20 @@ class Ranking(list[RankedItem]):
 
 
 class Recommendation(Ranking):
-    """Ranked items that the server found, and where it found them.
+    """Ranked items that the server found, and their source.
 
-    An item's `index` is its place among the candidates that were found.
+    An item's `index` is its place among the retrieved candidates.
     """
 
     def __init__(self, response: Any) -> None:
         super().__init__(response.ranking)
         self.source: str = ranking_pb2.Source.Name(response.source)
-        """RETRIEVED, or POPULAR where popular items stood in; `warnings` says why."""
+        """RETRIEVED, or POPULAR if popular items replaced them; `warnings` says why."""
         self.candidates_name: str = response.candidates_name
         self.candidates_version: int | None = (
             response.candidates_version if response.HasField("candidates_version") else None
         )
-        """None where no version of the candidate model serves."""
+        """None if no version of the candidate model serves."""
 
 
 class RankClient:
@@ -141,12 +141,12 @@ class RankClient:
         Args:
             target: host:port of the server.
             timeout: seconds that a call may take, retries included.
-            tls: whether to encrypt; so it is where `ca` or `certificate` is given.
-            ca: PEM file of the certificates to trust; the system's where absent.
-            certificate: PEM file that shows the server who calls.
+            tls: whether to encrypt; `ca` and `certificate` imply it.
+            ca: PEM file of the certificates to trust; None: the system's.
+            certificate: PEM file of the client's certificate.
             key: PEM file of the certificate's private key.
-            token: bearer token shown with every call.
-            connections: calls go to these in turn; a server with workers deals out connections.
+            token: bearer token sent with every call.
+            connections: used in turn; with several workers, each serves some connections.
 
         Raises:
             ServingError: a file cannot be read.
@@ -165,7 +165,7 @@ class RankClient:
         else:
             self._channels = [grpc.insecure_channel(target, options) for _ in range(connections)]
         stubs = [ranking_pb2_grpc.RankingServiceStub(channel) for channel in self._channels]
-        self._stubs = itertools.cycle(stubs)  # whose next() is one step of the interpreter
+        self._stubs = itertools.cycle(stubs)  # thread-safe: next() is one step of the interpreter
 
     def rank(
         self,
@@ -193,11 +193,11 @@ class RankClient:
             context: context features by name.
             weights: task weights that replace the contract's in the combined score.
             floors: lowest and highest score that an item may have, by task.
-            limit: items of the answer at most; all where absent.
-            version: of the model; the newest where absent.
-            label: of the version, in place of its number.
-            request_id: names the call in logs; the server chooses one where empty.
-            timeout: seconds; the client's where absent.
+            limit: most items of the answer; None: all.
+            version: of the model; None: the newest.
+            label: of the version, instead of its number.
+            request_id: names the call in logs; empty: the server chooses one.
+            timeout: seconds; None: the client's.
 
         Returns:
             Ranked items, best first.
@@ -231,21 +231,21 @@ class RankClient:
         request_id: str = "",
         timeout: float | None = None,
     ) -> Recommendation:
-        """Have the server find candidates for one user, and rank them.
+        """Let the server find candidates for one user and rank them.
 
         Args:
-            model: name of the ranker, which has a candidate model.
-            user: user features by name; those that are absent come from the feature store.
+            model: name of a ranker with a candidate model.
+            user: user features by name; the feature store provides absent ones.
             context: context features by name.
-            exclude: items that the answer must not have, beside those of the user's history.
-            candidates: how many to rank; the server's number where absent.
+            exclude: items to leave out, besides those of the user's history.
+            candidates: how many to rank; None: the server's default.
             weights: task weights that replace the contract's in the combined score.
             floors: lowest and highest score that an item may have, by task.
-            limit: items of the answer at most; all candidates where absent.
-            version: of the ranker; the newest where absent.
-            label: of the version, in place of its number.
-            request_id: names the call in logs; the server chooses one where empty.
-            timeout: seconds; the client's where absent.
+            limit: most items of the answer; None: all candidates.
+            version: of the ranker; None: the newest.
+            label: of the version, instead of its number.
+            request_id: names the call in logs; empty: the server chooses one.
+            timeout: seconds; None: the client's.
 
         Returns:
             Ranked items, best first.
@@ -263,7 +263,7 @@ class RankClient:
         return Recommendation(self._call(next(self._stubs).Recommend, request, timeout))
 
     def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
-        """What a request may say: the GetContractResponse of the model that serves.
+        """The features, tasks and limits of the model that serves: its GetContractResponse.
 
         Raises:
             CallError: the server refused the call or could not be reached.
@@ -294,14 +294,14 @@ class RankClient:
 
 
 def parse_ids(contract: Any, texts: Sequence[str]) -> list[str] | list[int]:
-    """Item ids from text, of the type that the model's items have.
+    """Item ids from text, in the type of the model's item ids.
 
     Args:
         contract: what `RankClient.contract` returned.
         texts: one id each.
 
     Raises:
-        ServingError: an id is no whole number although the model's items are.
+        ServingError: the model's ids are whole numbers, and an id is not.
     """
     item = next(feature for feature in contract.features if feature.name == contract.item)
     if item.dtype == "string":

@@ -1,4 +1,4 @@
-"""A ranked list as people read it in a terminal."""
+"""A ranked list as a table in the terminal."""
 
 import sys
 from collections.abc import Sequence

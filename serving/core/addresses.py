@@ -1,4 +1,4 @@
-"""Addresses to listen on: how they are written, and whether they can be had."""
+"""Addresses to listen on: their text form, and whether they are free."""
 
 import socket
 
@@ -6,12 +6,12 @@ from multigate.configs.errors import ServingError
 
 
 def address(host: str, port: int) -> str:
-    """As gRPC writes it: IPv6 addresses in brackets."""
+    """Host and port as gRPC writes them: IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Fail before the models are loaded where the address cannot be had.
+    """Fail early, before models are loaded, if the address is taken.
 
     Raises:
         ServingError: names the address and the reason.
@@ -20,12 +20,12 @@ def refuse_taken(host: str, port: int) -> None:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that holds the address for processes which share it; it never listens.
+    """A socket that reserves the address for processes that share it; it never listens.
 
     Raises:
         ServingError: names the address and the reason.
     """
-    refuse_taken(host, port)  # another server that shares its port would let us in
+    refuse_taken(host, port)  # another server with SO_REUSEPORT would let us in
     return _bound(host, port, socket.SO_REUSEPORT)
 
 

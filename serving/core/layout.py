@@ -1,4 +1,4 @@
-"""What a signature takes: its inputs as the contract implies them, and along which axis they run.
+"""Layout of a signature: its inputs, as the contract implies them, and the axis of each.
 
 Axes: N rows (candidates, or plain rows), M users, L values of a list, T tasks.
 """
@@ -26,7 +26,7 @@ class Input:
     dtype: str
     """string, int64, int32, float32 or bool."""
     axis: Axis
-    """What its first dimension counts."""
+    """What its first dimension counts: rows, users, or nothing (one value per call)."""
     role: Role
     feature: str = ""
     """The feature it belongs to; empty for the index and the weights."""
@@ -69,7 +69,7 @@ def rank_layout(contract: Contract) -> Layout:
 
 
 def retrieve_layout(contract: Contract) -> Layout:
-    """`retrieve` of a candidate model: M users with their context, and how many items of each."""
+    """`retrieve` of a candidate model: M users with their context, and the number of items."""
     inputs: dict[str, Input] = {}
     for name, feature in contract.of_side("user", "context"):
         inputs |= _inputs_of(name, feature, "users")
@@ -95,14 +95,14 @@ def may_be_missing(feature: Any) -> bool:
 
 
 def empty_like(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """An array of fillers: zero, False or the empty text (as bytes)."""
+    """An array of zeros, False or empty texts (as bytes)."""
     if dtype == "string":
         return np.full(shape, b"", object)
     return np.zeros(shape, dtype)
 
 
 def _inputs_of(name: str, feature: Any, axis: Axis) -> dict[str, Input]:
-    """The feature's values and their companions."""
+    """The feature's values, and their lengths or presence."""
     dtype = value_dtype(feature)
     if isinstance(feature, IdListFeature):
         return {

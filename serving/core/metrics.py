@@ -175,29 +175,29 @@ class ServerMetrics:
         )
         self.retrieval_time = Histogram(
             "multigate_retrieval_seconds",
-            "Time until the candidate model answered, or was given up.",
+            "Time until the candidate model answered or the server gave up.",
             _LATENCY,
             _MODEL,
         )
         self.missing = Counter(
             "multigate_missing_values_total",
-            "Values that a Rank call left out, for which the missing rule stood in.",
+            "Values that a Rank call left out and a missing rule replaced.",
             ["model", "feature"],
         )
         self.stored = Counter(
             "multigate_stored_values_total",
-            "Values that a Rank call left out, and that came from the feature store.",
+            "Values that a Rank call left out and the feature store provided.",
             ["model", "feature"],
         )
         self.store_time = Histogram(
-            "multigate_feature_store_seconds", "Time of a question to the store.", _LATENCY, _MODEL
+            "multigate_feature_store_seconds", "Time of a request to the store.", _LATENCY, _MODEL
         )
         self.store_failures = Counter(
-            "multigate_feature_store_failures_total", "Questions without an answer.", _MODEL
+            "multigate_feature_store_failures_total", "Requests without an answer.", _MODEL
         )
         self.store_skips = Counter(
             "multigate_feature_store_skips_total",
-            "Of these, questions that were not put, because several before had failed.",
+            "Of these, requests not sent, because the circuit breaker was open.",
             _MODEL,
         )
         self.scores = Histogram(
@@ -224,12 +224,12 @@ class ServerMetrics:
         )
         self.share_shift = Gauge(
             "multigate_share_shift",
-            "Share of missing values or unseen ids in the last window less that in the test split.",
+            "Share of missing values or unseen ids: last window minus test split.",
             ["model", "feature", "what"],
         )
         self.score_shift = Gauge(
             "multigate_score_stability_index",
-            "How far the last window's scores have parted from the test split's.",
+            "How far the last window's scores differ from the test split's.",
             ["model", "task"],
         )
         self.impressions = Counter(
@@ -244,7 +244,7 @@ class ServerMetrics:
             "multigate_batch_rows", "Rows of one run of the model.", _ROWS, _RUN
         )
         self.batch_calls = Histogram(
-            "multigate_batch_calls", "Calls joined in one run.", _ROWS[:7], _RUN
+            "multigate_batch_calls", "Calls joined into one run.", _ROWS[:7], _RUN
         )
         self.list_places = Counter(
             "multigate_list_places_total",
@@ -266,7 +266,7 @@ class ServerMetrics:
         )
         self.features_at = Gauge(
             "multigate_features_cut_off_timestamp_seconds",
-            "Up to when the feature store's answers know the log.",
+            "Time up to which the feature store has read the log.",
             _MODEL,
         )
 

@@ -20,8 +20,8 @@ _HEADER, _SCHEME = "authorization", "Bearer "
 def server_credentials(path: Path) -> Any:
     """TLS credentials from an SSLConfig in protobuf's text form.
 
-    Certificates are exchanged while the server runs: the file is read again once it has changed,
-    for the connections that are made then.  Whether clients must show one is decided at the start.
+    Certificates can be replaced while the server runs: the file is read again when it has changed,
+    and new connections use it.  Whether clients must show a certificate is fixed at the start.
 
     Raises:
         ServingError: the file cannot be read or parsed, or lacks what it needs.
@@ -34,7 +34,7 @@ def server_credentials(path: Path) -> Any:
 
 
 class _SSLFile:
-    """The SSLConfig of a server, and whether it has changed."""
+    """The server's SSLConfig file, read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +66,7 @@ class _SSLFile:
         return config
 
     def changed(self) -> Any:
-        """The certificates where the file has changed since the last look; for gRPC."""
+        """The certificates if the file has changed since the last look, else None; for gRPC."""
         stamp = self._stamp()
         if stamp == self._seen:
             return None
@@ -74,7 +74,7 @@ class _SSLFile:
         try:
             certificates = _certificates(self.read())
         except ServingError as error:
-            LOG.error("%s; the certificates in use stay", error)
+            LOG.error("%s; the server keeps its current certificates", error)
             return None
         LOG.info("%s: read again", self._where)
         return certificates
@@ -97,8 +97,8 @@ def client_credentials(ca: Path | None, certificate: Path | None, key: Path | No
     """TLS credentials of a client.
 
     Args:
-        ca: PEM file of the certificates to trust; the system's where absent.
-        certificate: PEM file that shows who calls (mutual TLS).
+        ca: PEM file of the certificates to trust; None: the system's.
+        certificate: PEM file of the client's certificate (mutual TLS).
         key: PEM file of its private key.
 
     Raises:
@@ -116,7 +116,7 @@ def client_credentials(ca: Path | None, certificate: Path | None, key: Path | No
 
 
 def read_tokens(path: Path) -> list[str]:
-    """The tokens of a file, one a line, so that an old and a new one can overlap.
+    """The tokens of a file, one per line; two let an old and a new token overlap.
 
     Raises:
         ServingError: the file cannot be read or holds no token.
@@ -129,14 +129,14 @@ def read_tokens(path: Path) -> list[str]:
 
 
 def token_metadata(token: str) -> list[tuple[str, str]]:
-    """Metadata of a call that shows the token; none without a token."""
+    """Metadata that carries the token; empty without a token."""
     return [(_HEADER, _SCHEME + token)] if token else []
 
 
 def shows_token(metadata: Iterable[tuple[str, str | bytes]], tokens: Iterable[str]) -> bool:
-    """Whether a call's metadata show one of the tokens.
+    """Whether a call's metadata carry one of the tokens.
 
-    Every token is compared in full, so that the time taken tells nothing about them.
+    Every token is compared in full, so that the time taken reveals nothing.
     """
     shown = [value for key, value in metadata if key == _HEADER and isinstance(value, str)]
     expected = [(_SCHEME + token).encode() for token in tokens]

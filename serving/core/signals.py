@@ -11,7 +11,7 @@ from typing import Any
 LOG = logging.getLogger("multigate.serving")
 
 MARGIN = 10.0
-"""Seconds beyond the time to drain, after which a process that has not ended is made to."""
+"""Seconds beyond the time to drain, after which a process that has not ended is killed."""
 
 
 @contextlib.contextmanager
@@ -21,7 +21,7 @@ def stop_signals(
     """Events that the first and the second SIGTERM or SIGINT set.
 
     Args:
-        at_first: called with the first one, whatever the main thread is doing.
+        at_first: called at the first signal, whatever the main thread is doing.
     """
     first, second = threading.Event(), threading.Event()
 
@@ -44,8 +44,8 @@ def stop_signals(
 def wait_for(event: threading.Event) -> None:
     """Wait until a signal has set the event.
 
-    The kernel may hand the signal to one of TensorFlow's threads, which does not wake this one;
-    Python runs the handler when this one next wakes by itself.
+    The kernel may deliver the signal to one of TensorFlow's threads, which does not wake this one.
+    Python runs the handler when this thread wakes up, so that it wakes up twice a second.
     """
     while not event.wait(0.5):
         pass
@@ -53,10 +53,10 @@ def wait_for(event: threading.Event) -> None:
 
 @contextlib.contextmanager
 def ends_within(seconds: float) -> Iterator[None]:
-    """End this process when the block takes longer, because it hangs, say on a dead disk."""
+    """Kill this process if the block takes longer, for example because a disk hangs."""
 
     def end() -> None:
-        LOG.error("does not end within %g s, and is made to", seconds)
+        LOG.error("the server does not end within %g s and is killed", seconds)
         os._exit(1)
 
     timer = threading.Timer(seconds, end)

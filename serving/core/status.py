@@ -1,18 +1,18 @@
-"""Failures of calls, the one place that turns them into gRPC status, and deadlines.
+"""Errors of calls, their mapping to gRPC status (in this one place), and deadlines.
 
     RequestError                (a ServingError)
     ├── InvalidRequestError     INVALID_ARGUMENT     contradicts the contract or the signature
     ├── NotServedError          NOT_FOUND            no such model or version, or not ready yet
     ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
     ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
-    ├── StoreError              UNAVAILABLE          features are due that the store cannot give
+    ├── StoreError              UNAVAILABLE          no answer of the store on a required feature
     ├── DrainingError           UNAVAILABLE          the server is stopping
     ├── UnauthenticatedError    UNAUTHENTICATED      no valid bearer token
     └── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
 
-GRPC cancels a call wherever it waits when its caller goes away or its deadline passes, and answers
-RESOURCE_EXHAUSTED itself for messages over the limit and for calls over the admission cap.
-Anything else is a bug of ours: INTERNAL, with an id that the log carries.
+gRPC itself cancels a call whose caller goes away or whose deadline passes, and answers
+RESOURCE_EXHAUSTED for messages over the limit and calls over the admission cap.  Any other error is
+a bug of ours: INTERNAL, with an id that the log names.
 """
 
 import logging
@@ -88,9 +88,9 @@ class Call:
     """How long the caller of one call waits."""
 
     def __init__(self, context: Any) -> None:
-        """Read the deadline once: asking gRPC for it costs more than asking the clock."""
+        """Read the deadline once: asking gRPC for it costs more than reading the clock."""
         remaining = context.time_remaining()
-        # A client without a deadline reports some 290 years, which no wait can take.
+        # A client without a deadline reports some 290 years, too long for any wait().
         bounded = remaining is not None and remaining < 1e6
         self.deadline = time.monotonic() + remaining if bounded else None
 
@@ -99,7 +99,7 @@ class Call:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def check(self, stage: str) -> None:
-        """Stop work that nobody waits for.
+        """Stop work for a caller that no longer waits.
 
         Raises:
             TooLateError: the deadline has passed.
@@ -114,7 +114,7 @@ def status_of(method: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     if isinstance(error, RequestError):
         code, message = error.code, str(error)
     elif isinstance(error, tf.errors.InvalidArgumentError):
-        # The graph refuses its inputs itself where no contract describes them (tf.Example).
+        # Without a contract for its inputs (tf.Example), the graph itself refuses them.
         code, message = grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error.message}"
     else:
         incident = uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Calls of many messages, which are health's Watch and reflection: how many, and how they end."""
+"""Streaming calls (health's Watch, and reflection): a limit on their number, and their end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +13,7 @@ Check = Callable[[Any, Any], Awaitable[None]]
 
 
 class Streams:
-    """The streams that are open; there is room for so many, and the rest is for other calls."""
+    """The open streams; their number is limited, so that they leave room for other calls."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,17 +21,17 @@ class Streams:
         self._ending = False
 
     def wrap(self, handler: Any, deserialize: Callable[[bytes], Any], check: Check) -> Any:
-        """The handler of a method with streams.
+        """Wrap the handler of a streaming method.
 
         Args:
             handler: the service's.
             deserialize: reads a request.
-            check: refuses one, given the context.
+            check: refuses a request, given the context.
         """
 
         async def one(request: Any, context: Any) -> None:
             await check(request, context)
-            async with self._place(context):
+            async with self._admitted(context):
                 await handler.unary_stream(request, context)
 
         async def many(requests: Any, context: Any) -> None:
@@ -40,9 +40,9 @@ class Streams:
                     await check(request, context)
                     yield request
 
-            async with self._place(context):
-                # Not yielded on: a generator that is cancelled while a slow reader lets it wait
-                # ends in another task, some other time.
+            async with self._admitted(context):
+                # Written, not yielded: a generator that is cancelled while it waits for a slow
+                # reader ends later, in another task.
                 async for response in handler.stream_stream(each(), context):
                     await context.write(response)
 
@@ -53,21 +53,21 @@ class Streams:
         return grpc.stream_stream_rpc_method_handler(many, deserialize, handler.response_serializer)
 
     def __len__(self) -> int:
-        """How many are open."""
+        """How many streams are open."""
         return len(self._open)
 
     async def end(self) -> None:
-        """End what has no end of its own, and would keep a server that drains waiting."""
+        """End all streams: they have no end of their own, and would delay a drain."""
         self._ending = True
         for task in self._open:
             if task is not None:
                 task.cancel()
 
     @asynccontextmanager
-    async def _place(self, context: Any) -> AsyncIterator[None]:
-        """A stream's place, until it ends."""
+    async def _admitted(self, context: Any) -> AsyncIterator[None]:
+        """Admit a stream and count it until it ends."""
         if self._ending:
-            await self._end_of(context)
+            await self._abort_if_draining(context)
         if len(self._open) >= self._most:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -78,12 +78,12 @@ class Streams:
         try:
             yield
         except asyncio.CancelledError:
-            await self._end_of(context)
+            await self._abort_if_draining(context)
             raise
         finally:
             self._open.discard(task)
 
-    async def _end_of(self, context: Any) -> None:
-        """Say why, where it is the server that ends."""
+    async def _abort_if_draining(self, context: Any) -> None:
+        """Tell the client why its stream ends, if the server is stopping."""
         if self._ending:
             await context.abort(DrainingError.code, "the server is stopping; call another one")

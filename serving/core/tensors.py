@@ -1,4 +1,7 @@
-"""TensorProto to NumPy and back, without trusting what a client wrote into it."""
+"""TensorProto to NumPy and back; does not trust what a client sent.
+
+`tf.make_ndarray` was considered: it believes any shape, and repeats one value to fill it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +14,8 @@ from tensorflow.core.framework import tensor_pb2
 from multigate.serving.core.status import InvalidRequestError
 
 MOST_ELEMENTS, MOST_REPEATED = 1 << 24, 1 << 20
-"""A proto may claim a shape of any size and hold one value; 64 MiB of floats is what a message
-could carry in earnest.  One value that is repeated costs its sender nothing, but the server memory
-and time."""
+"""A proto may claim any shape and hold one value.  64 MiB of floats is the most that a real message
+carries.  A repeated value costs its sender nothing, but costs the server memory and time."""
 
 _FIELDS = {
     "string": "string_val",
@@ -30,7 +32,7 @@ class TensorSpec:
     """Dtype and shape of a signature's input or output."""
 
     dtype: str
-    """TensorFlow's name of it: float32, int64, string and so on."""
+    """TensorFlow's name: float32, int64, string and so on."""
     shape: tuple[int | None, ...] | None
     """None where the rank is unknown; a None dimension takes any size."""
 
@@ -70,7 +72,7 @@ def decode(name: str, tensor: Any, spec: TensorSpec) -> np.ndarray:
 
 
 def encode(values: np.ndarray) -> tensor_pb2.TensorProto:
-    """A TensorProto with its values in the typed field, where clients of any language look."""
+    """A TensorProto with its values in the typed field, which clients in all languages read."""
     dtype = tf.dtypes.as_dtype(values.dtype)
     tensor = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
     for size in values.shape:
@@ -83,7 +85,7 @@ def encode(values: np.ndarray) -> tensor_pb2.TensorProto:
 
 
 def describe(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as people write it; ? is any size."""
+    """A shape as text; ? is any size."""
     if shape is None:
         return "of any rank"
     return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
@@ -128,7 +130,7 @@ def _dtype_name(number: int) -> str:
     try:
         return str(tf.dtypes.as_dtype(number).name)
     except TypeError:
-        return f"number {number}, which is none"
+        return f"number {number}, which is not a dtype"
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) -> bool:

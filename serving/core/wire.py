@@ -1,8 +1,8 @@
-"""Packed numbers between messages and arrays, without an object per number.
+"""Packed floats between messages and arrays, without a Python object per number.
 
-A `Numbers` message holds its floats on the wire as they lie in an array: little-endian, one after
-the other, after the field's key and their length in bytes.  Copying these bytes takes 0.5 us for
-100 floats; reading or extending the repeated field, which makes a Python float of each, takes 3 us.
+On the wire, a `Numbers` message is the field's key, the length in bytes, and then the floats as in
+an array: little-endian, one after the other.  Copying these bytes takes 0.5 us for 100 floats;
+reading or extending the repeated field, which makes a Python float of each, takes 3 us.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ NUMBERS = 1
 def numbers_of(message: Any) -> np.ndarray:
     """The values of a `Numbers` message, (N,) float32; read-only."""
     count = len(message.values)
-    # However the sender wrote them, here they are packed and in one piece.
+    # Serializing packs the floats into one piece, however the sender wrote them.
     head, data = _head(NUMBERS, count), message.SerializeToString()
     if not data.startswith(head):
         return np.array(message.values, np.float32)  # none at all, or after unknown fields
@@ -26,22 +26,22 @@ def numbers_of(message: Any) -> np.ndarray:
 
 
 def packed(numbers: np.ndarray, field: int = NUMBERS) -> bytes:
-    """What `MergeFromString` appends to a message's repeated floats.
+    """Bytes that `MergeFromString` appends to a message's repeated floats.
 
     Args:
         numbers: (N,) float32.
-        field: number of the message's field.
+        field: number of the repeated field.
     """
     return _head(field, len(numbers)) + numbers.astype(_FLOAT, copy=False).tobytes()
 
 
 def _head(field: int, count: int) -> bytes:
-    """Key and length in bytes of a packed field of so many floats."""
+    """Key and length of a packed field with `count` floats."""
     return _varint(field << 3 | _LENGTH_DELIMITED) + _varint(_FLOAT.itemsize * count)
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that there are more."""
+    """Protobuf's varint: seven bits per byte, lowest first; the eighth says that more follow."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -1,8 +1,11 @@
-"""What a sample of the calls looks like, and how far it has parted from the test split.
+"""Drift: how far a sample of the calls differs from the test split.
 
-A call only puts references into a bounded queue, after its answer is made; what does not fit is
-dropped and counted.  A thread of low priority does the rest, also the model's `watch` signature.
+A call only puts references into a bounded queue, after its answer is made; calls that do not fit
+are dropped and counted.  A thread of low priority does the rest, and runs the model's signature
+`watch`.
 Features of the user and the context count once per candidate, as they do in examples.
+
+Evidently and NannyML were considered: they compare tables after the fact, and need pandas.
 """
 
 import random
@@ -25,59 +28,60 @@ from multigate.serving.versions.reference import Reference, stability_index
 
 WATCH = "watch"
 UNSEEN, EXPERTS = "unseen/", "experts"
-"""The signature, how the names of its counts begin, and its other output, which older exports lack:
-the experts that were evaluated for each candidate, (N,)."""
+"""The signature; the prefix of its counts of unseen ids; and its other output, which older exports
+lack: the experts that were evaluated for each candidate, (N,)."""
 
 _QUEUED_CALLS = 64
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
-"""What a window needs before it is judged: the candidates of a call share its user, so that it is
-calls that have to be many, or chance alone passes the thresholds."""
-_SAY_AGAIN = 600.0
+"""What a window needs before it is compared.  The candidates of a call share its user: with few
+calls, chance alone passes the thresholds."""
+_REPEAT_AFTER = 600.0
 """Seconds before a warning that says nothing new."""
 
 
 @dataclass
 class _Count:
-    """Of one feature in a window."""
+    """Counts of one feature in a window."""
 
     missing: int = 0
     values: int = 0
-    """Of which the unseen are a part: rows, or values of lists."""
+    """Rows, or values of lists; some of them are unseen."""
     unseen: int = 0
 
 
 @dataclass
 class _Window:
-    """What one version's calls looked like since `since`."""
+    """What one version's calls looked like since then."""
 
     since: float
+    """Monotonic seconds."""
     calls: int = 0
     rows: int = 0
     features: dict[str, _Count] = field(default_factory=dict)
     scores: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-class Watch:
-    """Observes sampled calls of all models."""
+class DriftMonitor:
+    """Compares sampled calls of all models with the test split."""
 
     def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
         self._rate = options.watch_rate
         self._seconds = options.watch_seconds
-        self._most_index = options.watch_psi
-        self._most_shift = options.watch_share
+        self._psi_threshold = options.watch_psi
+        self._share_threshold = options.watch_share
         self._metrics = metrics
         self._changed = threading.Condition()
         self._queue: deque[tuple[Served, Arrays, Arrays]] = deque()
         self._closed = False
         self._windows: dict[tuple[str, int], _Window] = {}
-        self._said: dict[str, tuple[frozenset[str], float]] = {}
+        self._warned: dict[str, tuple[frozenset[str], float]] = {}
         self._thread: threading.Thread | None = None
         if self._rate > 0:
-            self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
             self._thread.start()
 
     def add(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
-        """Take notice of a call, if it is sampled and there is room; never waits."""
+        """Queue a call, if it is sampled and there is room; never waits."""
         if random.random() >= self._rate:
             return
         with self._changed:
@@ -89,7 +93,7 @@ class Watch:
             self._metrics.watched.add(served.model, "dropped")
 
     def close(self) -> None:
-        """Look at what is queued and end."""
+        """Process what is queued, then stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -106,13 +110,13 @@ class Watch:
                     return
                 served, inputs, outputs = self._queue.popleft()
             try:
-                self._look(served, inputs, outputs)
+                self._process(served, inputs, outputs)
                 self._metrics.watched.add(served.model, "watched")
             except Exception:
-                LOG.exception("model %s: a call cannot be watched", served.model)
+                LOG.exception("model %s: drift: a sampled call cannot be processed", served.model)
                 self._metrics.watched.add(served.model, "failed")
 
-    def _look(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
+    def _process(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
         model, rows = served.model, len(outputs[SCORE])
         window = self._window(served)
         window.calls += 1
@@ -121,20 +125,20 @@ class Watch:
         if (experts := counted.get(EXPERTS)) is not None:
             self._metrics.row_experts.observe_all(experts, model)
         for name, feature in served.servable.contract.of_side("user", "context", "item"):
-            # The user's one value stands beside each of the N items.
+            # The user's one value counts for each of the N items.
             times = 1 if feature.side == "item" else rows
             count = window.features.setdefault(name, _Count())
             count.missing += times * _missing(name, inputs)
-            if (held := counted.get(UNSEEN + name)) is None:
+            if (unseen_count := counted.get(UNSEEN + name)) is None:
                 continue
-            found = int(held)
+            unseen = int(unseen_count)
             values = len(inputs[name])
             if isinstance(feature, IdListFeature):
                 values = int(inputs[name + LENGTH].sum())
             count.values += times * values
-            count.unseen += times * found
-            self._metrics.ids.add(model, name, "unseen", by=found)
-            self._metrics.ids.add(model, name, "seen", by=values - found)
+            count.unseen += times * unseen
+            self._metrics.ids.add(model, name, "unseen", by=unseen)
+            self._metrics.ids.add(model, name, "seen", by=values - unseen)
         for task in served.servable.contract.tasks:
             self._metrics.scores.observe_all(outputs[task], model, task)
             if served.reference is not None and task in served.reference.scores:
@@ -146,19 +150,19 @@ class Watch:
             and window.calls >= _LEAST_CALLS
             and window.rows >= _LEAST_ROWS
         ):
-            self._judge(model, served.reference, window)
+            self._compare(model, served.reference, window)
             del self._windows[model, served.servable.version]
 
     def _window(self, served: Served) -> _Window:
         key = served.model, served.servable.version
         if key not in self._windows:
-            if len(self._windows) > 100:  # of versions that are long gone
+            if len(self._windows) > 100:  # most are of versions that are gone
                 self._windows.clear()
             self._windows[key] = _Window(time.monotonic())
         return self._windows[key]
 
     def _counted(self, served: Served, inputs: Arrays) -> Arrays:
-        """What the version counts; nothing where it cannot, or is gone."""
+        """What the version counts; nothing where it has no such signature, or is gone."""
         signature = served.signature(WATCH)
         if signature is None or not served.servable.acquire():
             return {}
@@ -167,9 +171,9 @@ class Watch:
         finally:
             served.servable.release()
 
-    def _judge(self, model: str, reference: Reference, window: _Window) -> None:
-        """Compare a window with the test split; say where they part."""
-        parted: dict[str, str] = {}
+    def _compare(self, model: str, reference: Reference, window: _Window) -> None:
+        """Compare a window with the test split; log where they differ."""
+        differing: dict[str, str] = {}
         for name, shares in reference.features.items():
             count = window.features.get(name)
             if count is None:
@@ -181,35 +185,37 @@ class Watch:
                 found["unseen"] = (count.unseen / count.values, shares.unseen)
             for what, (now, then) in found.items():
                 self._metrics.share_shift.set(now - then, model, name, what)
-                if abs(now - then) > self._most_shift:
-                    parted[f"{what} {name}"] = f"feature {name!r}: {what} {now:.3f}, was {then:.3f}"
+                if abs(now - then) > self._share_threshold:
+                    differing[f"{what} {name}"] = (
+                        f"feature {name!r}: {what} {now:.3f}, was {then:.3f}"
+                    )
         for task, counts in window.scores.items():
             index = stability_index(reference.scores[task].counts, counts)
             self._metrics.score_shift.set(index, model, task)
-            if index > self._most_index:
-                parted[f"task {task}"] = f"task {task!r}: stability index of scores {index:.3f}"
-        self._warn(model, window, parted)
+            if index > self._psi_threshold:
+                differing[f"task {task}"] = f"task {task!r}: stability index of scores {index:.3f}"
+        self._warn(model, window, differing)
 
-    def _warn(self, model: str, window: _Window, parted: dict[str, str]) -> None:
-        """One line per window at most, and none that says nothing new for a while."""
+    def _warn(self, model: str, window: _Window, differing: dict[str, str]) -> None:
+        """Log at most one line per window; one that says nothing new waits for `_REPEAT_AFTER`."""
         now = time.monotonic()
-        before, at = self._said.get(model, (frozenset(), now))
-        if now - at >= _SAY_AGAIN:
+        before, at = self._warned.get(model, (frozenset(), now))
+        if now - at >= _REPEAT_AFTER:
             before, at = frozenset(), now
-        if parted.keys() <= before:
+        if differing.keys() <= before:
             return
-        self._said[model] = before | parted.keys(), at
+        self._warned[model] = before | differing.keys(), at
         LOG.warning(
             "model %s: %d calls with %d candidates differ from the test split: %s",
             model,
             window.calls,
             window.rows,
-            "; ".join(parted.values()),
+            "; ".join(differing.values()),
         )
 
 
 def _missing(name: str, inputs: Arrays) -> int:
-    """Rows of a feature without a value; of a list, where it is empty."""
+    """Rows without a value of the feature; for a list, rows where it is empty."""
     lengths: Any = inputs.get(name + LENGTH)
     if lengths is not None:
         return len(lengths) - int(np.count_nonzero(lengths))

@@ -1,7 +1,7 @@
-"""What was ranked, sampled and written as impression rows that the pipeline reads back.
+"""The impression log: what was ranked, sampled, as rows that the pipeline reads back.
 
 One row per item of an answer: the features as the model got them, each in the column that the
-contract reads from a log (null where missing), and beside them
+contract reads from a log (null where missing), and these columns:
 
     ranked/time            when it was answered
     ranked/request_id      the call; feedback joins on it and the item
@@ -11,8 +11,8 @@ contract reads from a log (null where missing), and beside them
     ranked/score           combined
     ranked/score/TASK      per task
 
-A call only puts references into a bounded queue; a thread of its own makes the rows and writes
-them.  What does not fit is dropped and counted, never waited for.
+A call only puts references into a bounded queue; a thread makes the rows and writes them.  Calls
+that do not fit are dropped and counted; no call waits.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _POSITION = "position"
 
 @dataclass(frozen=True)
 class Ranked:
-    """One answered call, by reference."""
+    """One answered call; holds references, no copies."""
 
     model: str
     version: int
@@ -61,10 +61,10 @@ class Ranked:
 
 @dataclass
 class _File:
-    """What will be one file."""
+    """A file that is being filled."""
 
     since: float
-    """Monotonic seconds at which its first call came."""
+    """Monotonic seconds of its first call."""
     tables: list[Any] = field(default_factory=list)
     rows: int = 0
     bytes: int = 0
@@ -84,11 +84,11 @@ class ImpressionLog:
         """Start the writer.
 
         Args:
-            folder: made where it is absent.
-            rate: share of the calls, chosen by request id.
-            rows_per_file: a file ends with the call that reaches it.
-            seconds_per_file: a file ends when its first row is so old.
-            metrics: where rows written and dropped are counted.
+            folder: created if absent.
+            rate: share of the calls to log, chosen by request id.
+            rows_per_file: a file is finished once it has so many rows.
+            seconds_per_file: a file is finished once its first row is so old.
+            metrics: counts the rows written and dropped.
 
         Raises:
             ServingError: the folder cannot be written to, or pyarrow is not installed.
@@ -116,7 +116,7 @@ class ImpressionLog:
         self._queued = 0  # rows
         self._closed = False
         self._files = 0
-        self._begun: dict[tuple[str, str], _File] = {}
+        self._open: dict[tuple[str, str], _File] = {}
         self._thread = threading.Thread(target=self._write, name="impressions", daemon=True)
         self._thread.start()
 
@@ -135,7 +135,7 @@ class ImpressionLog:
             self._metrics.impressions.add(ranked.model, "dropped", by=rows)
 
     def close(self) -> None:
-        """Write what is queued and end."""
+        """Write what is queued, then stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -153,8 +153,8 @@ class ImpressionLog:
                 ended = self._closed
             for ranked in calls:
                 self._keep(ranked)
-            for key, begun in list(self._begun.items()):
-                if ended or time.monotonic() - begun.since >= self._seconds_per_file:
+            for key, file in list(self._open.items()):
+                if ended or time.monotonic() - file.since >= self._seconds_per_file:
                     self._finish(key)
 
     def _keep(self, ranked: Ranked) -> None:
@@ -165,16 +165,16 @@ class ImpressionLog:
             LOG.exception("impressions of request %s cannot be logged", ranked.request_id)
             self._metrics.impressions.add(ranked.model, "dropped", by=len(ranked.order))
             return
-        begun = self._begun.setdefault(key, _File(time.monotonic()))
-        begun.tables.append(table)
-        begun.rows += len(table)
-        begun.bytes += table.nbytes
-        if begun.rows >= self._rows_per_file or begun.bytes >= _BYTES_PER_FILE:
+        file = self._open.setdefault(key, _File(time.monotonic()))
+        file.tables.append(table)
+        file.rows += len(table)
+        file.bytes += table.nbytes
+        if file.rows >= self._rows_per_file or file.bytes >= _BYTES_PER_FILE:
             self._finish(key)
 
     def _finish(self, key: tuple[str, str]) -> None:
-        """Write a file beside its name, then rename it: readers see whole files only."""
-        model, file = key[0], self._begun.pop(key)
+        """Write a file under a hidden name, then rename it: readers see only whole files."""
+        model, file = key[0], self._open.pop(key)
         folder = self._folder / urllib.parse.quote(model, safe="")
         self._files += 1
         name = f"impressions-{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
@@ -194,7 +194,7 @@ class ImpressionLog:
 
 
 def sampled(request_id: str, rate: float) -> bool:
-    """Whether a call is logged: the same for all who know its id, such as a feedback collector."""
+    """Whether a call is logged; whoever knows its id, such as a feedback collector, can tell."""
     return zlib.crc32(request_id.encode()) < rate * 2**32
 
 
@@ -226,7 +226,7 @@ def rows_of(pa: Any, ranked: Ranked) -> Any:
 
 
 def _values(name: str, feature: Any, inputs: Arrays, places: np.ndarray) -> list[Any]:
-    """Values of a feature at some rows; None where missing."""
+    """Values of a feature at these rows; None where missing."""
     values = inputs[name][places]
     if isinstance(feature, IdListFeature):
         return [

@@ -69,7 +69,7 @@ class RankingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetContract(self, request, context):
-        """What a request may say: features, tasks, weights and limits of the model that serves.
+        """Features, tasks, weights and limits of the model that serves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

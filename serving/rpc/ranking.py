@@ -17,7 +17,7 @@ from multigate.serving.core.loop import Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, InvalidRequestError
 from multigate.serving.core.wire import packed
-from multigate.serving.observe.drift import Watch
+from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.impressions import ImpressionLog, Ranked
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 from multigate.serving.request.rank_request import ParsedRequest, Part
@@ -43,7 +43,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         finder: CandidateFinder,
         threads: Threads,
         impressions: ImpressionLog | None = None,
-        watch: Watch | None = None,
+        drift: DriftMonitor | None = None,
     ) -> None:
         self._models = models
         self._metrics = metrics
@@ -51,7 +51,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self._finder = finder
         self._threads = threads
         self._impressions = impressions
-        self._watch = watch
+        self._drift = drift
 
     async def Rank(self, request: Any, context: Any) -> Any:
         """Score the candidates for one user and order them."""
@@ -131,8 +131,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         outputs = await served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
         _refuse_overflow(outputs)
         answer = self._answer(request, request_id, served, parsed, outputs)
-        if self._watch is not None:
-            self._watch.add(served, parsed.inputs, outputs)
+        if self._drift is not None:
+            self._drift.add(served, parsed.inputs, outputs)
         return answer
 
     def _answer(

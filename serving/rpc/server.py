@@ -25,7 +25,7 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.security import read_tokens, server_credentials
 from multigate.serving.core.signals import MARGIN, ends_within, stop_signals, wait_for
 from multigate.serving.core.status import LOG
-from multigate.serving.observe.drift import Watch
+from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.exporter import start_exporter
 from multigate.serving.observe.impressions import ImpressionLog
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
@@ -95,7 +95,7 @@ class Server:
         self._entered = False
         self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
-        self._watch: Watch | None = None
+        self._drift: DriftMonitor | None = None
         self._finder = CandidateFinder(self.models, self.metrics, options)
 
     def start(self) -> None:
@@ -110,7 +110,7 @@ class Server:
             if self._workers is None:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
-            self._watch = Watch(self.options, self.metrics)
+            self._drift = DriftMonitor(self.options, self.metrics)
             self.models.apply(self._configs or _configs(self.options))
             self.port = CALLS.submit(self._open()).result()
             if self.options.metrics_port >= 0:
@@ -145,8 +145,8 @@ class Server:
         self._close_exporter()
         if self._impressions is not None:
             self._impressions.close()
-        if self._watch is not None:
-            self._watch.close()
+        if self._drift is not None:
+            self._drift.close()
         self.models.close()
         CALLS.leave()
 
@@ -217,7 +217,7 @@ class Server:
             self._finder,
             threads,
             self._impressions,
-            self._watch,
+            self._drift,
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(

@@ -136,7 +136,7 @@ def test_certificates_are_exchanged_while_the_server_runs(
         first = serial_number(running.target)
         path.write_text("server_key: 'half of")
         assert serial_number(running.target) == first
-        assert "the certificates in use stay" in caplog.text
+        assert "the server keeps its current certificates" in caplog.text
         path.unlink()
         assert serial_number(running.target) == first
         ssl_config(tmp_path, stranger)

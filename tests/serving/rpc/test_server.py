@@ -206,7 +206,10 @@ def test_a_process_that_hangs_while_it_drains_ends_all_the_same():
         env=environment,
         timeout=60,
     )
-    assert (done.returncode, done.stderr) == (1, "does not end within 0.1 s, and is made to\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "the server does not end within 0.1 s and is killed\n",
+    )
 
 
 def test_health_tells_liveness_from_readiness(running):
