@@ -1,8 +1,8 @@
 """Spreads rows over buckets by a hash of the user (or of the item), through files.
 
 All events of a user are in one bucket, so that attribution, histories and sampled negatives need
-no other. Beam's local runner keeps grouped elements in memory; therefore the elements that it
-groups name pieces of spilled tables: one file per spill, in it one Arrow record batch per bucket.
+only that bucket. Beam's local runner keeps grouped elements in memory. So Beam groups names of
+spilled pieces, not rows: each spill is one Arrow file with one record batch per bucket.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def spill(
         rows: a table, (B, ...).
         buckets: over how many buckets users (items) are spread.
         folder: where to write.
-        prefix: makes the file's name unique, and the same when the work is done again.
+        prefix: of the file's name; unique, and the same when a stage is retried.
         key: column of the user or of the item.
 
     Returns:
@@ -47,8 +47,8 @@ def spill(
     return _write(rows, place(rows[key], buckets), buckets, spilled_path(folder, prefix))
 
 
-class Held:
-    """Rows on their way to the buckets, held back until they make a file worth writing.
+class SpillBuffer:
+    """Spill buffer: collects rows until they make a file worth writing, then spills them.
 
     Args:
         buckets: over how many buckets users are spread.
@@ -62,13 +62,13 @@ class Held:
         self._files = 0
 
     def add(self, rows: pl.DataFrame) -> list[tuple[int, Piece]]:
-        """Take rows; returns pairs (bucket, piece) of what was written, if anything was."""
+        """Take rows. Returns pairs (bucket, piece) where this wrote a file."""
         if len(rows):
             self._rows.append(rows)
         return self.flush() if sum(r.estimated_size() for r in self._rows) > _HELD else []
 
     def flush(self) -> list[tuple[int, Piece]]:
-        """Write what is held."""
+        """Write all rows in the buffer."""
         if not self._rows:
             return []
         rows, self._rows = pl.concat(self._rows), []
@@ -80,18 +80,18 @@ class Held:
 def divide(
     number: int, pieces: Iterable[Piece], buckets: int, limit: int, folder: Path
 ) -> list[tuple[int, list[Piece]]]:
-    """Divide a bucket that is larger than it may be, by another part of the user's hash.
+    """Divide a bucket that is too large, by another part of the user's hash.
 
     Args:
         number: the bucket's.
         pieces: of the bucket.
         buckets: over how many buckets users are spread.
-        limit: bytes that a bucket may hold; the events of one user stay together.
+        limit: bytes that a bucket may hold. The events of one user stay together.
         folder: where to write.
 
     Returns:
         Pairs (bucket, pieces): the bucket itself where it is small enough, else the buckets
-        `number + i * buckets` that take its place.
+        `number + i * buckets` that replace it.
     """
     ordered = sorted(pieces)
     parts = parts_of(sum(piece.size for piece in ordered), limit)
@@ -107,7 +107,7 @@ def divide(
 
 
 def parts_of(size: int, limit: int) -> int:
-    """Into how many parts rows of `size` bytes are divided so that each holds some `limit`."""
+    """How many parts of about `limit` bytes rows of `size` bytes need."""
     return max(1, -(-size // limit))
 
 
@@ -130,7 +130,7 @@ def _write(
         pa.OSFile(str(path), "wb") as sink,
         pa.ipc.new_file(sink, table.schema, options=_WRITE) as file,
     ):
-        # Empty shares are written as well: a bucket's number is that of its batch.
+        # Empty shares are written, too: batch i belongs to bucket i.
         for batch, (start, stop) in enumerate(itertools.pairwise(bounds)):
             share = batches[0].slice(start, stop - start)
             file.write_batch(share)
@@ -152,17 +152,17 @@ def read_piece(path: Path, batch: int, *more: int) -> pl.DataFrame:
 
 
 def piece_rows(path: Path, batch: int) -> int:
-    """How many rows a bucket's share of a spill has, without reading them."""
+    """Count the rows of a bucket's share of a spill, without reading them."""
     nothing = pa.ipc.IpcReadOptions(included_fields=[])
     with pa.OSFile(str(path)) as source:
         return int(pa.ipc.open_file(source, options=nothing).get_batch(batch).num_rows)
 
 
 def gather(pieces: list[Piece]) -> pl.DataFrame:
-    """Read a bucket's events and put them in their one order: user, time, fingerprint.
+    """Read a bucket's events and sort them by user, time and fingerprint.
 
-    The order does not depend on that of the files or of the rows in them: rows that agree in all
-    three are duplicates. Events without a time come first.
+    This order does not depend on the order of files and rows: rows that agree in all three are
+    duplicates. Events without a time come first.
     """
     events = pl.concat([read_piece(Path(piece.path), piece.batch) for piece in sorted(pieces)])
     return events.sort("user", "time", "fingerprint", nulls_last=False)

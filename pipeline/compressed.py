@@ -1,7 +1,8 @@
 """Opens plain and compressed files, and members of zips, as streams of bytes.
 
-The kind is told by the file's first bytes, not by its name. A damaged file gives what can be read
-of it, then raises `DamagedError`.
+The file's first bytes tell how it is compressed, not its name. A damaged file yields what can be
+read, then raises `DamagedError`. The libraries decompress (gzip, bz2, lzma, zipfile, Arrow for
+zstd); fsspec and smart_open, which wrap them, go by the name.
 """
 
 import bz2
@@ -72,12 +73,12 @@ class Stream:
 
 
 class ByteRange:
-    """A file as if it held only the lines that begin in [start, stop).
+    """A part of a file: the lines that begin in the bytes [start, stop).
 
     Args:
         raw: the file, opened for reading bytes.
         start: where the range begins.
-        stop: where it ends; its last line may go on behind it.
+        stop: where it ends; the last line may continue after it.
     """
 
     def __init__(self, raw: Any, start: int, stop: int) -> None:
@@ -86,8 +87,8 @@ class ByteRange:
         raw.seek(max(start - 1, 0))
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, some `size` of them; none at the end."""
-        if self._first:  # the end of the line that began before the range
+        """Return about `size` bytes, none at the end."""
+        if self._first:  # skip the rest of the line that began before the range
             self._first = False
             rest = self._raw.readline()
             self._at += len(rest) - 1
@@ -101,7 +102,7 @@ class ByteRange:
         self._done = not piece
         return piece
 
-    read1 = read  # as plain files have it
+    read1 = read  # so that `Stream` takes it for a plain file
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def open_stream(path: Place, member: str | None = None) -> Iterator[Stream]:
     """Open a file, or one member of a zip, decompressed.
 
     Raises:
-        DamagedError: the file's beginning already cannot be read.
+        DamagedError: not even the file's beginning can be read.
     """
     with ExitStack() as stack:
         try:
@@ -134,10 +135,10 @@ def not_read(at: int, size: int) -> str:
 
 
 def members(path: Place) -> dict[str, int] | None:
-    """The files in a zip, sorted, and their decompressed sizes; None where `path` is not a zip.
+    """List the files in a zip and their decompressed sizes; None where `path` is no zip.
 
     Raises:
-        DamagedError: it begins like a zip and cannot be read as one.
+        DamagedError: it begins like a zip, but cannot be read as one.
     """
     with path.open("rb") as raw:
         if raw.read(4) != b"PK\x03\x04":
@@ -147,7 +148,7 @@ def members(path: Place) -> dict[str, int] | None:
             sizes = {i.filename: i.file_size for i in archive.infolist() if not i.is_dir()}
     except zipfile.BadZipFile as error:
         raise DamagedError(f"damaged zip: {error}") from None
-    # Archives made on a Mac carry a shadow of every file.
+    # Archives made on a Mac hold a second entry for every file.
     return {name: sizes[name] for name in sorted(sizes) if not name.startswith("__MACOSX/")}
 
 

@@ -93,6 +93,7 @@ def report(
         },
         "vocabularies": _vocabularies(folder),
         "rejected": dict(list(account["rejected"].items())[:_REASONS]),
+        "advice": account["advice"],
         "popular": _popular(config, folder),
     }
     found["drift"] = None if before is None else drift(found, before)

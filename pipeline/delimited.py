@@ -1,4 +1,9 @@
-"""Parses records of delimited text into columns, all text."""
+"""Parses records of delimited text into columns, all text.
+
+Arrow parses; Python's csv module takes over where Arrow's rows and ours do not match one to one.
+Arrow alone, from file to table, cannot say which line a row came from or recover after a stray
+quote.
+"""
 
 import csv
 import re
@@ -30,7 +35,7 @@ def _dialect(form: CsvFormat) -> dict[str, Any]:
 def parse_delimited(
     lines: Lines, header: list[str], form: CsvFormat
 ) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
-    """Split records into columns; the empty text is null.
+    """Split records into columns. The empty text is null.
 
     Args:
         lines: records, (B,).
@@ -66,7 +71,7 @@ def parse_delimited(
 
 
 def _names(header: list[str]) -> list[pl.Expr]:
-    """Rename c0, c1, ... to the header's names; of names given twice, the first counts."""
+    """Rename c0, c1, ... to the header's names. Where a name occurs twice, the first counts."""
     first = {name: at for at, name in reversed(list(enumerate(header)))}
     return [pl.col(f"c{at}").alias(name) for name, at in sorted(first.items(), key=lambda x: x[1])]
 
@@ -91,7 +96,7 @@ def _unquoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.Da
 
 
 def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
-    """Take records of several lines apart where they are no record: a stray quote merged them."""
+    """Split records of several lines that a stray quote has merged: they have too many fields."""
     several = lines.text.str.contains("\n", literal=True)
     if not several.any():
         return lines
@@ -112,7 +117,7 @@ def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
 
 
 def _read_record(record: str, form: CsvFormat) -> list[str] | None:
-    """Fields of one record; None where it is not exactly one."""
+    """The fields of a record; None where the text is not exactly one record."""
     try:
         parsed = list(csv.reader([record], strict=True, **_dialect(form)))
     except csv.Error:
@@ -199,7 +204,7 @@ def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, 
 
 
 def _python_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
-    """Parse record by record: slow, and exact where line breaks or stray quotes confuse."""
+    """Parse record by record: slow, but exact with line breaks and stray quotes."""
     rows: list[list[str | None]] = []
     reasons: list[str | None] = []
     for record in text.to_list():

@@ -1,8 +1,8 @@
-"""Users to forget: nothing of them comes out of the job.
+"""Users to forget: the job's output holds nothing of them.
 
-Their rows are left out before anything is computed, as if they had never been: examples,
-vocabularies, snapshots, but also other users' counters of items and the popularity by which
-negatives are drawn no longer count them.
+Their rows are left out before anything is computed, as if they had never existed. So they are in no
+example, vocabulary or snapshot, and count neither in the counters of items nor in the popularity by
+which negatives are drawn.
 """
 
 from pathlib import Path
@@ -21,14 +21,14 @@ def read_list(config: Config, data: Path | str, forget: Path | None) -> pl.Serie
     Args:
         config: names the list (`pipeline.forget`, relative to the data folder).
         data: the data folder.
-        forget: another list, which comes on top.
+        forget: a further list.
 
     Returns:
-        The ids, sorted, each once, with blanks around them and without; None where nobody asked.
-        Messages name lines, never ids.
+        The ids, sorted, each once, with the blanks around them and without; None where there is no
+        list. Messages name lines, never ids.
 
     Raises:
-        DataError: a list is missing, is no UTF-8 text, or holds what cannot be an id.
+        DataError: a list is missing, is no UTF-8 text, or holds a line that cannot be an id.
     """
     places: list[tuple[Place, str]] = []
     if config.pipeline.forget is not None:
@@ -57,13 +57,13 @@ def _read(place: Place, name: str, config: Config) -> pl.Series:
     if len(wrong):
         raise DataError(f"{name}: line {wrong[0] + 1}: {ids.reasons[wrong[0]]}")
     found = ids.values.drop_nulls()
-    if found.dtype == pl.String:  # blanks that an editor left must not keep anybody
+    if found.dtype == pl.String:  # a blank that an editor left must not keep a user
         found = pl.concat([found, found.str.strip_chars()])
     return found
 
 
 def without(rows: pl.DataFrame, key: str, forgotten: pl.Series | None) -> pl.DataFrame:
-    """The rows of everybody else."""
+    """The rows of all other users."""
     if forgotten is None:
         return rows
     return rows.filter(~pl.col(key).is_in(forgotten.implode()))

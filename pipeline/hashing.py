@@ -1,7 +1,8 @@
 """Stable 64-bit hashes of columns: the same on every machine, version and run.
 
-Buckets, random splits, sampled negatives and the numbers of impressions are functions of these, so
-that no result depends on how the rows were bundled or ordered.
+Buckets, random splits, sampled negatives and the numbers of impressions are functions of these
+hashes, so that no result depends on the order of the rows or on how workers share them. polars'
+`hash` changes between versions, and xxhash hashes one value at a time.
 """
 
 from typing import Any
@@ -34,13 +35,13 @@ def mix(values: Any) -> Hashes:
 
 
 def combine(left: Any, right: Any) -> Hashes:
-    """Hash pairs of hashes; the order of the two matters."""
+    """Hash pairs of hashes. (a, b) and (b, a) differ."""
     left = np.asarray(left).astype(np.uint64)
     return mix(left * _BASE + np.asarray(right).astype(np.uint64))
 
 
 def hash_column(column: Any) -> Hashes:
-    """Hash a polars column of integers or text; null hashes like the empty text.
+    """Hash a polars column of integers or text. Null hashes like zero or the empty text.
 
     Returns:
         (B,) hashes. Text: sum of word_j * base**j over its 8-byte words, scrambled.
@@ -54,7 +55,7 @@ def hash_column(column: Any) -> Hashes:
         return np.zeros(0, np.uint64)
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    # Eight spare bytes: the last text's last word is read whole and masked.
+    # Eight spare bytes, since the last word of the last text is read whole.
     raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
     raw = np.concatenate([raw[bounds[0] : bounds[-1]], np.zeros(8, np.uint8)])
     bounds = bounds - bounds[0]
@@ -107,7 +108,7 @@ def _hash_texts(raw: NDArray[np.uint8], bounds: NDArray[np.int64]) -> Hashes:
     index = np.arange(int(words.sum())) - np.repeat(first, words)  # the word's place in its text
     overlapping = np.ndarray(len(raw) - 7, "<u8", raw, strides=(1,))  # a word from every byte on
     values = overlapping[np.repeat(bounds[:-1], words) + 8 * index]
-    # The bytes of a text's last word that are not the text's.
+    # Clear the bytes of the last word that do not belong to the text.
     last, spare = first + words - 1, (8 * (8 * words - lengths)).astype(np.uint64)
     values[last] = np.where(spare == 64, 0, (values[last] << spare) >> spare)
     powers = np.full(int(words.max()), _BASE)

@@ -1,6 +1,6 @@
-"""Which files the job reads, and which of a file's columns hold what.
+"""Which files the job reads, and what their columns hold.
 
-A log is one set of files, or two: impressions, such as the server's log, and feedback.
+A log is one set of files, or two: impressions (such as the server's log) and feedback.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ def divide(config: Config, found: list[Shard]) -> list[Shard]:
 
 
 def form(config: Config, feedback: bool) -> Format:
-    """The format of the log's files, or of those of its feedback."""
+    """The format of the log's files, or of its feedback's files."""
     log = config.pipeline.log
     if feedback and isinstance(log, EventLog) and log.feedback is not None:
         return log.feedback.format
@@ -46,7 +46,7 @@ def form(config: Config, feedback: bool) -> Format:
 
 
 def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
-    """Which columns hold what, and the unit of the time, in the log's files or its feedback's."""
+    """The columns' roles and the time's unit, in the log's files or in its feedback's files."""
     log = config.pipeline.log
     if feedback and isinstance(log, EventLog) and log.feedback is not None:
         return log.feedback.columns, log.feedback.time_unit
@@ -59,7 +59,7 @@ def role_exists(config: Config, role: str) -> bool:
 
 
 def single_columns(config: Config, feedback: bool = False) -> set[str]:
-    """Those of the wanted columns that hold one value a row, not a list."""
+    """The wanted columns that hold one value a row and no list."""
     lists = {
         feature.column or name
         for name, feature in log_features(config).items()
@@ -69,7 +69,7 @@ def single_columns(config: Config, feedback: bool = False) -> set[str]:
 
 
 def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
-    """All columns that the job reads from the log's files, or from those of its feedback."""
+    """All columns that the job reads from the log's files, or from its feedback's files."""
     columns, _ = roles(config, feedback)
     names = {name for name in columns.model_dump().values() if name is not None}
     log = config.pipeline.log

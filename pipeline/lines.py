@@ -1,8 +1,9 @@
-"""Cuts a stream of bytes into blocks of whole lines, with line numbers.
+"""Cuts a stream of bytes into blocks of whole records, with line numbers.
 
-A block is what is parsed at once. Under quoting, a line break inside quotes belongs to the record,
-so that a record may be several lines; a quote that nothing closes must not swallow the file, so
-that a record is given up after `_LONGEST` bytes and then counts line by line.
+A block is parsed at once. With quotes, a line break inside quotes belongs to the record, so that a
+record may have several lines. An unclosed quote must not swallow the file: a record longer than
+`_LONGEST` bytes is split into its lines again. Arrow's CSV reader has no line numbers, and stops at
+such a quote.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ _LONGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Lines:
-    """Consecutive records of a file, blank ones left out.
+    """Consecutive records of a file, without blank lines.
 
     `text` and `number` (B,): the records without their last line break, and the number (from 1) of
     each one's first line. `rejects`: rows (line, reason, text) for what was no text. `unended`: the
@@ -54,10 +55,10 @@ def read_lines(
 
     Args:
         stream: bytes of text.
-        encoding: `utf-8` or `latin-1`; a byte order mark at the beginning is skipped.
+        encoding: `utf-8` or `latin-1`. A byte order mark at the beginning is skipped.
         quoted: whether double quotes protect line breaks.
         escape: a character that protects the quote or line break behind it.
-        block: how many bytes are read before a block is cut.
+        block: bytes in a block, at least.
 
     Yields:
         Blocks in order.
@@ -79,7 +80,7 @@ def read_lines(
         data = b"".join(held)
         if first:
             data, first = data.removeprefix(b"\xef\xbb\xbf"), False
-        if skipping:  # what is left of an endless line
+        if skipping:  # the rest of an endless line
             rest = data.find(b"\n") + 1
             data, line, skipping = data[rest or len(data) :], line + (rest > 0), rest == 0
         cut = len(data) if not piece else data.rfind(b"\n") + 1
@@ -95,7 +96,7 @@ def read_lines(
         cut = int(ends[-1]) if len(ends) else 0
         whole = data[:cut]
         if damage is not None and cut and not whole.endswith(b"\n"):
-            whole = whole[: whole.rfind(b"\n") + 1]  # the line that the damage cut short
+            whole = whole[: whole.rfind(b"\n") + 1]  # without the line that the damage cut
             ends = ends[ends <= len(whole)]
         lines = _lines(whole, ends, line, encoding)
         if not piece and whole and not whole.endswith(b"\n") and len(lines.number):
@@ -130,14 +131,14 @@ def _record_ends(data: bytes, quoted: bool, escape: str | None, last: bool) -> N
         endless = np.flatnonzero(lengths > _LONGEST)
         if len(endless) == 0:
             break
-        # Take the first line of the endless record for a record of its own.
+        # The first line of the endless record becomes a record.
         begin = 0 if endless[0] == 0 else int(records[endless[0] - 1])
         opener = int(np.searchsorted(ends, begin, side="right"))
         opener += int(np.flatnonzero(odd[opener:])[0]) if odd[opener:].any() else 0
         if not odd[opener]:
             break
         odd[opener] = 0
-    if last and not closed[-1]:  # never closed: what is left counts line by line
+    if last and not closed[-1]:  # an unclosed quote: each of the last lines is a record
         records = np.concatenate([records, ends[ends > (records[-1] if len(records) else 0)]])
     return records
 
@@ -188,7 +189,7 @@ def _lines(data: bytes, ends: NDArray[np.int64], line: int, encoding: str) -> Li
 def _decode_each(
     data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], number: pl.Series
 ) -> tuple[pl.Series, pl.Series, pl.DataFrame]:
-    """Decode record by record, which keeps the good ones."""
+    """Decode record by record, and keep the good ones."""
     good, keep, rejects = [], [], [reject(0, "").clear()]
     for row, (begin, end) in enumerate(zip(starts, ends, strict=True)):
         try:

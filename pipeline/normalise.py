@@ -1,7 +1,8 @@
-"""Turns raw columns into typed events, and rows that cannot be used into rejects.
+"""Turns raw columns into typed events, and unusable rows into rejects.
 
-Every check is an expression over the whole table: it yields the column and a mask of bad rows. The
-first failed check of a row is its reason.
+Every check works on a whole column: it returns typed values and, for bad rows, a reason. A row's
+first failed check is the reason of its reject. (pandera validates columns that have types already;
+here, finding the types is the work.)
 """
 
 from collections.abc import Iterable
@@ -50,13 +51,13 @@ def normalise(
     """Type a chunk of the log.
 
     Args:
-        chunk: raw rows; a wanted column that it lacks is null everywhere.
-        config: names, types and missing rules.
-        file: the name that rejects carry.
-        feedback: whether the rows are of the feedback's own files.
+        chunk: raw rows. A column that it lacks is null everywhere.
+        config: names, types and rules for missing values.
+        file: the name in the rejects.
+        feedback: whether the rows come from the feedback's own files.
 
     Returns:
-        Events (see `columns`) and rejects (file, line, reason, text); together, all rows.
+        Events (see `columns`) and rejects (file, line, reason, text). Together, these are all rows.
     """
     log, contract = config.pipeline.log, config.contract
     columns, unit = roles(config, feedback)
@@ -145,7 +146,7 @@ def _identify(events: pl.DataFrame, feedback: bool) -> pl.DataFrame:
 
 def _reasons(bad: pl.Series, reason: str) -> pl.Series:
     """The reason where `bad`, null elsewhere."""
-    if not bad.any():  # as a rule, and cheaper
+    if not bad.any():  # the usual case, made cheap
         return _nothing(len(bad))
     when = pl.when(pl.col("bad")).then(pl.lit(reason))
     return pl.DataFrame({"bad": bad}, schema={"bad": pl.Boolean}).select(when).to_series()
@@ -184,12 +185,12 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
     """Parse times to microseconds UTC.
 
     Args:
-        raw: numbers in `unit` since 1970, or ISO 8601 text. Timestamps of a Parquet file are taken
-            as they are.
+        raw: numbers in `unit` since 1970, or ISO 8601 text. Timestamps of a Parquet file need no
+            parsing.
         unit: `s`, `ms`, `us` or `iso`.
-        unknown: the number that stands for an unknown time, which becomes null.
-        zone: of texts and timestamps that name none. An hour that the clock shows twice in autumn
-            is taken for the first one; one that it skips in spring is no time.
+        unknown: the number that means an unknown time; it becomes null.
+        zone: of texts and timestamps without one. Of the hour that autumn repeats, the first one
+            counts; the hour that spring skips is no time.
     """
     kind = pl.Datetime("us", "UTC")
     if isinstance(raw.dtype, pl.Datetime):
@@ -209,13 +210,13 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
             form + "%#z", time_unit="us", time_zone="UTC", strict=False
         )
         plain = _where(text, ~zoned).str.to_datetime(form, time_unit="us", strict=False)
-        # A day whose midnight the clock skips begins an hour later.
+        # Where the clock skips midnight, the day begins an hour later.
         hour = _where(plain, day).dt.offset_by("1h")
         local = [_local(times, zone).dt.convert_time_zone("UTC") for times in (plain, hour)]
         times = _first(named, *local).to_physical()
         expected = "ISO 8601 text"
     else:
-        if raw.dtype.is_decimal():  # cast to integers, it would lose its fraction without a word
+        if raw.dtype.is_decimal():  # a cast to integers would silently drop its fraction
             raw = raw.cast(pl.Float64)
         given, whole = _cast(raw, pl.Int64())
         if given.dtype.is_float() or whole.null_count() > given.null_count():
@@ -236,7 +237,7 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
 
 
 def _iso_zone(text: pl.Series) -> pl.Series:
-    """Zones as BigQuery (` UTC`) and PostgreSQL (`+00`) write them, in the words of ISO 8601."""
+    """Write the zones of BigQuery (` UTC`) and PostgreSQL (`+00`) as ISO 8601 does."""
     if text.str.ends_with("UTC").any():
         text = text.str.replace(r"\s*UTC$", "Z")
     hours = r"(\d:\d\d(?:\.\d+)?)([+-]\d\d)$"
@@ -253,7 +254,7 @@ def _where(values: pl.Series, where: pl.Series) -> pl.Series:
 
 
 def _scale(whole: pl.Series, unit: str) -> pl.Series:
-    """To microseconds; what would overflow is cut to far outside the accepted years."""
+    """To microseconds. What would overflow is clipped to a time far outside the accepted years."""
     limit = 2 * _LATEST // _UNITS[unit]
     return whole.clip(-limit, limit) * _UNITS[unit]
 
@@ -264,7 +265,7 @@ def _blank_to_null(text: pl.Series) -> pl.Series:
 
 
 def _cast(raw: pl.Series, kind: pl.DataType) -> tuple[pl.Series, pl.Series]:
-    """Numbers and what was given; blanks around a text do not matter, and blank is nothing."""
+    """The given values, and their numbers. Blanks around a text are ignored; a blank is null."""
     given = raw if raw.dtype.is_numeric() else as_text(raw)
     values = given.cast(kind, strict=False)
     if given.dtype == pl.String and values.null_count() > given.null_count():
@@ -274,7 +275,7 @@ def _cast(raw: pl.Series, kind: pl.DataType) -> tuple[pl.Series, pl.Series]:
 
 
 def parse_id(raw: pl.Series, dtype: str) -> Parsed:
-    """Parse ids; the empty text is null."""
+    """Parse ids. The empty text is null."""
     if dtype == "int":
         if raw.dtype.is_numeric():
             values = raw.cast(pl.Int64, strict=False)
@@ -298,7 +299,7 @@ _NOT_INTEGER = "expected an integer"
 
 
 def parse_number(raw: pl.Series) -> Parsed:
-    """Parse numbers; true is 1, false is 0, NaN and the empty text are null."""
+    """Parse numbers. True is 1, false is 0, NaN and the empty text are null."""
     if raw.dtype.is_numeric() or raw.dtype == pl.Boolean:
         given, values = raw, raw.cast(pl.Float64)
     else:
@@ -321,7 +322,7 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
         return _parse_list(raw, feature)
     if isinstance(feature, NumberFeature):
         number = parse_number(raw)
-        # As the model sees it; a number that leaves the range of float32 is not finite there.
+        # The model reads float32: a number outside its range would be infinite.
         narrow = number.values.cast(pl.Float32)
         infinite = _reasons(narrow.is_infinite(), "expected a number within float32")
         return Parsed(narrow, _first(number.reasons, infinite))
@@ -331,10 +332,9 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
 
 
 def _parse_list(raw: pl.Series, feature: IdListFeature) -> Parsed:
-    """Lists of ids: empty values dropped, the last `max_length` kept, null where nothing.
+    """Lists of ids, without empty values, cut to the last `max_length`; null where empty.
 
-    Texts are taken as they are, blanks and all, as single ids are and as the server takes a
-    request's: `a| b` holds ` b`.
+    Blanks belong to an id, as in single ids and in the server's requests: `a| b` holds ` b`.
     """
     if isinstance(raw.dtype, pl.List | pl.Array):
         texts = raw.cast(pl.List(pl.String))

@@ -1,4 +1,4 @@
-"""Takes batches of Parquet apart: any types stand in a file, values and lists of them are read."""
+"""Turns batches of Parquet into columns: values and lists of values of any type."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _PER_DAY = {"ms": 86_400_000, "us": 86_400_000_000}
 
 
 def to_frame(batch: pa.RecordBatch) -> pl.DataFrame:
-    """Hand a batch to polars; what it does not know becomes what it does. Zones become UTC."""
+    """Hand a batch to polars. Types that polars lacks become the nearest one, and zones UTC."""
     kinds = [(field.name, _known(field.type)) for field in batch.schema]
     columns = [
         column if column.type == kind else column.cast(kind)
@@ -52,7 +52,7 @@ def _known(kind: pa.DataType) -> pa.DataType:
 
 
 def nested(frame: pl.DataFrame) -> str | None:
-    """Say which column holds neither values nor lists of them, if any does."""
+    """Name a column that holds neither values nor lists of values; None where there is none."""
     for name, kind in frame.schema.items():
         inner = _inner(kind)
         if inner.is_nested() or inner == pl.Duration:
@@ -63,15 +63,15 @@ def nested(frame: pl.DataFrame) -> str | None:
 def parse_batch(
     frame: pl.DataFrame, line: pl.Series
 ) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.DataFrame]:
-    """Turn bytes into text, and times into those that can be printed.
+    """Turn bytes into text, and move times that cannot be printed.
 
     Args:
         frame: the columns that are read, (B, ...); none of them is `nested`.
         line: (B,) rows' numbers in the file.
 
     Returns:
-        The columns, the rows' numbers, their values as text, each (b, ...); and rejects for the
-        rows that hold bytes which are no text.
+        The columns, the rows' numbers and their values as text, each (b, ...); and rejects: rows
+        with bytes that are not text.
     """
     columns, bad = [], np.zeros(len(line), bool)
     for raw in frame:
@@ -92,12 +92,12 @@ def parse_batch(
 
 
 def _inner(kind: Any) -> Any:
-    """What a column's lists hold, or the column itself."""
+    """The type of a list's values, or of the column itself."""
     return kind.inner if isinstance(kind, pl.List | pl.Array) else kind
 
 
 def _decode(column: pl.Series) -> tuple[pl.Series, np.ndarray]:
-    """Bytes as text, null where they are none; and where that is."""
+    """Bytes as text, null where they are not text; and (B,) flags of these."""
     many = isinstance(column.dtype, pl.List | pl.Array)
     text = pl.List(pl.String) if many else pl.String()
     try:
@@ -117,7 +117,7 @@ def _decode(column: pl.Series) -> tuple[pl.Series, np.ndarray]:
 
 
 def _printable(column: pl.Series) -> pl.Series:
-    """Days and times, those beyond the years that polars can print moved to their ends."""
+    """Days and times, moved to the year 1 or 9999 where polars could not print them."""
     kind = _inner(column.dtype)
     per_day = 1 if kind == pl.Date else _PER_DAY.get(getattr(kind, "time_unit", ""))
     if per_day is None:  # none, or of nanoseconds, which end in 2262
@@ -132,7 +132,7 @@ def _printable(column: pl.Series) -> pl.Series:
 
 
 def _rows(frame: pl.DataFrame, count: int) -> pl.Series:
-    """Parquet has no text; rejects show the values."""
+    """What rejects show: the values, since Parquet has no lines."""
     if not frame.width:
         return pl.Series("text", [""] * count, dtype=pl.String)
     texts = [as_text(frame[name]).alias(name).fill_null("") for name in frame.columns]

@@ -1,7 +1,7 @@
-"""Where files are: in a local folder, or in any filesystem that Beam knows by a scheme.
+"""Finds files: in a local folder, or in a filesystem that Beam knows by its scheme.
 
-`gs://bucket/logs`, `s3://bucket/logs` and `hdfs://host/logs` need the packages that Beam reads them
-with (`pip install apache-beam[gcp]`, `[aws]`, `hdfs`). Local paths never touch Beam.
+`gs://bucket/logs`, `s3://bucket/logs` and `hdfs://host/logs` need Beam's packages for them
+(`pip install apache-beam[gcp]`, `[aws]`, `hdfs`). Local paths do not import Beam.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from multigate.configs.errors import DataError
 
 @dataclass(frozen=True)
 class Address:
-    """A file that Beam opens: what of `Path` the readers use."""
+    """A file that Beam opens, with the part of `Path` that the readers use."""
 
     text: str
     size: int
@@ -25,7 +25,7 @@ class Address:
         return self.text.rpartition("/")[2]
 
     def open(self, mode: Literal["rb"]) -> Any:
-        """Open the file for reading, seekable, not decompressed."""
+        """Open the file for reading, seekable, as its raw bytes."""
         filesystems, compression = _beam()
         return filesystems.open(self.text, compression_type=compression.UNCOMPRESSED)
 
@@ -39,17 +39,17 @@ def size(place: Place) -> int:
 
 
 def find(root: str, glob: str) -> list[tuple[Place, str]]:
-    """List the files under a folder that a glob names.
+    """List the files under a folder that match a glob.
 
     Args:
-        root: a local folder, or an address: what names its filesystem by a scheme.
+        root: a local folder, or an address with a scheme.
         glob: relative to it; `*` within one folder, `**` through any number of them.
 
     Returns:
         Pairs of place and name (relative to `root`), sorted by name.
 
     Raises:
-        DataError: no such folder, or a filesystem that Beam does not know or cannot reach.
+        DataError: no such folder, or Beam does not know or reach the filesystem.
     """
     if "://" in root:
         return _find_remote(root, glob)
@@ -83,7 +83,7 @@ def _find_remote(root: str, glob: str) -> list[tuple[Place, str]]:
     filesystems, _ = _beam()
     base = root.rstrip("/") + "/"
     try:
-        # The pattern is the filesystem's business: it knows how to list.
+        # The filesystem itself matches the pattern.
         (matched,) = filesystems.match([base + glob])
     except (ValueError, OSError) as error:
         reason = " ".join(str(error).split())

@@ -1,7 +1,7 @@
 """Divides large files among workers: plain lines by ranges of bytes, Parquet by row groups.
 
-A range of bytes holds the lines that begin in it. Compressed files and CSV with quotes or escapes
-stay whole: a compressed stream cannot be entered in its middle, and a line break may belong to a
+A range of bytes holds the lines that begin in it. Compressed files stay whole, because no reader
+can start in their middle. So does CSV with quotes or escapes, where a line break may belong to a
 field.
 """
 
@@ -61,7 +61,7 @@ def _by_row_groups(shard: Shard, wanted: set[str], longest: int) -> list[Shard]:
                 for g in range(metadata.num_row_groups)
             ]
     except (pa.ArrowInvalid, OSError):
-        return [shard]  # who reads it says what is wrong with it
+        return [shard]  # the reader says what is wrong with it
     parts: list[Shard] = []
     first, size = 0, 0
     for at, group in enumerate(sizes):

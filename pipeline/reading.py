@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from multigate.configs.sections.log import Format, JsonLinesFormat, ParquetFormat
 from multigate.pipeline import erasure, inputs, log_end, manifest
-from multigate.pipeline.buckets import Held, Piece
+from multigate.pipeline.buckets import Piece, SpillBuffer
 from multigate.pipeline.facts import Damage, Day, LogFacts, ShardFacts, Verdict
 from multigate.pipeline.inputs import wanted_columns
 from multigate.pipeline.normalise import REJECTS, normalise
@@ -48,7 +48,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> ShardFacts:
     spilled: list[tuple[int, Piece]] = []
     rejected, late = [pl.DataFrame(schema=REJECTS)], [pl.DataFrame(schema=_LATE)]
     days: dict[int, Day] = {}
-    rows, held, damage = 0, Held(plan.buckets, plan.work, f"{number:05d}"), None
+    rows, held, damage = 0, SpillBuffer(plan.buckets, plan.work, f"{number:05d}"), None
     single = inputs.single_columns(config, source.feedback)
     for chunk in read(source, form, wanted, single):
         columns = list(dict.fromkeys([*columns, *chunk.columns]))

@@ -1,7 +1,7 @@
 """Finds the files of a log or side table and reads them as raw tables, with line numbers.
 
-Values are not yet judged here: a chunk holds the wanted columns as the file gives them. What is no
-row at all (a malformed line, a damaged file) is a reject already.
+A chunk holds the wanted columns as the file gives them; `normalise` checks the values. Malformed
+lines and damaged files become rejects here.
 """
 
 import json
@@ -38,22 +38,22 @@ _MOST_COLUMNS = 1 << 14  # a file of more is no log; each costs milliseconds
 
 @dataclass(frozen=True)
 class Shard:
-    """One file, or one member of a zip: what one worker reads."""
+    """What one worker reads: a file, a member of a zip, or a part of a large file."""
 
     path: Place
     member: str | None
     name: str
     """The file's name in rejects and messages: relative to the data folder."""
     size: int = 0
-    """Bytes, decompressed where the file says how many."""
+    """In bytes; decompressed where the file says so."""
     compressed: bool = False
-    """Whether `size` is that of compressed bytes."""
+    """Whether `size` counts compressed bytes."""
     start: int = 0
-    """Where a part of a large file begins: at which byte, or in Parquet at which row group."""
+    """Where the part begins: a byte, or in Parquet a row group."""
     stop: int | None = None
-    """Where it ends; None where this is the whole file."""
+    """Where it ends; None for a whole file."""
     feedback: bool = False
-    """Whether it is of the feedback's own files."""
+    """Whether it belongs to the feedback's own files."""
     damage: str | None = None
     """Why nothing of it can be read."""
 
@@ -76,14 +76,14 @@ class Chunk:
 
 
 def expand(data: Path | str, patterns: tuple[str, ...]) -> list[Shard]:
-    """List the files that the patterns name, sorted, each once.
+    """List the files that match the patterns, sorted, each once.
 
     Args:
         data: the data folder: a local path, or an address such as `gs://bucket/logs`.
-        patterns: paths or globs relative to it; `archive.zip#member` names one member of a zip.
+        patterns: paths or globs relative to it. `archive.zip#member` is one member of a zip.
 
     Raises:
-        DataError: no such folder, no file for a pattern, or no such member.
+        DataError: no such folder, no file that matches a pattern, or no such member.
     """
     shards: dict[str, Shard] = {}
     for pattern in patterns:
@@ -129,7 +129,7 @@ def read(
         shard: the file.
         form: its format.
         wanted: the columns to keep.
-        single: those of them that hold one value a row, where the format has lists.
+        single: the wanted columns that hold one value a row and no list.
 
     Yields:
         Chunks in the order of the file. A file without rows yields none, or one without rows
@@ -188,14 +188,14 @@ def _open(shard: Shard) -> Iterator[Stream]:
 
 
 def _header(shard: Shard, form: CsvFormat) -> list[str] | None:
-    """The column names, where the shard's own first line does not give them."""
+    """The column names; None where the shard's own first line gives them."""
     if form.header is not None:
         return list(form.header)
     if shard.start == 0:
         return None
     with shard.path.open("rb") as raw:
         line = raw.readline(_LONGEST_HEADER).removeprefix(b"\xef\xbb\xbf")
-        while line and not line.strip():  # blank lines come before no header but the first one
+        while line and not line.strip():  # the header is the first line that is not blank
             line = raw.readline(_LONGEST_HEADER)
     return parse_header(line.decode(form.encoding, "replace").rstrip("\r\n"), form)
 
@@ -255,7 +255,7 @@ def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> It
 
 
 def _keys(texts: pl.Series) -> list[str]:
-    """The names in the first object: what a message says that the file holds."""
+    """The names in the first object, which a message about a missing column shows."""
     return list(json.loads(texts[0])) if len(texts) else []
 
 

@@ -1,4 +1,4 @@
-"""Side tables of users and items: read whole, checked, joined by id as of a time."""
+"""Side tables of users and items: read whole, checked, and joined by id as of a time."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _KEY = {"users": "user", "items": "item"}
 _WHERE = "__where"
 
 SINCE = "table/since"
-"""The column of a dated table that says since when its rows hold."""
+"""The column of a dated table that says from when on a row holds."""
 
 
 def read_table(config: Config, data: Path | str, source: str) -> pl.DataFrame | None:
@@ -28,9 +28,8 @@ def read_table(config: Config, data: Path | str, source: str) -> pl.DataFrame | 
         time.
 
     Raises:
-        DataError: the table's files, columns or values cannot be used; a table is small and
-            written on purpose, so that its first bad row stops the job. Messages name lines, not
-            ids.
+        DataError: the table's files, columns or values cannot be used. A table is small and made
+            on purpose, so that its first bad row stops the job. Messages name lines, not ids.
     """
     table = getattr(config.pipeline, source)
     if table is None:
@@ -65,7 +64,7 @@ def _wanted(config: Config, source: str) -> list[str]:
 
 
 def _typed(chunk: Chunk, config: Config, source: str, file: str) -> pl.DataFrame:
-    """A piece of a table, with a column `_WHERE` that names each row's file and line."""
+    """A typed piece of a table; `_WHERE` names each row's file and line."""
     table, where = getattr(config.pipeline, source), f"pipeline.{source}: {file}"
     key = getattr(config.contract, _KEY[source])
     if len(chunk.rejects):
@@ -80,8 +79,8 @@ def _typed(chunk: Chunk, config: Config, source: str, file: str) -> pl.DataFrame
     if table.time is not None:
         zone = config.pipeline.log.time_zone
         parsed[SINCE] = parse_time(frame[table.time], table.time_unit, None, zone)
-        # An item whose later rows lack what its earlier ones had could be drawn as a negative
-        # that lacks it; an undated table has one answer for all times.
+        # If an item's later rows lacked a value, a negative could be drawn that lacks it. An
+        # undated table has one answer for all times.
         needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
     for name, feature in table_features(config, source).items():
         parsed[name] = parse_feature(frame[feature.column or name], feature)
@@ -103,14 +102,14 @@ def _typed(chunk: Chunk, config: Config, source: str, file: str) -> pl.DataFrame
 def join(
     frame: pl.DataFrame, config: Config, source: str, table: pl.DataFrame, time: str = TIME
 ) -> pl.DataFrame:
-    """Add the features of a side table, null where the table lacks the id.
+    """Add the features of a side table; null where the table lacks the id.
 
     Args:
         frame: has the id, and column `time`.
         config: names the features.
         source: `users` or `items`.
-        table: what `read_table` returned. Of a dated one, a row of the frame gets the id's latest
-            row that is not later than its own time.
+        table: what `read_table` returned. From a dated table, a row of the frame gets the id's
+            latest row that is not later than the frame's time.
         time: the frame's column.
     """
     key = getattr(config.contract, _KEY[source])

@@ -1,4 +1,4 @@
-"""How a raw log is read: its files, their format, and which column holds what."""
+"""How a raw log is read: its files, their format and their columns."""
 
 from datetime import timedelta
 from pathlib import PurePosixPath
@@ -23,7 +23,7 @@ class CsvFormat(_Format):
     delimiter: str = Field(",", min_length=1)
     """One character, or several such as `::`."""
     header: tuple[str, ...] | None = None
-    """Column names, where the file's first line does not give them."""
+    """Column names. Absent: the first line of each file gives them."""
     quoted: bool = True
     """Whether double quotes protect delimiters and line breaks."""
     escape: str | None = Field(None, pattern=r"^[!-~]$")
@@ -71,17 +71,19 @@ class EventColumns(Frozen):
     user: str
     item: str
     event: str | None = None
-    """The type of the event; absent where `feedback` has files of its own: then every row of
-    `files` is an impression."""
+    """The type of the event. Absent where `feedback` has its own files: then every row of `files`
+    is an impression."""
     value: str | None = None
-    """A number that belongs to the event; read by labels that sum or take a maximum."""
+    """A number of the event, for labels that sum or take a maximum."""
     session: str | None = None
-    """Events of one session; read by dwell labels."""
+    """The session of the event, for dwell labels."""
     request: str | None = None
-    """Impressions shown together; the ranking metrics group by it, and feedback that carries it
-    finds its impression by it (`attribute_by: request`)."""
+    """Impressions shown together have the same request. Ranking metrics group by it, and
+    `attribute_by: request` finds the impression of feedback by it."""
     event_id: str | None = None
-    """A user's events of the same id are duplicates; the full row decides where absent."""
+    """Events of a user with the same id are duplicates. Absent, or missing in a row: rows are
+    duplicates that agree in all columns which the configuration reads. Impressions and feedback in
+    its own files may use the same ids."""
 
 
 class ImpressionColumns(Frozen):
@@ -91,7 +93,7 @@ class ImpressionColumns(Frozen):
     user: str
     item: str
     request: str | None = None
-    """Impressions shown together; the ranking metrics group by it."""
+    """Impressions shown together have the same request. Ranking metrics group by it."""
     event_id: str | None = None
 
 
@@ -111,19 +113,19 @@ Pattern = Annotated[str, AfterValidator(_check_pattern)]
 
 class _Log(Frozen):
     files: tuple[Pattern, ...] = Field(min_length=1)
-    """Paths or globs, relative to the data folder; `archive.zip` reads all its members,
+    """Paths or globs, relative to the data folder. `archive.zip` reads all its members,
     `archive.zip#member` one."""
     format: Format = CsvFormat()
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
     """Unit since 1970 in UTC, or `iso` for ISO 8601 text."""
     time_zone: str = "UTC"
-    """Of times that name none, of partitions' days, and of the days that `--from` and `--to` name:
-    a name of the IANA database, such as Europe/Berlin."""
+    """The zone of times that name none, of the partitions' days and of the days in `--from` and
+    `--to`. A name of the IANA database, such as Europe/Berlin."""
     partition: str = Field("date", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Files under a folder `date=2026-11-20` hold events of that day; a run of some days reads only
-    the folders that it needs. Files under no such folder are read whole."""
+    """Files in a folder `date=2026-11-20` hold events of that day. A run of some days reads only
+    the folders that it needs, and files outside such folders whole."""
     unknown_time: int | None = None
-    """A value of the time column that means that the time is not known."""
+    """The value of the time column that means: the time is not known."""
 
     @field_validator("time_zone")
     @classmethod
@@ -136,7 +138,7 @@ class _Log(Frozen):
 
 
 class Feedback(Frozen):
-    """Feedback in files of its own, beside files of impressions such as the server's log."""
+    """Feedback that has its own files, beside files of impressions such as the server's log."""
 
     files: tuple[Pattern, ...] = Field(min_length=1)
     format: Format = CsvFormat()
@@ -152,7 +154,7 @@ class EventLog(_Log):
     impression: str
     """The event type that is an impression; all others are feedback."""
     feedback: Feedback | None = None
-    """Where feedback stands in files of its own."""
+    """The files of feedback, where it has its own."""
 
     @model_validator(mode="after")
     def _check_event(self) -> "EventLog":

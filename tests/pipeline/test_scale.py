@@ -198,7 +198,7 @@ def test_buckets_follow_the_size_of_the_log(event_config):
 def test_rows_are_held_until_a_file_is_worth_it(tmp_path, monkeypatch):
     rows = pl.DataFrame({"user": [f"user-{at}" for at in range(30)]})
     monkeypatch.setattr("multigate.pipeline.buckets._HELD", 2.5 * rows.estimated_size())
-    held = reading.Held(2, tmp_path, "x")
+    held = reading.SpillBuffer(2, tmp_path, "x")
     found = [held.add(rows) for _ in range(5)]
     found.append(held.flush())
     assert [len(pieces) > 0 for pieces in found] == [False, False, True, False, False, True]
