@@ -18,6 +18,7 @@ from multigate.pipeline.columns import (
     history_features,
     log_features,
 )
+from multigate.pipeline.facts import RowCounts
 from multigate.pipeline.hashing import mix
 from multigate.pipeline.window import Window
 
@@ -39,7 +40,7 @@ class Bucket:
     shown: pl.DataFrame
     events: pl.DataFrame
     touched: pl.DataFrame
-    counts: dict[str, int]
+    counts: RowCounts
     open: dict[str, int]
 
 
@@ -62,10 +63,9 @@ def make_examples(
     log, contract, pipeline = config.pipeline.log, config.contract, config.pipeline
     rows = len(events)
     events = deduplicate(events)
-    counts = {"rows": rows, "duplicates": rows - len(events)}
-    counts |= dict.fromkeys(("feedback", "late", "orphans", "collapsed", "outside"), 0)
+    duplicates, collapsed = rows - len(events), 0
     recent = pl.lit(True) if window is None else pl.col("time") >= window.first
-    feedback = events.clear()
+    feedback, late, orphans = events.clear(), 0, 0
     if isinstance(log, EventLog):
         events = events.with_columns(repeated=repeated(events, log.impression, pipeline.collapse))
         events = without_skew(
@@ -81,12 +81,11 @@ def make_examples(
             pipeline.attribute_by,
             chain_starts(impressions),
         )
-        feedback = given.feedback
-        counts |= {"feedback": len(feedback), "late": given.late, "orphans": given.orphans}
-        counts["collapsed"] = len(events.filter(recent & pl.col("repeated")))
+        feedback, late, orphans = given.feedback, given.late, given.orphans
+        collapsed = len(events.filter(recent & pl.col("repeated")))
     else:
         impressions = events.with_columns(repeated=pl.lit(False))
-    counts["outside"] = len(events) - len(events.filter(recent))
+    outside = len(events) - len(events.filter(recent))
     values = labels.logged_values(contract, impressions, events, feedback)
     nothing = pl.Series([None] * len(impressions), dtype=pl.String)
     columns = {
@@ -111,10 +110,17 @@ def make_examples(
             kept &= pl.col(feature).is_not_null()
     complete = frame.filter(kept).sort(TIME, IMPRESSION, nulls_last=False)
     of_run = complete.filter(pl.col("__fate") == _HERE)
-    counts["held_back"] = fates.get(_HELD_BACK, 0)
-    counts["outside"] += fates.get(_ELSEWHERE, 0)
-    counts["impressions"] = len(of_run)
-    counts["dropped"] = fates.get(_HERE, 0) - len(of_run)
+    counts = RowCounts(
+        duplicates=duplicates,
+        collapsed=collapsed,
+        outside=outside + fates.get(_ELSEWHERE, 0),
+        feedback=len(feedback),
+        late=late,
+        orphans=orphans,
+        impressions=len(of_run),
+        held_back=fates.get(_HELD_BACK, 0),
+        dropped=fates.get(_HERE, 0) - len(of_run),
+    )
     still_open = {name: int(of_run[_OPEN + name].sum()) for name in contract.tasks}
     negatives = config.pipeline.negatives
     if negatives is None:

@@ -1,5 +1,6 @@
 """What the stages report to one another, beside the tables that they leave in files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -91,4 +92,102 @@ class LogFacts:
         return _LOG.validate_json(path.read_bytes())
 
 
+@dataclass(frozen=True)
+class RowCounts:
+    """What became of a bucket's rows; the manifest says what each is."""
+
+    duplicates: int
+    collapsed: int
+    outside: int
+    feedback: int
+    late: int
+    orphans: int
+    impressions: int
+    held_back: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class LabelFacts:
+    """What `labelling.label_bucket` reports of a bucket of users."""
+
+    bucket: int
+    counts: RowCounts
+    open: dict[str, int]
+    """By task, labels of the impressions that were still open at the cut-off."""
+    shown_bytes: int
+    """Of the impressions that negatives are drawn from, as tables; 0 where none are drawn."""
+
+    @staticmethod
+    def write(facts: Sequence["LabelFacts"], path: Path) -> None:
+        """Write all buckets' facts as JSON."""
+        write_json(path, _LABELLED.dump_python(list(facts), mode="json"))
+
+    @staticmethod
+    def read(path: Path) -> list["LabelFacts"]:
+        """Read what `write` wrote."""
+        return _LABELLED.validate_json(path.read_bytes())
+
+
+@dataclass(frozen=True)
+class SplitLimits:
+    """What `labelling.merge_catalogue` finds out from all buckets."""
+
+    starts: tuple[datetime, datetime] | None
+    """When validation and test begin; None where the split is not by time, or nothing is split."""
+
+
+@dataclass(frozen=True)
+class SampleFacts:
+    """What `sampling.sample_bucket` reports of a bucket of users."""
+
+    bucket: int
+    starts: tuple[datetime, datetime] | None
+    """As of `SplitLimits`."""
+    negatives: int
+    """Sampled negatives."""
+    negatives_missing: int
+    """Negatives that were asked for and not found."""
+    unmatched: int
+    """Positives whose negatives are not all there."""
+    not_kept: int
+    """Impressions left out by `downsample`."""
+    left_out: int
+    """Impressions without any label after the embargo."""
+    embargoed: dict[str, dict[str, int]]
+    """By split and task, labels that the embargo masked."""
+
+
+@dataclass(frozen=True)
+class ItemFacts:
+    """What `finishing.count_items` reports of a bucket of items."""
+
+    bucket: int
+    parts: int
+    """In how many parts its answers lie."""
+
+
+@dataclass(frozen=True)
+class FinishFacts:
+    """What `finishing.finish_bucket` reports of a bucket of users."""
+
+    sampled: SampleFacts
+    examples: dict[str, int]
+    """Rows written, by split."""
+    lengths: dict[str, dict[str, int]]
+    """See `data_report.lengths`."""
+
+    @staticmethod
+    def write(facts: Sequence["FinishFacts"], path: Path) -> None:
+        """Write all buckets' facts as JSON."""
+        write_json(path, _FINISHED.dump_python(list(facts), mode="json"))
+
+    @staticmethod
+    def read(path: Path) -> list["FinishFacts"]:
+        """Read what `write` wrote."""
+        return _FINISHED.validate_json(path.read_bytes())
+
+
 _LOG = TypeAdapter(LogFacts)
+_LABELLED = TypeAdapter(list[LabelFacts])
+_FINISHED = TypeAdapter(list[FinishFacts])

@@ -16,30 +16,29 @@ from multigate.pipeline import (
     data_report,
     measure,
     snapshot,
-    split,
     vocabulary,
 )
 from multigate.pipeline.assemble import assemble
 from multigate.pipeline.buckets import parts_of, piece_rows, place, read_piece, spilled_path
 from multigate.pipeline.columns import counters, example_schema
-from multigate.pipeline.facts import Verdict
-from multigate.pipeline.manifest import Facts
+from multigate.pipeline.facts import FinishFacts, ItemFacts, SampleFacts, Verdict
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.write import SplitWriter, part, write_parquet
+
+Measured = dict[str, measure.Moments]  # of the training split, by column
 
 _MIB = 1 << 20
 _ROW = 64  # bytes of an item's event or question, as a rule
 
 
-def count_items(number: int, sampled: Iterable[Facts], verdict: Verdict, plan: Plan) -> Facts:
+def count_items(
+    number: int, sampled: Iterable[SampleFacts], verdict: Verdict, plan: Plan
+) -> ItemFacts:
     """Answer what the buckets of users asked about the items of one bucket; write its snapshot.
 
     What is larger than the budget is worked through in parts, by another part of the item's hash.
-
-    Returns:
-        `bucket`: of items.
     """
-    users = sorted(fact["bucket"] for fact in sampled)
+    users = sorted(fact.bucket for fact in sampled)
     kinds = ("seen", "counted", "asked") if counters(plan.config, "item") else ("seen",)
     spilled = {
         kind: [(user, spilled_path(plan.work, f"{kind}-{user:05d}")) for user in users]
@@ -49,7 +48,7 @@ def count_items(number: int, sampled: Iterable[Facts], verdict: Verdict, plan: P
     parts = parts_of(rows * _ROW, plan.config.pipeline.bucket_mib * _MIB)
     for at in range(parts):
         _count(number, (at, parts), spilled, verdict, plan)
-    return {"bucket": number, "parts": parts}
+    return ItemFacts(number, parts)
 
 
 def _count(
@@ -89,14 +88,15 @@ def _count(
             rows.write_ipc(path, compression="lz4")
 
 
-def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
+def finish_bucket(
+    fact: SampleFacts, counted: Iterable[ItemFacts], plan: Plan
+) -> tuple[FinishFacts, Measured]:
     """Write one bucket's examples, once the items' counters are known.
 
     Returns:
-        What `sample_bucket` returned, `examples` by split, `measured`: the moments of its training
-        rows, and `lengths`: see `data_report.lengths`.
+        The facts, and the moments of the training rows.
     """
-    config, number = plan.config, fact["bucket"]
+    config, number = plan.config, fact.bucket
     features = None
     if config.pipeline.negatives is not None and catalogue.item_features(config):
         features = pl.read_ipc(plan.work / "features.arrow")
@@ -111,9 +111,9 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         features,
         plan.side_tables(),
         config,
-        split.instants(fact["limits"]),
+        fact.starts,
     )
-    measured: dict[str, measure.Moments] = {}
+    measured: Measured = {}
     counts: dict[str, list[pl.DataFrame]] = {
         name: [] for name in vocabulary.features(config.contract)
     }
@@ -134,7 +134,7 @@ def finish_bucket(fact: Facts, counted: Iterable[Facts], plan: Plan) -> Facts:
         counts = {n: [c] for n, c in vocabulary.count(nothing, config.contract).items()}
     for name, found_ in counts.items():
         vocabulary.add(found_).write_ipc(plan.file(f"vocabulary-{name}", number), compression="lz4")
-    return {**fact, "examples": writer.rows, "measured": measured, "lengths": lengths}
+    return FinishFacts(fact, writer.rows, lengths), measured
 
 
 def _histories(
@@ -148,39 +148,40 @@ def _histories(
     return computed.histories(events, queries, plan.config)
 
 
-def _answers(number: int, counted: Iterable[Facts], plan: Plan) -> pl.DataFrame | None:
+def _answers(number: int, counted: Iterable[ItemFacts], plan: Plan) -> pl.DataFrame | None:
     """The items' counters of a bucket's examples, one row each; None where there are none."""
     names = list(counters(plan.config, "item"))
     if not names:
         return None
     paths = [
-        plan.work / f"answers-{number:05d}-{items['bucket']:05d}-{at:05d}.arrow"
+        plan.work / f"answers-{number:05d}-{items.bucket:05d}-{at:05d}.arrow"
         for items in counted
-        for at in range(items["parts"])
+        for at in range(items.parts)
     ]
     answers = [pl.read_ipc(path) for path in paths if path.exists()]
     return pl.concat(answers).sort("at").select(names) if answers else None
 
 
-def finish(_: Any, finished: Iterable[Facts], plan: Plan) -> None:
+def finish(_: Any, finished: Iterable[tuple[FinishFacts, Measured]], plan: Plan) -> None:
     """Merge vocabularies and statistics and write them with the contract."""
     config, contract = plan.config, plan.config.contract
-    facts = sorted(finished, key=lambda fact: fact["bucket"])
-    measured: dict[str, measure.Moments] = {}
-    for fact in facts:
-        measured = measure.add(measured, fact.pop("measured"))
-    write_json(plan.work / "finished.json", facts)
+    found = sorted(finished, key=lambda one: one[0].sampled.bucket)
+    facts = [fact for fact, _ in found]
+    measured: Measured = {}
+    for _, part_measured in found:
+        measured = measure.add(measured, part_measured)
+    FinishFacts.write(facts, plan.finished_facts)
     if not facts:
         return
     hashes = {}
     for name, feature in vocabulary.features(contract).items():
-        parts = [pl.read_ipc(plan.file(f"vocabulary-{name}", f["bucket"])) for f in facts]
+        parts = [pl.read_ipc(plan.file(f"vocabulary-{name}", f.sampled.bucket)) for f in facts]
         merged = vocabulary.merge(parts, feature)
         value = pa.string() if feature.dtype == "string" else pa.int64()
         schema = pa.schema([("value", value), ("count", pa.int64())])
         write_parquet(merged, plan.examples.vocabulary(name), schema)
         hashes[name] = fingerprint(merged["value"].to_list())
-    rows = {name: sum(fact["examples"][name] for fact in facts) for name in SPLITS}
+    rows = {name: sum(fact.examples[name] for fact in facts) for name in SPLITS}
     downsample = config.pipeline.downsample
     kept = 1.0 if downsample is None else downsample.keep
     statistics = measure.statistics(measured, contract, rows, kept).model_dump(mode="json")

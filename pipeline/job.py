@@ -8,7 +8,6 @@
 Beam moves names of files and counts; the stages move rows, as Arrow tables in files.
 """
 
-import json
 import logging
 import shutil
 from datetime import datetime
@@ -30,7 +29,7 @@ from multigate.pipeline import (
 )
 from multigate.pipeline.buckets import Piece
 from multigate.pipeline.columns import check
-from multigate.pipeline.facts import LogFacts, ShardFacts
+from multigate.pipeline.facts import FinishFacts, LabelFacts, LogFacts, ShardFacts
 from multigate.pipeline.plan import Plan, count_buckets
 from multigate.pipeline.runner import import_beam, local_options, plain_failures
 from multigate.pipeline.sources import Shard
@@ -107,10 +106,8 @@ def run(
             if str(manifest.rejects_beside(out)) in problem:
                 _leave_rejects(plan)  # the message sends the user there
             raise DataError(problem)
-        labelled, finished = (
-            json.loads((work / name).read_text(encoding="utf-8"))
-            for name in ("labelled.json", "finished.json")
-        )
+        labelled = LabelFacts.read(plan.labelled_facts)
+        finished = FinishFacts.read(plan.finished_facts)
         account = manifest.build(config, log_facts, labelled, finished)
         if window is not None:
             account["window"] = {
@@ -124,7 +121,7 @@ def run(
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
-        lists = data_report.add_lengths(fact["lengths"] for fact in finished)
+        lists = data_report.add_lengths(fact.lengths for fact in finished)
         report = data_report.report(config, plan.examples, account, lists, previous)
         write_json(plan.examples.report, report)
         shutil.rmtree(work)

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from multigate.configs.files import TIME, write_json
+from multigate.configs.files import TIME
 from multigate.configs.sections.pipeline import Negatives
 from multigate.pipeline import catalogue, computed, snapshot
 from multigate.pipeline.buckets import (
@@ -18,9 +18,8 @@ from multigate.pipeline.buckets import (
     spilled_path,
 )
 from multigate.pipeline.examples import make_examples
-from multigate.pipeline.facts import Verdict
+from multigate.pipeline.facts import LabelFacts, SplitLimits, Verdict
 from multigate.pipeline.log_end import before
-from multigate.pipeline.manifest import Facts
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.split import boundaries, by_shares
 from multigate.pipeline.write import part, write_parquet
@@ -35,11 +34,11 @@ def divide_bucket(bucket: tuple[int, Iterable[Piece]], plan: Plan) -> list[tuple
     return divide(number, pieces, plan.buckets, limit, plan.work)
 
 
-def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) -> list[Facts]:
+def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) -> list[LabelFacts]:
     """Make the examples of one bucket's logged impressions, and the snapshot of its users.
 
     Returns:
-        One fact: `bucket`, the counts of `examples.Bucket`; nothing where the log is unusable.
+        The bucket's facts, alone; nothing where the log is unusable.
     """
     if verdict.problem is not None:
         return []
@@ -63,30 +62,26 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
         ("seen", snapshot.part_of_items(made.events, config, cut_off)),
     ):
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
-    fact: Facts = {"bucket": number, **made.counts, "open": made.open}
+    shown_bytes = 0
     negatives = config.pipeline.negatives
     if negatives is not None:
         shown = catalogue.part(made.shown, negatives, config)
         spilled = spill(shown, plan.buckets, plan.work, f"shown-{number:05d}", "item")
-        fact["shown"] = sum(piece.size for _, piece in spilled)
+        shown_bytes = sum(piece.size for _, piece in spilled)
     if by_shares(config.pipeline.split):
         # Not compressed: they are looked into where they lie.
         times = impressions.select(TIME).rechunk()
         times.write_ipc(plan.file("times", number), compression="uncompressed")
-    return [fact]
+    return [LabelFacts(number, made.counts, made.open, shown_bytes)]
 
 
-def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
-    """Merge what all buckets know of items and times; writes `pool` and `features`.
-
-    Returns:
-        `limits`: the instants at which validation and test begin, as ISO 8601, or None.
-    """
-    facts = sorted(labelled, key=lambda fact: fact["bucket"])
-    write_json(plan.work / "labelled.json", facts)
+def merge_catalogue(_: Any, labelled: Iterable[LabelFacts], plan: Plan) -> SplitLimits:
+    """Merge what all buckets know of items and times; writes `pool` and `features`."""
+    facts = sorted(labelled, key=lambda fact: fact.bucket)
+    LabelFacts.write(facts, plan.labelled_facts)
     split = plan.config.pipeline.split
     if not facts:
-        return {"limits": None}
+        return SplitLimits(None)
     negatives = plan.config.pipeline.negatives
     if negatives is not None:
         merged = _of_items(facts, negatives, plan)
@@ -94,17 +89,16 @@ def merge_catalogue(_: Any, labelled: Iterable[Facts], plan: Plan) -> Facts:
         merged.features.write_ipc(plan.work / "features.arrow", compression="lz4")
     times = []
     if by_shares(split):
-        times = [pl.read_ipc(plan.file("times", fact["bucket"]))[TIME] for fact in facts]
-    limits = boundaries(split, times)
-    return {"limits": None if limits is None else [limit.isoformat() for limit in limits]}
+        times = [pl.read_ipc(plan.file("times", fact.bucket))[TIME] for fact in facts]
+    return SplitLimits(boundaries(split, times))
 
 
-def _of_items(facts: list[Facts], negatives: Negatives, plan: Plan) -> catalogue.Catalogue:
+def _of_items(facts: list[LabelFacts], negatives: Negatives, plan: Plan) -> catalogue.Catalogue:
     """Merge what the buckets of users know of items, so many buckets of items at a time as fit."""
     items = plan.side_tables().get("items")
-    paths = [spilled_path(plan.work, f"shown-{fact['bucket']:05d}") for fact in facts]
+    paths = [spilled_path(plan.work, f"shown-{fact.bucket:05d}") for fact in facts]
     limit = plan.config.pipeline.bucket_mib * _MIB
-    turns = min(plan.buckets, parts_of(sum(fact["shown"] for fact in facts), limit))
+    turns = min(plan.buckets, parts_of(sum(fact.shown_bytes for fact in facts), limit))
     merged = []
     for turn in range(turns):
         buckets = range(turn, plan.buckets, turns)

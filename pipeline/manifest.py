@@ -19,10 +19,8 @@ from multigate.configs import Config, DataError
 from multigate.configs.sections.log import JsonLinesFormat
 from multigate.pipeline import log_end
 from multigate.pipeline.columns import event_types
-from multigate.pipeline.facts import LogFacts, ShardFacts
+from multigate.pipeline.facts import FinishFacts, LabelFacts, LogFacts, ShardFacts
 from multigate.pipeline.inputs import form, roles, wanted_columns
-
-Facts = dict[str, Any]
 
 _FEWEST_ADVICE, _SHARE_ADVICE = 10, 0.001
 
@@ -154,7 +152,10 @@ def _reasons(shards: Sequence[ShardFacts]) -> Counter[str]:
 
 
 def build(
-    config: Config, log: LogFacts, labelled: list[Facts], finished: list[Facts]
+    config: Config,
+    log: LogFacts,
+    labelled: Sequence[LabelFacts],
+    finished: Sequence[FinishFacts],
 ) -> dict[str, Any]:
     """Add up the account.
 
@@ -167,10 +168,8 @@ def build(
     Raises:
         DataError: rows or examples do not add up: a defect of the pipeline, not of the log.
     """
-
-    def total(facts: list[Facts], name: str) -> int:
-        return sum(fact[name] for fact in facts)
-
+    of_rows = _add_up(asdict(fact.counts) for fact in labelled)
+    of_samples = [fact.sampled for fact in finished]
     shards, cut_off = log.shards, log.verdict.cut_off
     reasons = _reasons(shards)
     unused: Counter[str] = Counter()
@@ -178,33 +177,33 @@ def build(
         unused.update(shard.unused)
     counts = {
         "rows_in": sum(shard.rows for shard in shards),
-        "impressions": total(labelled, "impressions"),
-        "feedback": total(labelled, "feedback"),
-        "orphans": total(labelled, "orphans"),
-        "late": total(labelled, "late"),
-        "duplicates": total(labelled, "duplicates"),
+        "impressions": of_rows["impressions"],
+        "feedback": of_rows["feedback"],
+        "orphans": of_rows["orphans"],
+        "late": of_rows["late"],
+        "duplicates": of_rows["duplicates"],
         "rejects": sum(reasons.values()),
-        "held_back": total(labelled, "held_back"),
-        "dropped": total(labelled, "dropped"),
-        "outside": total(labelled, "outside") + unused["outside"],
+        "held_back": of_rows["held_back"],
+        "dropped": of_rows["dropped"],
+        "outside": of_rows["outside"] + unused["outside"],
         "forgotten": unused["forgotten"],
         "after_cut_off": unused["after_cut_off"],
-        "collapsed": total(labelled, "collapsed"),
+        "collapsed": of_rows["collapsed"],
     }
     splits: Counter[str] = Counter()
     files: Counter[str] = Counter()
     for shard in shards:
         files[shard.file] += shard.rows
     for fact in finished:
-        splits.update(fact["examples"])
+        splits.update(fact.examples)
     examples: dict[str, Any] = {
         "total": sum(splits.values()),
         "impressions": counts["impressions"],
-        "sampled_negatives": total(finished, "negatives"),
-        "negatives_not_kept": total(finished, "not_kept"),
-        "negatives_missing": total(finished, "negatives_missing"),
-        "embargoed": total(finished, "left_out"),
-        "unmatched": total(finished, "unmatched"),
+        "sampled_negatives": sum(fact.negatives for fact in of_samples),
+        "negatives_not_kept": sum(fact.not_kept for fact in of_samples),
+        "negatives_missing": sum(fact.negatives_missing for fact in of_samples),
+        "embargoed": sum(fact.left_out for fact in of_samples),
+        "unmatched": sum(fact.unmatched for fact in of_samples),
         "splits": dict(splits),
     }
     accounted = sum(counts.values()) - counts["rows_in"]
@@ -220,10 +219,10 @@ def build(
         "rows": counts,
         "examples": examples,
         "labels": {
-            "open": _add_up(fact["open"] for fact in labelled),
+            "open": _add_up(fact.open for fact in labelled),
             "embargoed": {
-                name: _add_up(fact["embargoed"].get(name, {}) for fact in finished)
-                for name in dict.fromkeys(n for fact in finished for n in fact["embargoed"])
+                name: _add_up(fact.embargoed.get(name, {}) for fact in of_samples)
+                for name in dict.fromkeys(n for fact in of_samples for n in fact.embargoed)
             },
         },
         "rejected": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),

@@ -51,6 +51,16 @@ class Plan:
         """What `reading.judge` leaves for the manifest."""
         return self.work / "read.json"
 
+    @property
+    def labelled_facts(self) -> Path:
+        """What `labelling.merge_catalogue` leaves for the manifest."""
+        return self.work / "labelled.json"
+
+    @property
+    def finished_facts(self) -> Path:
+        """What `finishing.finish` leaves for the manifest."""
+        return self.work / "finished.json"
+
     def table(self, source: str) -> Path:
         """A side table, once read."""
         return self.work / f"{source}.arrow"

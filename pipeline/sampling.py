@@ -15,7 +15,7 @@ from multigate.features import Slices
 from multigate.pipeline import computed, negatives, split
 from multigate.pipeline.buckets import spill
 from multigate.pipeline.columns import counters, history_features
-from multigate.pipeline.manifest import Facts
+from multigate.pipeline.facts import LabelFacts, SampleFacts, SplitLimits
 from multigate.pipeline.plan import Plan
 
 
@@ -38,30 +38,24 @@ def listed_items(config: Config) -> list[str]:
     ]
 
 
-def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
+def sample_bucket(fact: LabelFacts, limits: SplitLimits, plan: Plan) -> SampleFacts:
     """Split one bucket's impressions, sample their negatives, and ask for the items' counters.
 
     Writes `rows`: the examples' `at` (row of their impression), `slot` (of the draw; -1 for the
     impression itself), `item`, `impression` (number), `split`, and with `unmatched: mask` the flags
     `matched`; in the examples' order.
-
-    Returns:
-        `bucket`, `negatives`, `negatives_missing`, `unmatched` (positives whose negatives are not
-        all there), `not_kept` (impressions left out by `downsample`), `embargoed` (labels, by split
-        and task), `left_out` (impressions without a label after the embargo), `limits`.
     """
-    config, number = plan.config, fact["bucket"]
+    config, number = plan.config, fact.bucket
     contract, sampling = config.contract, config.pipeline.negatives
     read = [contract.user, contract.item, TIME, IMPRESSION]
     read += [LABEL + name for name in contract.tasks]
     if sampling is not None:
         read += listed_items(config)
     impressions = pl.read_ipc(plan.file("impressions", number), columns=read)
-    limits = split.instants(known["limits"])
     splits = split.assign(
-        impressions, contract.user, config.pipeline.split, config.pipeline.seed, limits
+        impressions, contract.user, config.pipeline.split, config.pipeline.seed, limits.starts
     )
-    flags = split.embargoed(config, limits)
+    flags = split.embargoed(config, limits.starts)
     embargoed, some_left = _embargo(impressions.with_columns(split=splits), flags)
     impressions = split.mask_embargoed(impressions.with_columns(split=splits), flags)
     logged = impressions.select(
@@ -102,16 +96,16 @@ def sample_bucket(fact: Facts, known: Facts, plan: Plan) -> Facts:
         questions = rows.select("item", time=times, at=pl.int_range(pl.len()))
         spill(questions, plan.buckets, plan.work, f"asked-{number:05d}", "item")
     made = len(rows) - len(kept)
-    return {
-        "bucket": number,
-        "negatives": made,
-        "negatives_missing": asked - made,
-        "unmatched": unmatched,
-        "not_kept": int(some_left.sum()) - len(kept),
-        "embargoed": embargoed,
-        "left_out": int((~some_left).sum()),
-        "limits": known["limits"],
-    }
+    return SampleFacts(
+        bucket=number,
+        starts=limits.starts,
+        negatives=made,
+        negatives_missing=asked - made,
+        unmatched=unmatched,
+        not_kept=int(some_left.sum()) - len(kept),
+        left_out=int((~some_left).sum()),
+        embargoed=embargoed,
+    )
 
 
 def _embargo(

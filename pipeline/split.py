@@ -72,13 +72,6 @@ def _utc(limit: float | datetime) -> datetime:
     )
 
 
-def instants(limits: list[str] | None) -> tuple[datetime, datetime] | None:
-    """The boundaries that a stage's facts hold as ISO 8601."""
-    if limits is None:
-        return None
-    return datetime.fromisoformat(limits[0]), datetime.fromisoformat(limits[1])
-
-
 def assign(
     impressions: pl.DataFrame,
     user: str,

@@ -434,6 +434,7 @@ def test_the_manifest_accounts_for_every_row(golden):
         "dropped": 0,
         "outside": 0,
         "forgotten": 0,
+        "after_cut_off": 0,
         "collapsed": 0,
         "after_cut_off": 0,
     }

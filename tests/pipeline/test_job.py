@@ -189,8 +189,8 @@ def test_every_row_has_one_fate(seed, event_config, read_examples, tmp_path):
     assert rows["impressions"] == len(closed) - rows["dropped"]
     others = ("feedback", "late", "orphans")
     assert sum(rows[name] for name in others) == len(set(kept)) - len(every)
-    elsewhere = ("outside", "after_cut_off")  # of days and cut-offs that are named
-    assert all(count for name, count in rows.items() if name not in elsewhere), rows
+    unused = ("outside", "after_cut_off")
+    assert all(count for name, count in rows.items() if name not in unused), rows
     made = read_examples(tmp_path / "out")
     assert examples["total"] == len(made) == sum(examples["splits"].values())
     assert examples["impressions"] == rows["impressions"] == int((~made["meta/sampled"]).sum())
