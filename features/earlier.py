@@ -2,7 +2,7 @@
 
 History, attribution, dwell and "the item's latest earlier value" all ask the same question of a
 table sorted by group and time: for a query (group, time), where do the group's rows begin, and how
-many of them are earlier? It is answered for all queries at once by binary search.
+many of them are earlier? Binary search answers it for all queries at once.
 """
 
 from datetime import timedelta
@@ -37,8 +37,8 @@ class Timeline:
         """The row numbers of `rows`, sorted by group and time."""
         times = _integers(known[time])
         groups = known["__group"].to_numpy().astype(np.int64)
-        # One sortable number for a group and a time: the time since the first one, or, where groups
-        # times span would leave 64 bits, its rank; either stays below the stride.
+        # One sortable number for a group and a time: group * stride + the time since the first one.
+        # Where that would need more than 64 bits, the time's rank replaces the time.
         self._times: Positions | None = None
         self._first = int(times.min(initial=_LARGEST))
         self._stride = max(int(times.max(initial=-_LARGEST)) - self._first, 0) + 2
@@ -72,7 +72,7 @@ class Timeline:
         instants = _integers(asked[time])
         ranks = self._ranks(instants, inclusive)
         start = self._bounds[groups]
-        # One beyond the last group is there; of no group at all there is no second bound.
+        # The bounds have one entry more than there are groups, at least one.
         end = self._bounds[np.minimum(groups + 1, len(self._groups))]
         stop = np.searchsorted(self._search, groups * self._stride + ranks)
         return start, np.where(unknown, start, stop), np.where(unknown, start, end)

@@ -1,8 +1,8 @@
 """Puts examples together, some at a time: an impression's labels and features, and its negatives.
 
-Histories' lists and the user's counters are made here, for some impressions at a time, and stand in
-no file before the examples: a user with a million events, or a hundred negatives for each
-impression, take no more memory than others.
+The lists of histories and the user's counters are computed here, for some impressions at a time, and
+are written only as part of examples. So a user with a million events, or a hundred negatives for each
+impression, needs no more memory than others.
 """
 
 from collections.abc import Iterator
@@ -135,6 +135,6 @@ def _with_negatives(
     if table is not None:
         sampled = sampled.drop(list(table_features(config, "items")))
         sampled = tables.join(sampled, config, "items", table)
-    values = labels.finish(contract, labels.sampled_values(contract, len(sampled)))
+    values = labels.apply_steps(contract, labels.sampled_values(contract, len(sampled)))
     sampled = sampled.with_columns([value.alias(LABEL + name) for name, value in values.items()])
     return pl.concat([made.filter(~drawn), sampled.select(made.columns)]).sort("__place")

@@ -136,7 +136,7 @@ def arrow_type(feature: Feature) -> pa.DataType:
 
 
 def check(config: Config) -> None:
-    """Check what the log's shape asks of the contract.
+    """Check that the contract fits the log's shape.
 
     Raises:
         ConfigError: the user or the item is no column of the log, or a side table is missing.

@@ -1,8 +1,9 @@
 """Features that are computed over time: which events count, and what they come to.
 
-The user's are computed within the user's bucket. The item's need events of all users: their bucket
-sends them, and its questions, to the item's bucket, which answers (`finishing.count_items`); so
-that neither the log's items nor their events must fit in memory at once.
+The user's are computed within the user's bucket. The item's need the events of all users: each
+bucket of users sends its events, and the queries of its examples, to the buckets of items, which
+answer them (`finishing.count_items`). So neither the log's items nor their events must fit in
+memory at once.
 """
 
 from datetime import timedelta

@@ -1,13 +1,16 @@
 """The data report: what a run's examples look like, and how they differ from the previous run's.
 
-`report.json` in the folder of examples. Numbers of the logged impressions of all splits, sampled
-negatives left out: how many negatives are drawn is a choice, no property of the log.
+`report.json` in the folder of examples. It describes the logged impressions of all splits, without
+sampled negatives: how many of those are drawn is a choice, not a property of the log.
 
 Drift of a feature is its population stability index, PSI = sum over bins (p - q) ln(p / q), with
 the shares p of this run and q of the previous one (Siddiqi, Credit Risk Scorecards, 2006, which
 also gives the rule of thumb: above 0.1 look, above 0.25 act). The bins are the previous run's: of
 numbers its deciles, of ids its most frequent values and the rest, of lists their lengths, and
 everywhere what is missing. Shares below `_LEAST` count as that much, so that none is infinite.
+
+Considered: Evidently (holds whole tables in pandas) and TensorFlow Data Validation (brings
+TensorFlow into every worker); the nightly guards and the page need a few numbers only.
 """
 
 import json

@@ -92,9 +92,9 @@ def make_examples(
         contract.user: impressions["user"],
         contract.item: impressions["item"],
         **{name: impressions[FEATURE + name] for name in log_features(config)},
-        **{LABEL + name: label for name, label in labels.finish(contract, values).items()},
+        **{LABEL + name: label for name, label in labels.apply_steps(contract, values).items()},
         TIME: impressions["time"],
-        IMPRESSION: numbers(impressions),
+        IMPRESSION: impression_numbers(impressions),
         REQUEST: impressions["request"] if "request" in impressions.columns else nothing,
         SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
     }
@@ -183,7 +183,7 @@ def _mask_open(
     return frame, dict(frame["__fate"].value_counts().iter_rows())
 
 
-def numbers(events: pl.DataFrame) -> pl.Series:
+def impression_numbers(events: pl.DataFrame) -> pl.Series:
     """Number impressions by their identity; several of one identity in the order of the rows."""
     identity = events["identity"]
     if identity.is_duplicated().any():

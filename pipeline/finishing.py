@@ -1,4 +1,4 @@
-"""The last stages: answer what was asked of items, write the examples, merge what was measured."""
+"""The last stages: compute the items' counters, write the examples, merge the statistics."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,20 +23,20 @@ from multigate.pipeline.buckets import parts_of, piece_rows, place, read_piece, 
 from multigate.pipeline.columns import counters, example_schema
 from multigate.pipeline.facts import FinishFacts, ItemFacts, SampleFacts, Verdict
 from multigate.pipeline.plan import Plan
-from multigate.pipeline.write import SplitWriter, part, write_parquet
+from multigate.pipeline.write import SplitWriter, part_path, write_parquet
 
 Measured = dict[str, measure.Moments]  # of the training split, by column
 
 _MIB = 1 << 20
-_ROW = 64  # bytes of an item's event or question, as a rule
+_ROW = 64  # usual bytes of an item's event or query
 
 
 def count_items(
     number: int, sampled: Iterable[SampleFacts], verdict: Verdict, plan: Plan
 ) -> ItemFacts:
-    """Answer what the buckets of users asked about the items of one bucket; write its snapshot.
+    """Compute the counters that the buckets of users need of one bucket of items, and its snapshot.
 
-    What is larger than the budget is worked through in parts, by another part of the item's hash.
+    A bucket larger than the budget is processed in parts, by another part of the item's hash.
     """
     users = sorted(fact.bucket for fact in sampled)
     kinds = ("seen", "counted", "asked") if counters(plan.config, "item") else ("seen",)
@@ -76,7 +76,7 @@ def _count(
     if seen:
         table = plan.side_tables().get("items")
         of_items = snapshot.items(seen, counted, config, verdict.cut_off, table)
-        path = part(plan.examples.snapshot("items"), number + at * plan.buckets)
+        path = part_path(plan.examples.snapshot("items"), number + at * plan.buckets)
         write_parquet(of_items, path, snapshot.schema(config, "item"))
     asked = read("asked")
     if asked:
@@ -91,7 +91,7 @@ def _count(
 def finish_bucket(
     fact: SampleFacts, counted: Iterable[ItemFacts], plan: Plan
 ) -> tuple[FinishFacts, Measured]:
-    """Write one bucket's examples, once the items' counters are known.
+    """Write one bucket's examples, when the items' counters are there.
 
     Returns:
         The facts, and the moments of the training rows.
@@ -118,7 +118,7 @@ def finish_bucket(
         name: [] for name in vocabulary.features(config.contract)
     }
     lengths: dict[str, dict[str, int]] = {}
-    paths = {name: part(plan.examples.split(name), number) for name in SPLITS}
+    paths = {name: part_path(plan.examples.split(name), number) for name in SPLITS}
     with SplitWriter(paths, example_schema(config), plan.records) as writer:
         for examples in pieces:
             found_lengths = data_report.lengths(examples, config.contract)
@@ -195,5 +195,5 @@ def finish(_: Any, finished: Iterable[tuple[FinishFacts, Measured]], plan: Plan)
     nothing = example_schema(config).empty_table()
     for name in SPLITS:
         if not rows[name]:
-            path = part(plan.examples.split(name), 0)
+            path = part_path(plan.examples.split(name), 0)
             write_parquet(pl.DataFrame(nothing), path, example_schema(config))

@@ -22,7 +22,7 @@ from multigate.pipeline.facts import LabelFacts, SplitLimits, Verdict
 from multigate.pipeline.log_end import before
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.split import boundaries, by_shares
-from multigate.pipeline.write import part, write_parquet
+from multigate.pipeline.write import part_path, write_parquet
 
 _MIB = 1 << 20
 
@@ -55,7 +55,7 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     if plan.config.pipeline.negatives is not None:
         made.touched.write_ipc(plan.file("touched", number), compression="lz4")
     of_users = snapshot.users(made.events, config, cut_off, side_tables.get("users"))
-    path = part(plan.examples.snapshot("users"), number)
+    path = part_path(plan.examples.snapshot("users"), number)
     write_parquet(of_users, path, snapshot.schema(config, "user"))
     for kind, rows in (
         ("counted", computed.item_events(made.events, config)),

@@ -120,7 +120,7 @@ def sampled_values(contract: Contract, rows: int) -> dict[str, pl.Series]:
     }
 
 
-def finish(contract: Contract, values: dict[str, pl.Series]) -> dict[str, pl.Series]:
+def apply_steps(contract: Contract, values: dict[str, pl.Series]) -> dict[str, pl.Series]:
     """Apply what comes after the rule, in this order: clip, at_least, without, when.
 
     Args:

@@ -1,4 +1,4 @@
-"""What every stage knows, and where the stages leave their files."""
+"""What every stage knows, and the paths of the files between stages."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from multigate.configs.files import ExamplesFolder
 from multigate.pipeline.sources import Shard
 from multigate.pipeline.window import Window
 
-_COMPRESSED = 5  # how much longer text or Parquet is as tables in memory, as a rule
-_FEWEST = 8  # so that several workers have something to do
+_COMPRESSED = 5  # usual size of a table in memory, as a multiple of its compressed file
+_FEWEST = 8  # enough for several workers
 _MOST = 4096
 
 
@@ -66,7 +66,7 @@ class Plan:
         return self.work / f"{source}.arrow"
 
     def file(self, kind: str, number: int) -> Path:
-        """What a stage leaves of one bucket."""
+        """A stage's file of one bucket."""
         return self.work / f"{kind}-{number:05d}.arrow"
 
     def forgotten(self) -> pl.Series | None:
@@ -81,7 +81,7 @@ class Plan:
 
 
 def count_buckets(config: Config, shards: list[Shard]) -> int:
-    """Over how many buckets users are spread.
+    """The number of buckets that users are spread over.
 
     As configured, or so many that a bucket holds some half of `bucket_mib`: a power of two, so that
     a log that grows a little keeps its buckets. The log's size is guessed from that of its files;

@@ -20,7 +20,7 @@ from multigate.pipeline.plan import Plan
 from multigate.pipeline.ranges import count_lines
 from multigate.pipeline.sources import Chunk, Shard, read
 from multigate.pipeline.window import Window
-from multigate.pipeline.write import part, write_parquet
+from multigate.pipeline.write import part_path, write_parquet
 
 _REJECTS = pa.schema(
     [("file", pa.string()), ("line", pa.int64()), ("reason", pa.string()), ("text", pa.string())]
@@ -185,7 +185,7 @@ def _write_rejects(shards: list[ShardFacts], end: datetime | None, plan: Plan) -
                 found.append(late.select(*REJECTS).with_columns(reason=pl.lit(log_end.reason(end))))
             rejects = pl.concat(found).with_columns(pl.col("line") + before)
             if len(rejects):
-                path = part(plan.examples.rejects, shard.number)
+                path = part_path(plan.examples.rejects, shard.number)
                 write_parquet(rejects.sort("line", maintain_order=True), path, _REJECTS)
             before += shard.lines or 0
 
@@ -203,4 +203,4 @@ def _cut_off(plan: Plan, log: dict[int, Day]) -> datetime | None:
 def write_no_rejects(plan: Plan) -> None:
     """Write an empty part where nothing was rejected, so that readers need no special case."""
     if not plan.examples.rejects.exists():
-        write_parquet(pl.DataFrame(schema=REJECTS), part(plan.examples.rejects, 0), _REJECTS)
+        write_parquet(pl.DataFrame(schema=REJECTS), part_path(plan.examples.rejects, 0), _REJECTS)

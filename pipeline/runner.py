@@ -1,4 +1,4 @@
-"""Beam, imported without its notices and run so that a failure is what the stage itself raised."""
+"""Imports Beam without its warnings, and raises a failing stage's own exception."""
 
 import logging
 import os
@@ -15,10 +15,10 @@ RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 def local_options() -> list[str]:
     """Beam's options for a run on this machine: one thread per core.
 
-    Beam calls that mode `in_memory` and says that more than one worker has no effect in it; it does
-    run that many bundles at a time, in threads of this process, and the stages spend their time in
-    polars, Arrow and NumPy, which let other threads run. Its other modes move every element through
-    gRPC and hand on failures as text.
+    Beam calls this mode `in_memory` and says that more than one worker has no effect in it. But it
+    does run that many bundles at a time, in threads of this process; polars, Arrow and NumPy, where
+    the stages spend their time, let other threads run. Beam's other modes send every element
+    through gRPC and pass failures on as text.
     """
     return [f"--runner={RUNNER}", f"--direct_num_workers={len(os.sched_getaffinity(0))}"]
 
@@ -41,7 +41,7 @@ def import_beam() -> tuple[Any, Any]:
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Raise what a stage raised, for users to read.
+    """Raise the exception that a stage raised, not Beam's copy of it.
 
     Beam logs a stage's exception with its traceback, then raises a copy that names the step (a
     RuntimeError where the type cannot be copied, as of "no space left on device").
@@ -61,7 +61,7 @@ def plain_failures() -> Iterator[None]:
 
 
 def _original(error: BaseException) -> BaseException | None:
-    """The failure that users can mend behind Beam's copy of it, if there is one."""
+    """The exception behind Beam's copy that tells users what to do, if there is one."""
     seen: BaseException | None = error
     while seen is not None:
         copied = getattr(seen, "_tagged_with_step", False)

@@ -16,7 +16,7 @@ from multigate.configs.files import TIME
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline import computed, tables
 from multigate.pipeline.columns import FEATURE, arrow_type, log_features
-from multigate.pipeline.examples import numbers
+from multigate.pipeline.examples import impression_numbers
 
 
 def schema(config: Config, side: Side) -> pa.Schema:
@@ -49,7 +49,7 @@ def users(
 
 
 def part_of_items(events: pl.DataFrame, config: Config, cut_off: datetime | None) -> pl.DataFrame:
-    """What a bucket of users says of the items that its events name.
+    """The latest impression, in a bucket of users, of each item that its events name.
 
     Returns:
         `item`, `time` and `number` of the latest impression here, and its features.
@@ -98,7 +98,7 @@ def _current(events: pl.DataFrame, config: Config, of: Side) -> pl.DataFrame:
         shown = pl.col("event") == log.impression
     names = [name for name, feature in log_features(config).items() if feature.side == of]
     values = {name: pl.col(FEATURE + name) for name in names}
-    given = {"time": pl.col("time"), "number": numbers(events), **values}
+    given = {"time": pl.col("time"), "number": impression_numbers(events), **values}
     return events.select(
         pl.col(of), **{name: pl.when(shown).then(value) for name, value in given.items()}
     )

@@ -2,8 +2,9 @@
 
 A record holds what the Parquet row holds, under the same names: features as the exported
 `classify` reads them, labels as floats (absent where masked), `meta/time` in microseconds since
-1970, `meta/sampled` as 0 or 1. What is null is absent. Encoded here by hand, in the wire format of
-protocol buffers: three nested messages do not need TensorFlow in every worker.
+1970, `meta/sampled` as 0 or 1. Null values are absent. The wire format of protocol buffers is
+written here by hand: TensorFlow's TFRecordWriter would bring TensorFlow into every worker for three
+nested messages.
 """
 
 import struct

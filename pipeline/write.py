@@ -32,7 +32,7 @@ class SplitWriter:
 
     def __init__(self, paths: dict[str, Path], schema: pa.Schema, records: bool = False) -> None:
         self._paths, self._schema, self._records = paths, schema, records
-        # These hardly repeat: a dictionary of them is work for nothing.
+        # These values hardly repeat: a dictionary would cost time and save no space.
         unlike = (TIME, IMPRESSION, REQUEST)
         self._repeated = [name for name in schema.names if name not in unlike]
         self._record_files: dict[str, Any] = {}
@@ -78,6 +78,6 @@ class SplitWriter:
             writer.close()
 
 
-def part(folder: Path, number: int) -> Path:
-    """Name of one part among many."""
+def part_path(folder: Path, number: int) -> Path:
+    """The path of one part."""
     return folder / f"part-{number:05d}.parquet"

@@ -1,4 +1,4 @@
-"""The kinds of features: an id, a list, a number, a position; what is computed over time."""
+"""The kinds of features: id, list, number, position; histories and counters over time."""
 
 from typing import Annotated, Literal
 
@@ -25,8 +25,8 @@ class History(Frozen):
     """The user's last items, strictly before the impression, oldest first."""
 
     events: tuple[str, ...] = Field(min_length=1)
-    """Event types that count (event rows), or columns whose value is above zero (impression
-    rows); `impression` counts every impression."""
+    """Event types that count (event rows), or feedback columns with a value above zero (impression
+    rows; `log.known_after` says when they are known); `impression` counts every impression."""
     last: int = Field(ge=1, le=1000)
     """How many items to keep."""
     within: Duration | None = None

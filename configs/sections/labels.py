@@ -1,7 +1,8 @@
-"""Tasks and their label rules: what is to be predicted, and how the log says what came true.
+"""Tasks and their label rules: what is predicted, and how its true value is read from the log.
 
 A label is computed in this order: the rule, `clip`, `at_least`, `without`, then the mask `when`. A
-rule that finds nothing masks the label: it is null, which is not the same as 0.
+rule that finds nothing masks the label: it is null, which is not the same as 0. docs/labels.md
+states every rule, with examples.
 """
 
 from datetime import timedelta

@@ -52,12 +52,12 @@ class Negatives(Frozen):
 
 
 class Downsample(Frozen):
-    """Fewer of the logged impressions that came to nothing, in the training split.
+    """Keep only a share of the logged impressions without a positive label, in the training split.
 
     Nine impressions in ten hold no positive label; a share of them teaches a model nearly as much
-    as all do. The other splits keep theirs, so that what is measured on them is measured on what
-    the log holds. The share is recorded (`negatives_kept` in `statistics.json`), because a model
-    trained on few negatives says too high probabilities p: p / (p + (1 - p) / share) are right.
+    as all do. Validation and test keep all of theirs, so that metrics describe the log. The share
+    is recorded (`negatives_kept` in `statistics.json`), because a model that is trained on few
+    negatives overestimates probabilities p: p / (p + (1 - p) / share) corrects them.
     """
 
     keep: float = Field(gt=0, lt=1)
@@ -65,8 +65,8 @@ class Downsample(Frozen):
     impression."""
     tasks: tuple[str, ...] = ()
     """The binary tasks whose labels make an impression positive; absent: all of them. Probabilities
-    are put right exactly for a task that is alone here, or masked where the others are 0; of
-    several tasks, one's negatives that are another's positives all stay."""
+    are corrected exactly for a task that is alone here, or masked where the others are 0. With
+    several tasks, one task's negatives that are another's positives all stay."""
 
 
 class TimeSplit(Frozen):

@@ -436,7 +436,6 @@ def test_the_manifest_accounts_for_every_row(golden):
         "forgotten": 0,
         "after_cut_off": 0,
         "collapsed": 0,
-        "after_cut_off": 0,
     }
     waiting = dict.fromkeys(TASKS, 1) | {"view": 0, "like": 0}  # of g's w
     assert golden[1]["labels"] == {"open": waiting, "embargoed": {}}

@@ -8,7 +8,7 @@ import pytest
 from multigate.pipeline.attribute import attribute
 from multigate.pipeline.buckets import deduplicate
 from multigate.pipeline.job import run
-from multigate.pipeline.labels import finish
+from multigate.pipeline.labels import apply_steps
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -67,7 +67,7 @@ def test_masks_follow_without_and_when(event_config):
     ).contract
     value = pl.Series([10.0, 10.0, 10.0, 9.0, None, None])
     bad = pl.Series([1.0, 0.0, None, 0.0, 1.0, 0.0])
-    labels = finish(contract, {"both": value, "given": value, "bad": bad})
+    labels = apply_steps(contract, {"both": value, "given": value, "bad": bad})
     # A masked `bad` is not 1; a label that is masked stays so.
     assert labels["both"].to_list() == [0.0, 1.0, 1.0, 0.0, None, None]
     assert labels["given"].to_list() == [1.0, None, None, None, None, None]
