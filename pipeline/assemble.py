@@ -1,8 +1,8 @@
 """Puts examples together, some at a time: an impression's labels and features, and its negatives.
 
-The lists of histories and the user's counters are computed here, for some impressions at a time, and
-are written only as part of examples. So a user with a million events, or a hundred negatives for each
-impression, needs no more memory than others.
+The lists of histories and the user's counters are computed here, for some impressions at a time,
+and are written only as part of examples. So a user with a million events, or a hundred negatives
+for each impression, needs no more memory than others.
 """
 
 from collections.abc import Iterator

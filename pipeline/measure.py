@@ -1,8 +1,8 @@
 """Statistics of the training split, independent of the order in which parts are merged.
 
 Sums are exact integers and quantiles come from a fixed grid, so that the numbers are the same to
-the last bit however Beam bundles the rows. Sketches of libraries (t-digest, KLL of DataSketches) were
-considered: their results depend on the order in which parts are merged.
+the last bit however Beam bundles the rows. Sketches of libraries (t-digest, KLL of DataSketches)
+were considered: their results depend on the order in which parts are merged.
 """
 
 import math
