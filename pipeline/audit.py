@@ -1,8 +1,8 @@
 """The audit: proves on any output that examples tell only what had happened by then.
 
-For a sample of examples, histories, counters and what side tables give are computed again from the
-raw log, one event at a time (`recompute`), and compared. Sampled negatives must have been there to
-be drawn, and must not give themselves away (`giveaway`).
+For a sample of examples, labels (`relabel`), histories, counters and what side tables give are
+computed again from the raw log, one event at a time (`recompute`), and compared. Sampled negatives
+must have been there to be drawn, and must not give themselves away (`giveaway`).
 """
 
 from dataclasses import asdict
@@ -14,10 +14,18 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config, DataError, FrozenContract
-from multigate.configs.contract import IdListFeature, NumberFeature
-from multigate.configs.files import IMPRESSION, REQUEST, SAMPLED, SPLITS, TIME, ExamplesFolder
+from multigate.configs.contract import Feature, IdListFeature, NumberFeature
+from multigate.configs.files import (
+    IMPRESSION,
+    LABEL,
+    REQUEST,
+    SAMPLED,
+    SPLITS,
+    TIME,
+    ExamplesFolder,
+)
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline import giveaway
+from multigate.pipeline import audit_labels, giveaway
 from multigate.pipeline.columns import counters, history_features, table_features
 from multigate.pipeline.erasure import read_list
 from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
@@ -37,8 +45,9 @@ def audit(
 ) -> dict[str, Any]:
     """Check a sample of examples against the log that they were made from.
 
-    Every sampled example's histories and counters must be those of the events strictly before it,
-    its features of side tables those of the latest row that is not later than it. A
+    Every example's labels must be those of docs/labels.md, masked where they had not closed before
+    the cut-off (`hold_back`) or before the next split began (`embargo`). Its histories and counters
+    must be those of the events strictly before it, its features of side tables those of the latest row that is not later than it. A
     logged impression must be in the log; a sampled negative must have been shown by then (lately,
     under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`),
     unless it stands in the user's lists exactly as often as its positive does. Nothing but taste
@@ -76,25 +85,24 @@ def audit(
     lists = _lists(config)
     rows = _sample(config, folder, [*features, *tabled, *lists], sample, seed)
     partners = _partners(config, folder, rows, lists)
-    events = events_of(config, data, rows, forgotten)
+    instants = audit_labels.Instants.read(config, folder)
+    events = events_of(config, data, rows, forgotten, instants.cut_off)
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
         own, others = by_user[user], by_item[item]
         where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
         problem = _occurrence(config, row, own, others, lists, partners)
+        problem = problem or audit_labels.problem(config, row, own, instants)
         if problem is not None:
             raise DataError(f"{where}: {problem}")
         for name, feature in features.items():
             past = others if isinstance(feature, NumberFeature) and _of(feature) == "item" else own
             found = row[name]
-            expected = compute(feature, past, row[TIME], config)
+            once = [event for event in past if not event["repeated"]]
+            expected = compute(feature, once, row[TIME], config)
             if expected != found:
-                leaks = any(
-                    compute(feature, past, row[TIME], config, until) == found
-                    for until in (row[TIME], datetime.max)
-                )
-                why = "; it counts what happened at that time or later" if leaks else ""
+                why = _leak(feature, past, once, row[TIME], config, found)
                 raise DataError(
                     f"{where}: feature {name!r}: expected {expected!r} from the events before "
                     f"{row[TIME]}, received {found!r}{why}"
@@ -137,6 +145,23 @@ def _check_table(
                 )
 
 
+def _leak(
+    feature: Feature,
+    past: list[Row],
+    once: list[Row],
+    time: datetime | None,
+    config: Config,
+    found: Any,
+) -> str:
+    """What would explain a feature's wrong value, for the message."""
+    if compute(feature, once, time, config, early=True) == found:
+        return "; it counts feedback before it was known (known_after, known_at)"
+    if compute(feature, past, time, config) == found:
+        return "; it counts repeated impressions, which collapse leaves out"
+    late = (compute(feature, once, time, config, until) for until in (time, datetime.max))
+    return "; it counts what happened at that time or later" if found in late else ""
+
+
 def _of(feature: NumberFeature) -> str:
     return feature.counter.of if feature.counter is not None else "user"
 
@@ -152,6 +177,7 @@ def _sample(
     drawn = np.random.default_rng(seed).choice(len(ordered), size, replace=False)
     chosen = ordered.gather(np.sort(drawn)).implode()
     names = list(dict.fromkeys([config.contract.user, config.contract.item, *features]))
+    names += [LABEL + name for name in config.contract.tasks]
     rows = []
     for name, frame in frames.items():
         found = frame.filter(pl.col(IMPRESSION).is_in(chosen))

@@ -80,8 +80,8 @@ def check(config: Config, examples: ExamplesFolder, seed: int = 0) -> GiveAway |
         raise DataError(
             f"{examples.root}: sampled negatives give themselves away: {found.clue} tells them "
             f"from logged impressions (AUC {found.alone:.3f} by itself, {found.auc:.3f} with all "
-            f"that says nothing of taste; expected an interval that holds 0.5, received {low:.3f} "
-            f"to {high:.3f})"
+            f"that says nothing of taste; expected an interval that holds 0.5, received "
+            f"{low:.3f} to {high:.3f})"
         )
     if negatives.unmatched == "mask":
         _check_groups(scan.filter(labelled), contract, negatives.per_positive, examples)

@@ -1,9 +1,10 @@
 """Events of the raw log and features over time, computed again one event at a time: for the audit.
 
-Reading and typing the log is shared with the job; what follows it is not, so that a defect there is
-found here.
+Reading and typing the log is shared with the job; what follows is written from docs/labels.md
+alone, so that a defect of the job is found here.
 """
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN
+from multigate.pipeline.columns import COLUMN, KNOWN
 from multigate.pipeline.erasure import without
 from multigate.pipeline.inputs import form, shards, single_columns, wanted_columns
 from multigate.pipeline.normalise import normalise
@@ -31,7 +32,11 @@ def plain(time: str) -> pl.Expr:
 
 
 def events_of(
-    config: Config, data: Path | str, rows: list[Row], forgotten: pl.Series | None
+    config: Config,
+    data: Path | str,
+    rows: list[Row],
+    forgotten: pl.Series | None,
+    cut_off: datetime | None = None,
 ) -> list[Row]:
     """The log's events of some users and items.
 
@@ -40,25 +45,28 @@ def events_of(
         data: the folder that holds its files.
         rows: examples, whose users and items these are.
         forgotten: users whose events count nowhere; None where there are none.
+        cut_off: later events are no part of the run; None where all are.
 
     Returns:
-        The events in the order of time, without duplicates.
+        The events in the order of time, without duplicates, as `_prepare` leaves them.
     """
     users = pl.Series(sorted({row[config.contract.user] for row in rows}))
     items = pl.Series(sorted({row[config.contract.item] for row in rows}))
     concerned = pl.col("user").is_in(users.implode()) | pl.col("item").is_in(items.implode())
     found = [without(part.filter(concerned), "user", forgotten) for part in _log(config, data)]
-    events = pl.concat(found)
+    events = pl.concat(found, how="diagonal")
     if "event_id" in events.columns:
         # The first event of an id may name another item than the sample's.
         keys = events.select("user", "event_id").drop_nulls().unique()
         same = [part.join(keys, on=["user", "event_id"], how="semi") for part in _log(config, data)]
-        events = pl.concat([events, *same])
+        events = pl.concat([events, *same], how="diagonal")
     seen: set[Any] = set()
     kept = []
     for event in sorted(
         events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["fingerprint"])
     ):
+        if cut_off is not None and event["time"] is not None and event["time"] >= cut_off:
+            continue
         row = ("time", "fingerprint", "user", "item", "event")
         known: set[Any] = {tuple(event.get(name) for name in row)}
         if event.get("event_id") is not None:
@@ -66,7 +74,69 @@ def events_of(
         if not known & seen:
             kept.append(event)
         seen |= known
-    return kept
+    return _prepare(kept, config)
+
+
+def _prepare(events: list[Row], config: Config) -> list[Row]:
+    """Mark repeated impressions (`repeated`, and in `start` the one that they repeat).
+
+    Feedback that clocks put before its impression moves to the impression's time.
+    """
+    log, collapse = config.pipeline.log, config.pipeline.collapse
+    if not isinstance(log, EventLog):
+        return [event | {"repeated": False} for event in events]
+    pairs = defaultdict(list)
+    for event in events:
+        event["repeated"], event["start"] = False, event
+        pairs[event["user"], event["item"]].append(event)
+    for pair in pairs.values():
+        shown = [event for event in pair if event["event"] == log.impression]
+        for before, event in itertools.pairwise(shown):
+            if None not in (collapse, before["time"], event["time"]) and (
+                event["time"] - before["time"] <= collapse
+            ):
+                event["repeated"], event["start"] = True, before["start"]
+        moved = [(event, _moved(event, shown, config)) for event in pair if event not in shown]
+        for event, time in moved:
+            event["time"] = time
+    return sorted(events, key=lambda e: (e["time"] or datetime.min, e["fingerprint"]))
+
+
+def _moved(feedback: Row, shown: list[Row], config: Config) -> datetime | None:
+    """When a feedback event counts: at the next impression, where it is just before that one."""
+    skew, time = config.pipeline.clock_skew, feedback["time"]
+    if skew is None or time is None or owners(feedback, shown, config):
+        return time
+    following = [e["time"] for e in _same_request(feedback, shown, config) if e["time"] is not None]
+    following = [later for later in following if later > time]
+    return min(following) if following and min(following) - time <= skew else time
+
+
+def owners(feedback: Row, shown: list[Row], config: Config) -> list[Row]:
+    """The impression that a feedback event belongs to; several where they have the same time.
+
+    Args:
+        feedback: the event.
+        shown: the impressions of its user and item, repetitions too.
+        config: how long feedback is waited for, and what it belongs to.
+    """
+    time, within = feedback["time"], config.pipeline.attribution
+    if time is None:
+        return []
+    earlier = [
+        event
+        for event in _same_request(feedback, shown, config)
+        if event["time"] is not None and event["time"] <= time
+    ]
+    last = max((event["time"] for event in earlier), default=None)
+    starts = {id(e["start"]): e["start"] for e in earlier if e["time"] == last}
+    return [e for e in starts.values() if within is None or time - e["time"] <= within]
+
+
+def _same_request(feedback: Row, shown: list[Row], config: Config) -> list[Row]:
+    if config.pipeline.attribute_by == "latest" or feedback.get("request") is None:
+        return shown
+    return [event for event in shown if event["request"] == feedback["request"]]
 
 
 def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
@@ -77,8 +147,10 @@ def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
         for chunk in read(shard, form(config, shard.feedback), wanted, single):
             events, _ = normalise(chunk, config, shard.name, shard.feedback)
             names = ["user", "item", "identity", "fingerprint", "event", "event_id"]
+            names += ["session", "request", "value"]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
-            yield events.select(*kept, plain("time"))
+            times = [n for n in events.columns if n == "time" or n.startswith(KNOWN)]
+            yield events.select(*kept, *(plain(name) for name in times))
 
 
 def groups(events: list[Row], key: str) -> dict[Any, list[Row]]:
@@ -95,46 +167,49 @@ def compute(
     time: datetime | None,
     config: Config,
     until: datetime | None = None,
+    early: bool = False,
 ) -> Any:
     """Compute a feature from a user's or item's events.
 
     Args:
         feature: a history or a counter.
-        events: of the user or item, in the order of time.
+        events: of the user or item, in the order of time, without repeated impressions.
         time: the example's; None where it is unknown.
         config: tells which events count.
         until: take the events up to then (included) instead of those strictly before `time`: what a
             leak would give.
+        early: take the feedback of an impression log for known at its impression: another leak.
 
     Returns:
         The value as an example holds it.
     """
     if time is None:
         return [] if isinstance(feature, IdListFeature) else None
-    past = [
-        event
-        for event in events
-        if event["time"] is not None
-        and (event["time"] < time if until is None else event["time"] <= until)
-    ]
     rule: Any = feature.history if isinstance(feature, IdListFeature) else _counter(feature)
     if rule is None:
         raise ValueError(f"not a computed feature: {feature!r}")
-    if rule.within is not None:
-        past = [event for event in past if event["time"] >= time - rule.within]
-    counting = [event for event in past if _counts(event, rule.events, config)]
+
+    def past(names: tuple[str, ...]) -> list[tuple[datetime, Any]]:
+        counted = []
+        for event in events:
+            then = _counts_from(event, names, config, early)
+            if then is None or (then >= time if until is None else then > until):
+                continue
+            if rule.within is None or then >= time - rule.within:
+                counted.append((then, event["item"]))
+        return sorted(counted)
+
+    counting = past(rule.events)
     if isinstance(feature, IdListFeature):
-        counting.sort(key=lambda e: (e["time"], e["item"]))
-        return [e["item"] for e in counting][-min(rule.last, feature.max_length) :]
+        return [item for _, item in counting][-min(rule.last, feature.max_length) :]
     if isinstance(rule, Count):
         return float(len(counting))
     if isinstance(rule, Rate):
-        per = sum(_counts(event, rule.per, config) for event in past)
+        per = len(past(rule.per))
         return float(np.float32(len(counting) / per)) if per else None
-    times = [event["time"] for event in counting]
-    if not times:
+    if not counting:
         return None
-    then = max(times) if rule.which == "last" else min(times)
+    then, _ = counting[-1] if rule.which == "last" else counting[0]
     return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
 
 
@@ -142,11 +217,23 @@ def _counter(feature: Feature) -> Count | Since | Rate | None:
     return feature.counter if isinstance(feature, NumberFeature) else None
 
 
-def _counts(event: Row, names: tuple[str, ...], config: Config) -> bool:
-    """Whether a history or counter over these events counts this one."""
-    log = config.pipeline.log
+def _counts_from(
+    event: Row, names: tuple[str, ...], config: Config, early: bool
+) -> datetime | None:
+    """Since when a history or counter over these events counts this one; None for never."""
+    log, time = config.pipeline.log, event["time"]
+    if time is None:
+        return None
     if isinstance(log, EventLog):
-        return event["event"] in names or (
-            "impression" in names and event["event"] == log.impression
-        )
-    return "impression" in names or any((event[COLUMN + name] or 0) > 0 for name in names)
+        wanted = [log.impression if name == "impression" else name for name in names]
+        return time if event["event"] in wanted else None
+    if "impression" in names:
+        return time
+    known = []
+    for name in names:
+        if (event[COLUMN + name] or 0) > 0:
+            if name not in log.known_at:
+                known.append(time + (log.known_after or timedelta(0)))
+            elif event[KNOWN + log.known_at[name]] is not None:
+                known.append(max(time, event[KNOWN + log.known_at[name]]))
+    return (time if early else min(known)) if known else None

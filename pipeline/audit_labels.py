@@ -1,0 +1,173 @@
+"""The audit of labels: each is what followed its impression, and had closed in time."""
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import polars as pl
+
+from multigate.configs import Config, DataError
+from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
+from multigate.configs.sections.labels import DwellLabel, ImpressionLabel
+from multigate.configs.sections.log import EventLog
+from multigate.configs.sections.pipeline import TimeSplit
+from multigate.pipeline.recompute import Row, plain
+from multigate.pipeline.relabel import Labels, closes_after, dwell, finished, labels_of
+
+
+@dataclass(frozen=True)
+class Instants:
+    """What the folder says of its run; times without a zone, in UTC."""
+
+    cut_off: datetime | None
+    """Up to when the log is whole; None where no event has a time."""
+    begins: dict[str, datetime]
+    """When the split after `train` or `validation` begins, at the latest."""
+    ends: dict[str, datetime]
+    """When the split after `train` or `validation` begins, at the earliest."""
+    some_days: bool
+    """Whether it is a run of some days, which holds the labels that close in them."""
+
+    @classmethod
+    def read(cls, config: Config, folder: ExamplesFolder) -> "Instants":
+        """Read the manifest, and when each split's impressions were.
+
+        Raises:
+            DataError: there is no manifest.
+        """
+        try:
+            manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{folder.manifest}: cannot be read: {error}; audit a folder that the job wrote"
+            ) from None
+        cut_off, split = manifest["cut_off"], config.pipeline.split
+        begins, ends = {}, {}
+        if isinstance(split, TimeSplit):
+            for name, following in itertools.pairwise(SPLITS):
+                limit = getattr(split, following)
+                if isinstance(limit, datetime):
+                    begins[name] = ends[name] = _plain(limit)
+                    continue
+                first = _times(folder, following).min().collect().item()
+                last = _times(folder, name).max().collect().item()
+                if first is not None and last is not None:
+                    begins[name], ends[name] = first, last
+        return cls(
+            None if cut_off is None else _plain(datetime.fromisoformat(cut_off)),
+            begins,
+            ends,
+            "window" in manifest,
+        )
+
+
+def _plain(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(tzinfo=None)
+
+
+def _times(folder: ExamplesFolder, split: str) -> pl.LazyFrame:
+    frame = pl.scan_parquet(folder.split(split) / "*.parquet")
+    return frame.filter(~pl.col(SAMPLED)).select(plain(TIME))
+
+
+def problem(config: Config, row: Row, own: list[Row], instants: Instants) -> str | None:
+    """Say what is wrong with an example's labels, if anything is.
+
+    Args:
+        config: the tasks.
+        row: the example.
+        own: its user's events, see `recompute.events_of`.
+        instants: of the run.
+    """
+    if row[SAMPLED]:
+        tasks = config.contract.tasks.items()
+        zero = {n: 0.0 if isinstance(t.label, ImpressionLabel) else None for n, t in tasks}
+        possible = [finished(zero, config)]
+    else:
+        impressions = _impressions(config, row, own)
+        if all(event["repeated"] for event in impressions):
+            return "it repeats an impression of the same user and item; collapse leaves it out"
+        kept = [event for event in impressions if not event["repeated"]]
+        possible = [labels for event in kept for labels in labels_of(event, own, config)]
+    for name in config.contract.tasks:
+        found = row[LABEL + name]
+        if found is None:
+            wrong = _masked(config, name, row, possible, instants)
+        else:
+            wrong = _too_early(config, name, row, instants)
+            if wrong is None and not any(_same(labels[name], found) for labels in possible):
+                wrong = _hint(config, name, row, own, possible, found)
+        if wrong is not None:
+            return f"label {name!r}: {wrong}"
+    return None
+
+
+def _impressions(config: Config, row: Row, own: list[Row]) -> list[Row]:
+    log = config.pipeline.log
+    return [
+        event
+        for event in own
+        if event["item"] == row[config.contract.item]
+        and event["time"] == row[TIME]
+        and (not isinstance(log, EventLog) or event["event"] == log.impression)
+    ]
+
+
+def _too_early(config: Config, name: str, row: Row, instants: Instants) -> str | None:
+    """Why a label that is there should be masked."""
+    if row[TIME] is None:
+        return None
+    closes, split = row[TIME] + closes_after(name, config), row["split"]
+    if config.pipeline.hold_back and instants.cut_off is not None and closes >= instants.cut_off:
+        return (
+            f"it closes at {closes} and the log ends at {instants.cut_off}: expected none "
+            f"(hold-back), received {row[LABEL + name]!r}"
+        )
+    begins = instants.begins.get(split) if _embargo(config) else None
+    if begins is not None and closes >= begins:
+        return (
+            f"it closes at {closes} and the split after {split} begins at {begins}: expected none "
+            f"(embargo), received {row[LABEL + name]!r}"
+        )
+    return None
+
+
+def _embargo(config: Config) -> bool:
+    split = config.pipeline.split
+    return isinstance(split, TimeSplit) and split.embargo
+
+
+def _masked(
+    config: Config, name: str, row: Row, possible: list[Labels], instants: Instants
+) -> str | None:
+    """Why a label that is not there should be."""
+    expected = [labels[name] for labels in possible]
+    unmatched = isinstance(config.contract.tasks[name].label, ImpressionLabel)
+    if row[SAMPLED] or unmatched or instants.some_days or None in expected:
+        return None
+    if row[TIME] is not None:
+        closes = row[TIME] + closes_after(name, config)
+        limits = [instants.cut_off] if config.pipeline.hold_back else []
+        limits += [instants.ends.get(row["split"])] if _embargo(config) else []
+        if any(limit is not None and closes >= limit for limit in limits):
+            return None
+    return f"it had closed in time: expected {expected[0]!r}, received None"
+
+
+def _hint(
+    config: Config, name: str, row: Row, own: list[Row], possible: list[Labels], found: float
+) -> str:
+    rule, expected = config.contract.tasks[name].label, possible[0][name]
+    why = ""
+    if isinstance(rule, DwellLabel) and rule.ends != "any" and not row[SAMPLED]:
+        any_event = rule.model_copy(update={"ends": "any"})
+        early = [dwell(any_event, event, own) for event in _impressions(config, row, own)]
+        if any(_same(seconds, found) for seconds in early):
+            why = f"; it ends at an event that does not end it (ends: {rule.ends})"
+    return f"expected {expected!r} from what followed the impression, received {found!r}{why}"
+
+
+def _same(expected: float | None, found: float) -> bool:
+    return expected is not None and math.isclose(expected, found, rel_tol=1e-6, abs_tol=1e-9)
