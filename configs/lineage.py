@@ -1,17 +1,18 @@
-"""What a checkpoint has to share with the examples that it is used on."""
+"""What a model must share with the examples and with the options that it is used with."""
 
 from pathlib import Path
 
-from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import ModelError
+from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.errors import ConfigError, ModelError
 from multigate.configs.files import ExamplesFolder
+from multigate.configs.sections.evaluation import EvaluationConfig
 
 
 def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -> None:
-    """Refuse examples that a checkpoint was not trained on the like of.
+    """Refuse examples that differ from those that a checkpoint was trained on.
 
-    Vocabularies and statistics have to agree too: a score in the label's own units depends on
-    them, and examples are encoded by the checkpoint's.
+    Vocabularies and statistics must agree too: examples are encoded by the checkpoint's, and a
+    score in the label's own units depends on them.
 
     Raises:
         ModelError: a fingerprint differs.
@@ -25,3 +26,14 @@ def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -
                 f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
                 f"{theirs}; use the examples that it was trained on, or train anew"
             )
+
+
+def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> None:
+    """Refuse rules and slices that name what a model's contract does not have.
+
+    Raises:
+        ConfigError: an unknown task or feature.
+    """
+    unknown = options.unknown_name(contract.tasks, contract.features)
+    if unknown is not None:
+        raise ConfigError(f"{unknown} ({folder} has no other); use the model's own configuration")

@@ -19,6 +19,20 @@ from multigate.serving.client.rank_client import RankClient, Ranking
 from multigate.serving.client.show import show_ranked
 
 
+def check(config: Config, data: Path | None, out: Path) -> None:
+    """Check the arguments of `run`, before anything heavy is imported.
+
+    Raises:
+        DataError: `out` holds files already, or there is no folder of logs.
+    """
+    if data is None and config.name != "demo":
+        raise DataError(f"--data: the folder of the log's files is required for {config.name!r}")
+    if data is not None and not data.is_dir():
+        raise DataError(f"{data}: no such folder; expected the folder that holds the log")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out}: already exists; choose another output folder or remove it")
+
+
 def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     """Run every stage and rank for three users.
 
@@ -34,6 +48,7 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     Raises:
         DataError: `out` holds files already, or there is no log.
     """
+    check(config, data, out)
     from multigate.jobs.export import export
     from multigate.model.assessment.assess import assess
     from multigate.model.report import page
@@ -41,10 +56,6 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
     from multigate.pipeline import job
 
     started = time.monotonic()
-    if data is None and config.name != "demo":
-        raise DataError(f"--data: the folder of the log's files is required for {config.name!r}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out}: already exists; choose another output folder or remove it")
 
     truth, best = None, None
     if data is None:

@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import yaml
@@ -25,8 +25,9 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.tune import Choices, Range
 from multigate.jobs.lock import locked
 from multigate.jobs.show import say
-from multigate.model.training import train
-from multigate.model.training.epoch_record import Epoch
+
+if TYPE_CHECKING:  # its import takes seconds
+    from multigate.model.training.epoch_record import Epoch
 
 STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 
@@ -51,23 +52,31 @@ def tune(config: Config, examples: Path, out: Path, finish: Finish | None = None
         DataError: `out` holds a study of another space or other examples, or another search runs.
         ModelError: no trial could be trained.
     """
-    options = config.tune
-    if not options.space:
-        raise ConfigError(
-            "tune.space: expected at least one setting to search, such as "
-            "train.learning_rate: {low: 0.0001, high: 0.01, log: true}; received none"
-        )
-    for name, values in options.space.items():
-        changed(config, {name: _any(values)})  # a setting that is not there is told before training
+    check(config)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", "a search"):
         study = _study(config, examples, out)
         for cut_off in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
             study.tell(cut_off.number, state=optuna.trial.TrialState.FAIL)
             study.enqueue_trial(cut_off.params)
-        while _finished(study) < options.trials:
+        while _finished(study) < config.tune.trials:
             _run(study, config, examples, out, finish)
         return _result(study, out)
+
+
+def check(config: Config) -> None:
+    """Check what is to be searched, before anything is trained.
+
+    Raises:
+        ConfigError: nothing to search, or a setting that the configuration does not have.
+    """
+    if not config.tune.space:
+        raise ConfigError(
+            "tune.space: expected at least one setting to search, such as "
+            "train.learning_rate: {low: 0.0001, high: 0.01, log: true}; received none"
+        )
+    for name, values in config.tune.space.items():
+        changed(config, {name: _any(values)})
 
 
 def changed(config: Config, settings: dict[str, Any]) -> Config:
@@ -160,12 +169,14 @@ def _run(
     study: optuna.Study, config: Config, examples: Path, out: Path, finish: Finish | None
 ) -> None:
     """One trial."""
+    from multigate.model.training import train
+
     trial = study.ask()
     settings = {name: _draw(trial, name, values) for name, values in config.tune.space.items()}
     checkpoint = out / f"trial-{trial.number}"
     _remove(checkpoint)
 
-    def report(epoch: Epoch) -> None:
+    def report(epoch: "Epoch") -> None:
         trial.report(epoch["val_loss"], epoch["epoch"])
         if trial.should_prune():
             raise optuna.TrialPruned

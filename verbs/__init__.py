@@ -1,24 +1,27 @@
-"""The command's verbs, one module each: `HELP`, `EXAMPLE`, `add_arguments`, and `run`.
+"""The command's verbs, one module each: `EXAMPLE`, `add_arguments` and `execute`.
 
-The modules import their packages inside `run`, so that `--help` answers at once.
+A module is imported when the command line names its verb. `execute` first reads the configuration
+and looks for the input folders (`verbs.inputs`), and only then imports what does the work: a
+mistake is reported at once, and only the verbs that need TensorFlow import it.
 """
 
-# In the order of `multigate --help`: the order of a first use.
-VERBS = (
-    "demo",
-    "examples",
-    "audit",
-    "train",
-    "tune",
-    "evaluate",
-    "export",
-    "compare",
-    "serve",
-    "rank",
-    "recommend",
-    "run",
-    "runs",
-    "publish",
-    "features",
-    "candidates",
-)
+# In the order of a first use.
+VERBS = {
+    "demo": "run every stage, from logs to ranked lists, on simulated or on real data",
+    "examples": "make training examples from raw logs",
+    "audit": "prove on a sample that no feature or label uses the future",
+    "train": "train the ranker on examples",
+    "tune": "search for better settings of the model and its training",
+    "evaluate": "measure a checkpoint or an exported version, and write its report",
+    "export": "write a SavedModel version that evaluates only the selected experts",
+    "compare": "judge a candidate against production: exit status 0 blessed, 1 refused",
+    "serve": "serve a model's newest version over gRPC",
+    "rank": "rank candidates for one user by calling a server",
+    "recommend": "find and rank items for one user by calling a server",
+    "run": "run a night: examples, training, export, evaluation, decision, publication",
+    "runs": "list nightly runs: state, version, durations and metrics",
+    "publish": "show the version in production, go back to the one before it, or choose another",
+    "features": "load the features of all users and items into the online store",
+    "candidates": "train, evaluate and export the model that finds candidates to rank",
+}
+"""Verb -> its line in `multigate --help`."""

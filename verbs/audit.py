@@ -5,7 +5,6 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, add_forget
 
-HELP = "prove on a sample that no feature uses the future and no negative shows how it was made"
 EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
 
 
@@ -19,13 +18,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
+    from multigate.verbs.inputs import require_examples, require_log
+
+    config = load(options.config)
+    require_log(options.data)
+    require_examples(options.examples)
     from multigate.pipeline.audit import audit
 
     result = audit(
-        load(options.config),
+        config,
         options.data,
         options.examples,
         options.sample,

@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
-HELP = "train, evaluate and export the model that finds candidates to rank"
 EXAMPLE = (
     "multigate candidates train --config deskdrop --examples examples --out candidates\n"
     "multigate candidates evaluate --checkpoint candidates --examples examples\n"
@@ -60,16 +59,30 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
+    from multigate.verbs.inputs import require_checkpoint, require_examples
+
     if options.action == "train":
-        from multigate.candidates.keras2 import tf
-        from multigate.candidates.training import train
         from multigate.configs import load
 
+        config = load(options.config)
+        require_examples(options.examples)
+        from multigate.candidates.pairs import positive_task
+
+        positive_task(config)
+        import_tensorflow()
+        from multigate.candidates.keras2 import tf
+        from multigate.candidates.training import train
+
         tf.config.experimental.enable_op_determinism()  # for the whole process, so not in `train`
-        return train(load(options.config), options.examples, options.out)
+        return train(config, options.examples, options.out)
+    if options.action == "compare":
+        return _compare(options)
+    if options.action in ("evaluate", "export"):
+        require_checkpoint(options.checkpoint, "candidates train")
+    require_examples(options.examples)
+    import_tensorflow()
     if options.action == "evaluate":
         from multigate.candidates.evaluation import evaluate
         from multigate.jobs.show import show_recall
@@ -86,21 +99,27 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         )
         show_multistage(result)
         return result
-    if options.action == "compare":
-        from multigate.candidates.comparison import compare
-        from multigate.configs import load
-        from multigate.configs.sections.candidates import CandidatesConfig
-        from multigate.jobs.show import show_candidates_verdict
-
-        config = load(options.config).candidates if options.config else CandidatesConfig()
-        result = compare(options.candidate, options.production, options.examples, config)
-        show_candidates_verdict(result)
-        return result
     from multigate.candidates.export import export
 
     version = export(options.checkpoint, options.examples, options.out, version=options.version)
     print(f"exported {version}")
     return {"export": str(version)}
+
+
+def _compare(options: argparse.Namespace) -> dict[str, Any]:
+    from multigate.configs import load
+    from multigate.configs.sections.candidates import CandidatesConfig
+    from multigate.verbs.inputs import require_examples
+
+    config = load(options.config).candidates if options.config else CandidatesConfig()
+    require_examples(options.examples)
+    import_tensorflow()
+    from multigate.candidates.comparison import compare
+    from multigate.jobs.show import show_candidates_verdict
+
+    result = compare(options.candidate, options.production, options.examples, config)
+    show_candidates_verdict(result)
+    return result
 
 
 def status(result: dict[str, Any]) -> int:

@@ -1,6 +1,6 @@
 """The command `multigate`: one verb per job.
 
-The verbs are modules of `verbs`; this module parses the command line, runs one of them, and turns
+Each verb is a module of `verbs`. This module parses the command line, runs the verb, and turns
 errors into one line and an exit status.
 """
 
@@ -13,11 +13,14 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+from multigate import __version__
 from multigate.configs.errors import MultigateError
 from multigate.verbs import VERBS
 
+_INTERRUPTED = "error: interrupted; nothing half-written is left"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -28,34 +31,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line after the program's name; `sys.argv` where absent.
 
     Returns:
-        Exit status: 0 done (of a verdict: blessed), 1 a verdict is to refuse, 2 the input, the
+        Exit status: 0 done (of a verdict: blessed), 1 the verdict is to refuse, 2 the input, the
         configuration or the disk cannot be used, 130 interrupted.
     """
-    options = _parser().parse_args(arguments)
-    if options.caller is not None and not _ends_with(options.caller):
-        return 2
+    signals: list[int] = []
     try:
-        with _interrupted_by_sigterm():
-            result = options.run(options)
-    except MultigateError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {_reason(error)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing half-written is left", file=sys.stderr)
-        return 130
+        with _interrupted_by_signals(signals):
+            options = make_parser().parse_args(arguments)
+            if options.caller is not None and not _end_with(options.caller):
+                return 2
+            result = options.execute(options)
+    except BaseException as error:
+        if signals or isinstance(error, KeyboardInterrupt):
+            # Whatever the error is: an import that is interrupted may end in another one.
+            print(_INTERRUPTED, file=sys.stderr)
+            return 130
+        if isinstance(error, MultigateError):
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+            return 2
+        if isinstance(error, OSError):
+            print(f"error: {_reason(error)}", file=sys.stderr)
+            return 2
+        raise
     if result is not None and getattr(options, "json", False):
         print(json.dumps(result, ensure_ascii=False))
     return int(options.status(result))
 
 
-def _ends_with(caller: int) -> bool:
-    """Have this process killed when its caller ends; whether the caller still runs.
+def _end_with(caller: int) -> bool:
+    """Have the system kill this process when its caller ends.
 
     A stage of a nightly run must not go on writing into the folder in which the next start works.
+
+    Returns:
+        Whether the caller still runs.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
@@ -63,17 +73,63 @@ def _ends_with(caller: int) -> bool:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a job as Ctrl-C does, so that it takes its unfinished folder along."""
+def _interrupted_by_signals(signals: list[int]) -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into KeyboardInterrupt, so that a job removes its unfinished folder.
 
-    def interrupt(number: int, frame: Any) -> None:
+    An exception in the middle of an import can crash an extension module's start-up. A signal that
+    comes during an import therefore ends the process at once if no job has begun, so that nothing
+    is written yet, and else takes effect when the import ends. A second one ends it at once.
+
+    Args:
+        signals: gets the number of each signal that arrives.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        importer = _importer(frame)
+        if importer is None:
+            raise KeyboardInterrupt
+        if len(signals) > 1 or not _in_job(importer):
+            os.write(terminal, f"{_INTERRUPTED}\n".encode())
+            os._exit(130)
+        importer.f_trace = end_import
+        sys.settrace(lambda *_: None)  # without a global trace function, `f_trace` is not called
+
+    def end_import(frame: FrameType, event: str, value: Any) -> None:
+        sys.settrace(None)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    terminal = os.dup(2)  # the import of TensorFlow redirects standard error
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores it
+            before[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(terminal)
+
+
+def _importer(frame: FrameType | None) -> FrameType | None:
+    """The function that waits for an import to end, the outermost one; None outside of imports."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
+def _in_job(frame: FrameType | None) -> bool:
+    """Whether a function outside of `verbs` is running: a job, which may have begun to write."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("multigate.") and not name.startswith("multigate.verbs."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _reason(error: OSError) -> str:
@@ -88,27 +144,47 @@ def _done(result: Any) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+class _VerbParser(argparse.ArgumentParser):
+    """The parser of one verb; imports the verb when the command line names it.
+
+    Args:
+        verb: module of `verbs` that adds the options; "" for a parser within a verb's own.
+    """
+
+    def __init__(self, *args: Any, verb: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._verb = verb
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Add the verb's options, then parse as usual."""
+        if self._verb:
+            self._add_options(importlib.import_module(f"multigate.verbs.{self._verb}"))
+            self._verb = ""
+        return super().parse_known_args(args, namespace)
+
+    def _add_options(self, verb: Any) -> None:
+        self.epilog = "example:\n  " + verb.EXAMPLE.replace("\n", "\n  ")
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        if verb.execute.__annotations__["return"] is not None:
+            self.add_argument(
+                "--json", action="store_true", help="print the result as one JSON object, last line"
+            )
+        verb.add_arguments(self)
+        self.set_defaults(execute=verb.execute, status=getattr(verb, "status", _done))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="multigate",
         description="From user logs to a multi-task ranking service.",
     )
+    parser.add_argument("--version", action="version", version=f"multigate {__version__}")
     # For a verb that another multigate process starts: end when that process ends.
     parser.add_argument("--caller", type=int, metavar="PID", help=argparse.SUPPRESS)
-    choices = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name in VERBS:
-        verb = importlib.import_module(f"multigate.verbs.{name}")
-        options = choices.add_parser(
-            name,
-            help=verb.HELP,
-            description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
-            epilog="example:\n  " + verb.EXAMPLE.replace("\n", "\n  "),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        if verb.run.__annotations__["return"] is not None:
-            options.add_argument(
-                "--json", action="store_true", help="print the result as one JSON object, last line"
-            )
-        verb.add_arguments(options)
-        options.set_defaults(run=verb.run, status=getattr(verb, "status", _done))
+    choices = parser.add_subparsers(
+        dest="verb", required=True, metavar="VERB", parser_class=_VerbParser
+    )
+    for name, line in VERBS.items():
+        choices.add_parser(name, verb=name, help=line, description=line[0].upper() + line[1:] + ".")
     return parser

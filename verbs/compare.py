@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_examples, evaluation_options, import_tensorflow
 
-HELP = "judge a candidate against production: exit status 0 blessed, 1 refused"
 EXAMPLE = (
     "multigate compare --candidate models/deskdrop/2 --production models/deskdrop/1 "
     "--examples examples --config deskdrop"
@@ -30,14 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, help="HTML file to write: the candidate's report")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
     from multigate.configs.sections.evaluation import EvaluationConfig
+    from multigate.verbs.inputs import require_examples, require_model, require_names
+
+    settings = evaluation_options(options.config) or EvaluationConfig()
+    require_names(settings, options.candidate)
+    if options.production is not None:
+        require_model(options.production)
+    require_examples(options.examples)
+    import_tensorflow()
     from multigate.jobs.show import show_comparison
     from multigate.model.evaluation.comparison import compare
 
-    settings = evaluation_options(options.config) or EvaluationConfig()
     result = compare(
         options.candidate,
         options.production,

@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import import_tensorflow
 
-HELP = "run every stage, from logs to ranked lists, on simulated or on real data"
 EXAMPLE = (
     "multigate demo --out demo-out\n"
     "multigate demo --config deskdrop --data ~/deskdrop --out deskdrop-out"
@@ -20,10 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder of the log's files; simulated if absent")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
     from multigate.configs import load
+
+    config = load(options.config)
     from multigate.jobs import demo
 
-    return demo.run(load(options.config), options.data, options.out)
+    demo.check(config, options.data, options.out)
+    import_tensorflow()
+    return demo.run(config, options.data, options.out)

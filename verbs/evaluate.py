@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_examples, add_model, evaluation_options, import_tensorflow
 
-HELP = "measure a checkpoint or an exported version, and write its report"
 EXAMPLE = (
     "multigate evaluate --checkpoint checkpoint --examples examples --report report.html\n"
     "multigate evaluate --version models/deskdrop/1 --examples examples --report report.html"
@@ -46,16 +45,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
+    from multigate.verbs.inputs import require_examples, require_model, require_names
+
+    model, settings = options.checkpoint or options.version, evaluation_options(options.config)
+    require_model(model)
+    if settings is not None:
+        require_names(settings, model)
+    for other in (options.production, *options.baselines, *options.seeds):
+        if other is not None:
+            require_model(other)
+    require_examples(options.examples)
     import_tensorflow()
     from multigate.jobs.show import show_evaluation
     from multigate.model.assessment.assess import assess
 
     result = assess(
-        options.checkpoint or options.version,
+        model,
         options.examples,
-        evaluation_options(options.config),
+        settings,
         split=options.split,
         production=options.production,
         baselines=options.baselines,

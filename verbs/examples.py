@@ -7,7 +7,6 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_forget
 
-HELP = "make training examples from raw logs"
 EXAMPLE = "multigate examples --config deskdrop --data ~/deskdrop --out examples"
 
 
@@ -52,19 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import ConfigError, load
-    from multigate.jobs.show import show_manifest
-    from multigate.pipeline import job
-    from multigate.pipeline.window import parse_instant
+    from multigate.verbs.inputs import require_log
 
     config, span = load(options.config), None
     zone = config.pipeline.log.time_zone
     if (options.since is None) != (options.until is None):
         raise ConfigError("--from and --to go together: expected both or neither")
-    if options.since is not None:
-        span = parse_instant(options.since, zone), parse_instant(options.until, zone)
     if options.max_reject_rate is not None:
         if not 0 <= options.max_reject_rate <= 1:
             raise ConfigError(
@@ -73,6 +68,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             )
         changed = config.pipeline.model_copy(update={"max_reject_rate": options.max_reject_rate})
         config = config.model_copy(update={"pipeline": changed})
+    require_log(options.data)
+    from multigate.jobs.show import show_manifest
+    from multigate.pipeline import job
+    from multigate.pipeline.window import parse_instant
+
+    if options.since is not None:
+        span = parse_instant(options.since, zone), parse_instant(options.until, zone)
     manifest = job.run(
         config,
         options.data,

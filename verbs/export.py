@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_checkpoint, add_examples, import_tensorflow
 
-HELP = "write a SavedModel version that evaluates only the selected experts"
 EXAMPLE = "multigate export --checkpoint checkpoint --examples examples --out models/deskdrop"
 
 
@@ -20,8 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", type=int, help="version number (default: highest plus one)")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
+    from multigate.verbs.inputs import require_checkpoint, require_examples
+
+    require_checkpoint(options.checkpoint)
+    require_examples(options.examples)
     import_tensorflow()
     from multigate.jobs.export import export
 

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "load the features of all users and items into the online store"
 EXAMPLE = "multigate features load --snapshot examples --to redis://localhost:6379/0"
 
 
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.serving.feature_store.redis_loader import load
 

@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "show the version in production, go back to the one before it, or choose another"
 EXAMPLE = (
     "multigate publish --base runs/models/deskdrop\n"
     "multigate publish --base runs/models/deskdrop --rollback\n"
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.jobs.night.listing import show_base
     from multigate.jobs.publication.base_folder import Base

@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_caller, connect, json_object
 
-HELP = "rank candidates for one user by calling a server"
 EXAMPLE = (
     "multigate rank --target localhost:8500 --model deskdrop \\\n"
     """    --user '{"user_id": "-1032019229384696495"}' --items 123,456 --limit 10"""
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.serving.client.rank_client import parse_ids
     from multigate.serving.client.show import show_ranked

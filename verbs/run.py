@@ -8,7 +8,6 @@ from typing import Any
 from multigate.configs.sections.run import ALL_STAGES
 from multigate.verbs.common import add_config, import_tensorflow
 
-HELP = "run a night: examples, training, export, evaluation, decision, publication"
 EXAMPLE = (
     "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs\n"
     "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs "
@@ -34,20 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", choices=ALL_STAGES, help="repeat this stage and all after it")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
     from multigate.configs import load
-    from multigate.jobs.night import run as nightly
+
+    config = load(options.config)
+    from multigate.jobs.night import nightly
     from multigate.jobs.night.listing import show_outcome
 
     result = nightly.run(
-        load(options.config),
+        config,
         options.date,
         options.data,
         options.out,
         base=options.base,
         force=options.force,
+        import_tensorflow=import_tensorflow,
     )
     show_outcome(result)
     return result

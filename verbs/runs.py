@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "list nightly runs: state, version, durations and metrics"
 EXAMPLE = "multigate runs --out runs"
 
 
@@ -13,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.jobs.night import listing
 

@@ -7,7 +7,6 @@ from multigate.serving.core.options import (
 )
 from multigate.verbs.common import import_tensorflow
 
-HELP = "serve a model's newest version over gRPC"
 EXAMPLE = "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500"
 
 
@@ -16,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
 
 
-def run(options: argparse.Namespace) -> None:
+def execute(options: argparse.Namespace) -> None:
     """Run the verb."""
     from multigate.serving.core.options import from_arguments
 

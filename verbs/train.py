@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
-HELP = "train the ranker on examples"
 EXAMPLE = "multigate train --config deskdrop --examples examples --out checkpoint"
 
 
@@ -34,16 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
     from multigate.configs import load
     from multigate.configs.baselines import baseline
-    from multigate.model.training import train
+    from multigate.verbs.inputs import require_checkpoint, require_examples
 
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
+    require_examples(options.examples)
+    if options.start_from is not None:
+        require_checkpoint(options.start_from)
+    import_tensorflow()
+    from multigate.model.training import train
+
     trained = train.train(
         config,
         options.examples,

@@ -6,7 +6,6 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
-HELP = "search for better settings of the model and its training"
 EXAMPLE = "multigate tune --config tuned.yaml --examples examples --out search"
 
 
@@ -20,17 +19,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trials", type=int, help="instead of the configuration's tune.trials")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    import_tensorflow()
     from multigate.configs import load
-    from multigate.jobs.tune import tune
+    from multigate.verbs.inputs import require_examples
 
     config = load(options.config)
     if options.trials is not None:
         config = config.model_copy(
             update={"tune": config.tune.model_copy(update={"trials": options.trials})}
         )
+    require_examples(options.examples)
+    from multigate.jobs.tune import check, tune
+
+    check(config)
+    import_tensorflow()
     result = tune(config, options.examples, options.out)
     best = result["best"]
     print(f"best: trial {best['number']}, validation loss {best['val_loss']:.5f}")

@@ -256,3 +256,6 @@ ACTIONS = {
     "decision": decision,
     "publication": publication,
 }
+
+ON_TENSORFLOW = {"training", "export", "evaluation", "decision", "publication"}
+"""Stages that import TensorFlow in this process; those of the candidate model have their own."""

@@ -11,7 +11,7 @@ from multigate.configs.config import Config
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder
-from multigate.configs.lineage import check_examples
+from multigate.configs.lineage import check_examples, check_names
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment import gates, leaks, slices, tradeoff, transfer
 from multigate.model.assessment.results import (
@@ -25,7 +25,7 @@ from multigate.model.data.examples import Examples
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.combine import gains
-from multigate.model.evaluation.comparison import check_names, compare_scored, verdict
+from multigate.model.evaluation.comparison import compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.resamples import CONFIDENCE, Interval, Resamples, interval
 from multigate.model.evaluation.results import Comparison, Summary

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.table import Table
 
-from multigate.configs.contract import Contract
-from multigate.configs.errors import ConfigError, ModelError
+from multigate.configs.errors import ModelError
 from multigate.configs.files import TIME
+from multigate.configs.lineage import check_names
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules, TaskRules
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.combine import gains
@@ -80,17 +80,6 @@ def compare(
         "newest": _newest(rows),
         **found,
     }
-
-
-def check_names(options: EvaluationConfig, contract: Contract, folder: Path) -> None:
-    """Refuse rules and slices of tasks and features that a model's contract does not have.
-
-    Raises:
-        ConfigError: an unknown task or feature.
-    """
-    unknown = options.unknown_name(contract.tasks, contract.features)
-    if unknown is not None:
-        raise ConfigError(f"{unknown} ({folder} has no other); use the model's own configuration")
 
 
 def compare_scored(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multigate.verbs.command import _parser
+from multigate.verbs.command import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -31,7 +31,7 @@ def test_commands_are_found():
 @pytest.mark.parametrize("command", sorted(set(documented_commands())))
 def test_documented_commands_parse(command):
     arguments = shlex.split(re.split(r" {3,}(?=[A-Z])", command)[0])[1:]
-    assert _parser().parse_args(arguments).verb == arguments[0]
+    assert make_parser().parse_args(arguments).verb == arguments[0]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

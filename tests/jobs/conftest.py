@@ -155,7 +155,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
 @pytest.fixture(scope="session")
 def finished(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A night without a candidate model, published."""
-    from multigate.jobs.night.run import run
+    from multigate.jobs.night.nightly import run
 
     folder = tmp_path_factory.mktemp("nights")
     logs, told = nights.write_log(folder / "logs"), folder / "told.jsonl"
@@ -166,7 +166,7 @@ def finished(nights: Nights, tmp_path_factory: pytest.TempPathFactory) -> Finish
 @pytest.fixture(scope="session")
 def both(nights: Nights, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The same night with a candidate model, published."""
-    from multigate.jobs.night.run import run
+    from multigate.jobs.night.nightly import run
 
     runs = finished.unfinished(tmp_path_factory.mktemp("both") / "runs", "candidates_training")
     result = run(nights.config(candidates={}), DAY, finished.logs, runs)

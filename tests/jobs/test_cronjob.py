@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from multigate.verbs.command import _parser
+from multigate.verbs.command import make_parser
 
 CRONJOB = Path(__file__).parents[2] / "deploy/cronjob.yaml"
 
@@ -14,7 +14,7 @@ def test_the_cronjob_runs_a_night():
     assert spec["concurrencyPolicy"] == "Forbid"
     job = spec["jobTemplate"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
-    options = _parser().parse_args(container["args"])
+    options = make_parser().parse_args(container["args"])
     assert options.verb == "run"
     mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
     for used in (options.config, str(options.data), str(options.out)):

@@ -1,7 +1,7 @@
 """Runs nights in processes of their own that start at once: forks of one that has imported all.
 
-Reads one JSON object a line: the arguments of `jobs.night.run.run`, and `kill`: null, or the stage
-and the seconds after its start at which the process gets SIGKILL. Answers each with a line of JSON:
+Reads one JSON object a line: the arguments of `jobs.night.nightly.run`, and `kill`: null, or the
+stage and the seconds after its start at which the process gets SIGKILL. Answers with lines of JSON:
 `status` (of the process; negative: the signal), and the `seconds` that it took.
 """
 
@@ -26,14 +26,14 @@ HEAVY = (
     "multigate.model.evaluation.evaluate",
     "multigate.model.export.export",
     "multigate.model.report.page",
-    "multigate.jobs.night.run",
+    "multigate.jobs.night.nightly",
 )
 
 
 def run(order: dict) -> None:
     """Do one night in this process."""
     from multigate.configs import load
-    from multigate.jobs.night.run import run
+    from multigate.jobs.night.nightly import run
 
     if order.get("room") is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["room"], order["room"]))

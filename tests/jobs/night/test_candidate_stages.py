@@ -23,7 +23,7 @@ from multigate.jobs.night.child import call
 from multigate.jobs.night.folder import RunFolder
 from multigate.jobs.night.listing import listed
 from multigate.jobs.night.night import Night
-from multigate.jobs.night.run import run
+from multigate.jobs.night.nightly import run
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.pair import Pair
 from multigate.serving.client.rank_client import RankClient

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 
 from multigate.configs.errors import RunError
-from multigate.jobs.night.run import run
+from multigate.jobs.night.nightly import run
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions

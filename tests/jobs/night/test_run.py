@@ -17,7 +17,7 @@ from multigate.jobs.lock import locked
 from multigate.jobs.night import listing
 from multigate.jobs.night.folder import LOCK, RunFolder
 from multigate.jobs.night.night import Night
-from multigate.jobs.night.run import run
+from multigate.jobs.night.nightly import run
 from multigate.jobs.night.stages import first_version, pipeline
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.versions.folders import missing_files

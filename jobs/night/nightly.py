@@ -6,6 +6,7 @@ finished does nothing. Whatever goes wrong, production stays as it is until the 
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from multigate.jobs.night.folder import LOCK, RunFolder, all_runs, now
 from multigate.jobs.night.listing import candidates_of
 from multigate.jobs.night.night import Night
 from multigate.jobs.night.notify import notify
-from multigate.jobs.night.stages import ACTIONS
+from multigate.jobs.night.stages import ACTIONS, ON_TENSORFLOW
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.show import say
 
@@ -34,6 +35,7 @@ def run(
     *,
     base: Path | None = None,
     force: str | None = None,
+    import_tensorflow: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Do a night's run, or go on with it.
 
@@ -44,6 +46,8 @@ def run(
         runs: folder of all runs; see `jobs.night.folder`.
         base: the base folder that servers follow; `runs/models/<name>` by default.
         force: the stage to repeat, with all after it.
+        import_tensorflow: called before the first stage that uses TensorFlow, to import it without
+            its notices.
 
     Returns:
         date, state (published or refused), version (None where refused), production, start, tasks
@@ -73,7 +77,7 @@ def run(
                     night.folder.abandon()
                 if night.folder.record(stages[-1]) is None:
                     for stage in stages:
-                        _do(night, stage)
+                        _do(night, stage, import_tensorflow)
                     _discard_old(night)
                     told = outcome(night)
                     night.folder.set_state(told["state"])
@@ -112,7 +116,7 @@ def outcome(night: Night) -> dict[str, Any]:
     return found
 
 
-def _do(night: Night, stage: str) -> None:
+def _do(night: Night, stage: str, import_tensorflow: Callable[[], None] | None) -> None:
     """Do a stage, unless it is finished."""
     folder = night.folder
     record = folder.record(stage)
@@ -126,6 +130,8 @@ def _do(night: Night, stage: str) -> None:
         folder.abandon()  # what was interrupted is not what is to be done now
     folder.set_state("running", stage=stage, identity=identity)
     say(f"{night.day} {stage}")
+    if stage in ON_TENSORFLOW and import_tensorflow is not None:
+        import_tensorflow()
     began, started = now(), time.monotonic()
     result, output = ACTIONS[stage](night)
     folder.finish(

@@ -1,0 +1,302 @@
+"""What a verb needs before it works: next to nothing for help and for mistakes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+import multigate
+from multigate.pipeline.simulate import simulate
+from multigate.verbs import VERBS
+
+ROOT = Path(__file__).parents[2]
+MODELS = ("tensorflow", "keras", "tf_keras", "jax", "sklearn")
+HEAVY = (*MODELS, "apache_beam")
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))  # importing one raises ImportError
+from multigate.verbs.command import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def call(*arguments: object, without: tuple[str, ...] = HEAVY) -> tuple[int, str, str, float]:
+    """Run a verb where some packages cannot be imported; status, output, errors, CPU seconds."""
+    command = [sys.executable, "-c", WITHOUT, ",".join(without), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, cwd=ROOT)
+    out, err = process.stdout.read(), process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close(), process.stderr.close()
+    return process.returncode, out, err, used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_imports_no_package(verb):
+    light = (*HEAVY, "polars", "pyarrow", "numpy", "grpc")
+    status, out, err, cpu = call(verb, "--help", without=light)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: multigate {verb} ")
+    assert f"example:\n  multigate {verb} " in out
+    assert cpu < 1.0
+
+
+def test_help_lists_all_verbs_and_imports_none():
+    status, out, err, _ = call(
+        "--help", without=(*HEAVY, "pydantic", "yaml", "multigate.verbs.run")
+    )
+    assert (status, err) == (0, "")
+    for verb, line in VERBS.items():
+        assert f"\n    {verb}" in out
+        assert line.split(":")[0][:40] in " ".join(out.split())
+
+
+def test_the_version_is_that_of_the_project():
+    status, out, err, _ = call("--version", without=(*HEAVY, "pydantic"))
+    assert (status, out, err) == (0, f"multigate {multigate.__version__}\n", "")
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["version"] == multigate.__version__
+    assert version("multigate") == multigate.__version__
+
+
+def options(verb: str, config: Path, folder: Path) -> list[str]:
+    """A command line whose configuration is `config`; its folders are in `folder`."""
+    given = {
+        "demo": ["demo", "--out", "out"],
+        "examples": ["examples", "--data", "log", "--out", "out"],
+        "audit": ["audit", "--data", "log", "--examples", "examples"],
+        "train": ["train", "--examples", "examples", "--out", "out"],
+        "tune": ["tune", "--examples", "examples", "--out", "out"],
+        "evaluate": ["evaluate", "--checkpoint", "checkpoint", "--examples", "examples"],
+        "compare": ["compare", "--candidate", "checkpoint", "--examples", "examples"],
+        "run": ["run", "--data", "log", "--out", "out"],
+        "candidates train": ["candidates", "train", "--examples", "examples", "--out", "out"],
+        "candidates compare": [
+            *("candidates", "compare", "--candidate", "checkpoint", "--examples", "examples")
+        ],
+    }[verb]
+    names = ("out", "log", "examples", "checkpoint")
+    paths = [str(folder / one) if one in names else one for one in given[1:]]
+    return [given[0], *paths, "--config", str(config)]
+
+
+CONFIGURED = (
+    *("demo", "examples", "audit", "train", "tune", "evaluate", "compare", "run"),
+    *("candidates train", "candidates compare"),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A log, examples of it, and the beginning of a checkpoint."""
+    folder = tmp_path_factory.mktemp("startup")
+    simulate(folder / "log", seed=1, users=50, items=30, exposures=3_000)
+    status, _, err, _ = call(
+        *("examples", "--config", "demo", "--data", folder / "log", "--out", folder / "examples"),
+        without=MODELS,
+    )
+    assert (status, err) == (0, "")
+    (folder / "checkpoint").mkdir()
+    shutil.copy(folder / "examples/contract.json", folder / "checkpoint")
+    (folder / "checkpoint/config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("verb", CONFIGURED)
+def test_a_wrong_configuration_is_told_at_once(verb, folders, tmp_path):
+    config = tmp_path / "wrong.yaml"
+    settings = yaml.safe_load((ROOT / "configs/presets/demo.yaml").read_text())
+    config.write_text(yaml.safe_dump(settings | {"modle": {}}))
+    status, out, err, cpu = call(*options(verb, config, folders))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {config}: modle: unknown key; expected one of ")
+    assert len(err.splitlines()) == 1
+    assert cpu < 1.5
+
+
+@pytest.mark.parametrize(
+    ("verb", "changed", "message"),
+    [
+        ("tune", {}, "tune.space: expected at least one setting to search"),
+        ("tune", {"tune": {"space": {"train.rate": {"choices": [1]}}}}, "no setting 'train.rate'"),
+        ("candidates train", {"candidates": {"positives": "x"}}, "candidates.positives: expected"),
+    ],
+)
+def test_a_setting_that_fits_nothing_is_told_at_once(verb, changed, message, folders, tmp_path):
+    config = tmp_path / "wrong.yaml"
+    settings = yaml.safe_load((ROOT / "configs/presets/demo.yaml").read_text())
+    config.write_text(yaml.safe_dump(settings | changed))
+    status, out, err, cpu = call(*options(verb, config, folders))
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert cpu < 2.5  # these look at packages that are lighter than TensorFlow
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_a_rule_for_an_unknown_task_is_told_at_once(verb, folders, tmp_path):
+    settings = yaml.safe_load((ROOT / "configs/presets/demo.yaml").read_text())
+    settings["contract"]["tasks"]["other"] = settings["contract"]["tasks"]["click"]
+    settings["evaluation"] = {"rules": {"tasks": {"other": {"must_win": True}}}}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(settings))
+    status, _, err, cpu = call(*options(verb, tmp_path / "other.yaml", folders))
+    assert status == 2
+    assert "evaluation.rules.tasks: expected one of" in err
+    assert cpu < 1.5
+
+
+@pytest.mark.parametrize(
+    ("absent", "verb", "message"),
+    [
+        ("log", "demo", "no such folder; expected the folder that holds the log"),
+        ("log", "examples", "no such folder; expected the folder that holds the log"),
+        ("log", "audit", "no such folder; expected the folder that holds the log"),
+        ("examples", "audit", "expected one that `multigate examples` wrote"),
+        ("examples", "train", "expected one that `multigate examples` wrote"),
+        ("examples", "tune", "expected one that `multigate examples` wrote"),
+        ("examples", "evaluate", "expected one that `multigate examples` wrote"),
+        ("examples", "compare", "expected one that `multigate examples` wrote"),
+        ("examples", "candidates train", "expected one that `multigate examples` wrote"),
+        ("checkpoint", "evaluate", "expected a checkpoint (with config.json) or an exported"),
+        ("checkpoint", "compare", "expected a checkpoint (with config.json) or an exported"),
+    ],
+)
+def test_an_absent_folder_is_told_at_once(absent, verb, message, folders, tmp_path):
+    for name in {"log", "examples", "checkpoint"} - {absent}:
+        (tmp_path / name).symlink_to(folders / name)
+    arguments = options(verb, Path("demo"), tmp_path)
+    if verb == "demo":
+        arguments += ["--data", str(tmp_path / "log")]
+    status, out, err, cpu = call(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {tmp_path / absent}: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert cpu < 1.5
+
+
+@pytest.mark.parametrize("action", ["export", "candidates evaluate", "candidates export"])
+def test_an_absent_checkpoint_is_told_at_once(action, folders, tmp_path):
+    out = ["--out", tmp_path / "out"] if action.endswith("export") else []
+    status, _, err, cpu = call(
+        *action.split(),
+        *("--checkpoint", tmp_path / "absent", "--examples", folders / "examples", *out),
+    )
+    assert status == 2
+    writer = "candidates train" if action.startswith("candidates") else "train"
+    assert err == (
+        f"error: {tmp_path}/absent/config.json: no such file; expected a folder that "
+        f"`multigate {writer}` wrote\n"
+    )
+    assert cpu < 1.5
+
+
+def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
+    status, out, err, _ = call(
+        *("audit", "--config", "demo", "--data", folders / "log"),
+        *("--examples", folders / "examples", "--sample", 20),
+        without=MODELS,
+    )
+    assert (status, err) == (0, "")
+    assert "none uses the future" in out
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "base").mkdir()
+    assert call("runs", "--out", tmp_path / "runs", "--json")[:3:2] == (0, "")
+    assert call("publish", "--base", tmp_path / "base", "--json")[:3:2] == (0, "")
+    status, _, err, _ = call(
+        "rank", "--target", "localhost:1", "--model", "m", "--user", "{}", "--items", "1",
+        "--timeout", 1, without=(*HEAVY, "numpy", "polars"),
+    )  # fmt: skip
+    assert status == 2
+    assert err.startswith("error: localhost:1: ")
+
+
+def test_a_finished_night_is_told_without_tensorflow(tmp_path):
+    """The log is not there: the pipeline says so, and TensorFlow was not needed."""
+    status, _, err, _ = call(
+        *("run", "--config", "demo", "--data", tmp_path / "log", "--out", tmp_path / "runs"),
+        *("--date", "2026-01-30"),
+    )
+    assert status == 2
+    assert err.startswith(f"error: {tmp_path}/log: no such folder")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_tensorflow_is_imported_is_one_line(number, folders, tmp_path):
+    command = ["train", "--config", "demo", "--examples", folders / "examples"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multigate", *map(str, command), "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    maps = Path(f"/proc/{process.pid}/maps")
+    while "libtensorflow" not in maps.read_text():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert err == "error: interrupted; nothing half-written is left\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+JOB = """
+import sys
+from multigate.verbs.command import _interrupted_by_signals
+job = {"__name__": "multigate.jobs.some_job"}
+exec('''
+def run():
+    try:
+        import slow
+        print("goes on")
+    finally:
+        print("cleans up")
+''', job)
+try:
+    with _interrupted_by_signals([]):
+        job["run"]()
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_during_an_import_of_a_job(times, tmp_path):
+    """The first waits until the import ends; the second does not."""
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path(__file__).with_name('begun').touch()\n"
+        "for _ in range(20): time.sleep(0.05)\n"
+        "print('imported')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOB],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    out, err = process.communicate()
+    if times == 1:
+        assert (process.returncode, err) == (0, "")
+        assert out == "imported\ncleans up\ninterrupted\n"
+    else:
+        assert (process.returncode, out) == (130, "")
+        assert err == "error: interrupted; nothing half-written is left\n"
