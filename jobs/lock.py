@@ -1,7 +1,8 @@
-"""A lock that keeps two processes apart, and that a killed one cannot leave behind.
+"""A lock between processes that a killed process cannot leave behind.
 
-The system holds the lock (`flock`), for as long as the process lives; the file's text only says who
-it is. Hosts that share the folder are kept apart where its file system passes `flock` on (NFS 4).
+The system holds the lock (`flock`) as long as the process lives; the file's text only says who
+holds it. On a shared folder it works between machines if the file system supports `flock` (NFS 4
+does).
 """
 
 import fcntl
@@ -23,16 +24,16 @@ def locked(path: Path, purpose: str, wait: float = 0.0) -> Iterator[None]:
     """Hold a lock for the length of a block.
 
     Args:
-        path: the lock's file; its folder exists.
-        purpose: what is done under it, for whoever has to wait.
-        wait: seconds to wait for another holder.
+        path: the lock's file, in a folder that exists.
+        purpose: what is done under the lock, for the message to others.
+        wait: seconds to wait while another process holds it.
 
     Raises:
-        RunError: another process holds it; the message names it.
+        RunError: another process holds it; the message names the process.
     """
     with path.open("a+", encoding="utf-8") as file:
         deadline = time.monotonic() + wait
-        while not _taken(file.fileno()):
+        while not _try_lock(file.fileno()):
             if time.monotonic() >= deadline:
                 raise RunError(
                     f"{path}: held by {_holder(path)}; wait until it ends, or end it: the lock "
@@ -51,10 +52,10 @@ def is_held(path: Path) -> bool:
     if not path.exists():
         return False
     with path.open("r", encoding="utf-8") as file:
-        return not _taken(file.fileno(), fcntl.LOCK_SH)  # and lets go when it is closed
+        return not _try_lock(file.fileno(), fcntl.LOCK_SH)  # closing the file releases it
 
 
-def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -49,9 +49,9 @@ def audit(
     the cut-off (`hold_back`) or before the next split began (`embargo`). Its histories and counters
     must be those of the events strictly before it, its features of side tables those of the latest
     row that is not later than it. A logged impression must be in the log; a sampled negative must
-    have been shown by then (lately, under `recent`), and its user must not have touched it up to then (ever, under `exclude: ever`),
-    unless it stands in the user's lists exactly as often as its positive does. Nothing but taste
-    may tell sampled negatives from logged impressions.
+    have been shown by then (lately, under `recent`), and its user must not have touched it up to
+    then (ever, under `exclude: ever`), unless it stands in the user's lists exactly as often as its
+    positive does. Nothing but taste may tell sampled negatives from logged impressions.
 
     Args:
         config: the configuration that made the examples.

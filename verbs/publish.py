@@ -1,6 +1,7 @@
 """Which version is in production, and how to change it."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def execute(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.jobs.night.listing import show_base
     from multigate.jobs.publication.base_folder import Base

@@ -1,6 +1,7 @@
 """The nightly run."""
 
 import argparse
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", choices=ALL_STAGES, help="repeat this stage and all after it")
 
 
-def execute(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
 

@@ -16,6 +16,6 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.jobs.night import listing
 
-    found = listing.listed(options.out)
-    listing.show(found)
+    found = listing.list_runs(options.out)
+    listing.show_runs(found)
     return {"runs": found}

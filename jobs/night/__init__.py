@@ -1,4 +1,4 @@
-"""The nightly run: stages that each leave a record, so that a killed night goes on where it was.
+"""The nightly run: stages that each leave a record, so that a killed run goes on where it was.
 
-Public face: `run.run`, `listing.listed` and `folder.RunFolder`.
+Public face: `nightly.run`, `listing.list_runs` and `folder.RunFolder`.
 """

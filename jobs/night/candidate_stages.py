@@ -1,114 +1,117 @@
 """What a nightly run does for the candidate model, in processes of their own (`jobs.night.child`).
 
-stage                reads                                leaves
+stage                reads                                writes
 candidates_training  examples                             candidates/
 candidates_export    candidates/, examples                candidates_export/1/, recall
 candidates_report    both exports, examples               multistage.json
 
-The decision judges it as well (`judge`): the model goes into production with the night's ranker or
-not at all. Where it is refused, the ranker goes without it, if the candidate model in production
-has the ranker's schema, or there is none.
+The stage `decision` judges the candidate model too (`judge`). It goes into production with the
+night's ranker or not at all. If it is refused, the ranker is published without it, provided that
+the candidate model in production has the ranker's schema, or that there is none.
 """
 
 import json
+from typing import cast
 
+from multigate.candidates.verdict import CandidateVerdict
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import DataError, RunError
 from multigate.configs.files import write_json
-from multigate.jobs.night.child import call
-from multigate.jobs.night.folder import content
-from multigate.jobs.night.night import Night, Values
+from multigate.jobs.night.child import run_verb
+from multigate.jobs.night.folder import fingerprint_of
+from multigate.jobs.night.night import Night
+from multigate.jobs.night.records import CandidateDecision, StageResult
 from multigate.jobs.publication.pair import Candidate
 from multigate.serving.versions.folders import CONTRACT, EXTRA
 
 
-def training(night: Night) -> tuple[Values, str]:
-    """Train the two towers, from scratch every night; a training that was killed begins anew."""
+def training(night: Night) -> StageResult:
+    """Train the two towers, from scratch every night; a training that was killed starts again."""
     folder = night.folder
     write_config(night)
-    told = call(
+    result = run_verb(
         *("candidates", "train", "--config", folder.config, "--examples", folder.examples),
         *("--out", folder.candidates),
     )
     keys = ("pairs", "items", "epochs", "best_epoch", "recall")
-    return {key: told[key] for key in keys}, content(folder.candidates / "weights.npz")
+    weights = fingerprint_of(folder.candidates / "weights.npz")
+    return StageResult({key: result[key] for key in keys}, weights)
 
 
-def export(night: Night) -> tuple[Values, str]:
-    """Export a candidate version, which is not published yet; export measures it."""
+def export(night: Night) -> StageResult:
+    """Export and measure a candidate version; a later stage publishes it."""
     folder = night.folder
-    call(
+    run_verb(
         *("candidates", "export", "--checkpoint", folder.candidates),
         *("--examples", folder.examples, "--out", folder.candidates_exports, "--version", "1"),
     )
     metrics = json.loads((folder.candidates_export / EXTRA / "metrics.json").read_text("utf-8"))
-    return {"metrics": metrics}, content(folder.candidates_export)
+    return StageResult({"metrics": metrics}, fingerprint_of(folder.candidates_export))
 
 
-def report(night: Night) -> tuple[Values, str]:
-    """Tell what retrieving first costs."""
+def report(night: Night) -> StageResult:
+    """Measure what retrieving first costs."""
     folder = night.folder
-    told = call(
+    result = run_verb(
         *("candidates", "report", "--candidates", folder.candidates_export),
         *("--ranker", folder.export, "--examples", folder.examples),
         *("--questions", str(night.config.candidates.report_questions)),
     )
-    write_json(folder.multistage, told)
-    return told, ""
+    write_json(folder.multistage, result)
+    return StageResult(result)
 
 
-def judge(night: Night) -> Values:
-    """Decide whether the candidate model may go into production with the night's ranker.
-
-    Returns:
-        Of `candidates.comparison.compare`; `production`, the version it was compared with, and
-        `alone`, what speaks against publishing the ranker without it: nothing where empty.
-    """
+def judge(night: Night) -> CandidateDecision:
+    """Decide whether the candidate model may go into production with the night's ranker."""
     folder, base = night.folder, night.pair.candidates
     production = base.production()
     write_config(night)
-    before = () if production is None else ("--production", base.versions()[production])
-    told = call(
-        *("candidates", "compare", "--candidate", folder.candidates_export, *before),
-        *("--examples", folder.examples, "--config", folder.config),
+    rival = () if production is None else ("--production", base.versions()[production])
+    verdict = cast(
+        CandidateVerdict,
+        run_verb(
+            *("candidates", "compare", "--candidate", folder.candidates_export, *rival),
+            *("--examples", folder.examples, "--config", folder.config),
+        ),
     )
-    return told | {"production": production, "alone": alone(night)}
+    return {**verdict, "production": production, "alone": objection_to_ranker_alone(night)}
 
 
-def alone(night: Night) -> str:
-    """What speaks against publishing the night's ranker without a candidate model of the night.
+def objection_to_ranker_alone(night: Night) -> str:
+    """The reason not to publish the night's ranker without a candidate model of the night.
 
-    Nothing where empty.
+    Returns:
+        The reason; "" where there is none.
     """
     ours = FrozenContract.read(night.folder.export / CONTRACT).schema_fingerprint
-    named = f"candidate version {night.pair.candidates.production()} in production"
+    rival = f"candidate version {night.pair.candidates.production()} in production"
     try:
         theirs = night.pair.candidates_schema()
     except DataError as error:
-        return f"{named} cannot be served with it: {error}"
-    return "" if theirs in (None, ours) else f"{named} has another schema"
+        return f"{rival} cannot be served with it: {error}"
+    return "" if theirs in (None, ours) else f"{rival} has another schema"
 
 
-def candidate(night: Night, decided: Values) -> Candidate:
+def candidate_export(night: Night, decided: CandidateDecision) -> Candidate:
     """The export that is to be published.
 
     Raises:
-        RunError: it is not what the stage left.
+        RunError: its files changed since the stage wrote them.
     """
     folder = night.folder
-    if content(folder.candidates_export) != night.output("candidates_export"):
+    if fingerprint_of(folder.candidates_export) != night.output("candidates_export"):
         raise RunError(
             f"{folder.candidates_export}: its files changed since they were exported; repeat the "
             "run with --force candidates_export"
         )
-    identity = night.identity_of(folder.candidates_export)
+    identity = night.export_identity(folder.candidates_export)
     return Candidate(folder.candidates_export, folder.candidates, identity, decided["production"])
 
 
 def write_config(night: Night) -> None:
-    """The configuration as a file, which the other processes read.
+    """Write the configuration to a file, which the other processes read.
 
-    As JSON, which is YAML with every text in quotes: PyYAML writes a text such as 1e5 bare, and
+    As JSON, in which every text has quotes: PyYAML writes a text such as 1e5 without them, and
     `configs.sections.base.read_yaml` would read a number.
     """
     write_json(night.folder.config, night.config.model_dump(mode="json"))

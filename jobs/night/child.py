@@ -1,7 +1,7 @@
-"""A verb of the command in a process of its own, which ends when this one ends.
+"""Runs a verb of the command in a process of its own, which ends when this one ends.
 
-TensorFlow knows one Keras per process: the candidate model's verbs, on Keras 2, cannot run where
-the ranker has been trained.
+TensorFlow has one Keras per process: the candidate model's verbs, on Keras 2, cannot run in the
+process that trains the ranker on Keras 3.
 """
 
 import json
@@ -14,34 +14,34 @@ from typing import Any
 
 from multigate.configs.errors import RunError
 
-_PATIENCE = 10.0  # s for an interrupted process to take its unfinished folder along
+_PATIENCE = 10.0  # s for an interrupted process to remove its unfinished folder
 
 
-def call(verb: str, *arguments: str | Path) -> dict[str, Any]:
-    """Run a verb; what it prints is printed, but for its result.
+def run_verb(verb: str, *arguments: str | Path) -> dict[str, Any]:
+    """Run a verb, and print what it prints except for the result.
 
     Args:
         verb: of the command, one that has a result.
         arguments: its command line.
 
     Returns:
-        Its result, also of a verdict that refuses.
+        Its result; a verdict that refuses is a result too.
 
     Raises:
-        RunError: it failed; the message is its own.
+        RunError: the verb failed; the message is its own.
     """
     words = [verb, "--json", *map(str, arguments)]
     command = [sys.executable, "-m", "multigate", "--caller", str(os.getpid()), *words]
     last = ""
     with (
-        tempfile.TemporaryFile("w+", encoding="utf-8") as told,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as stderr,
         subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=told,
+            stderr=stderr,
             text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # progress as it comes
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},  # progress appears at once
         ) as process,
     ):
         assert process.stdout is not None
@@ -52,10 +52,10 @@ def call(verb: str, *arguments: str | Path) -> dict[str, Any]:
                 last = line.rstrip()
             status = process.wait()
         except BaseException:
-            _end(process)
+            _terminate(process)
             raise
-        told.seek(0)
-        errors = told.read().splitlines()
+        stderr.seek(0)
+        errors = stderr.read().splitlines()
     name = " ".join([verb, *(str(word) for word in arguments[:1] if not str(word).startswith("-"))])
     if status not in (0, 1):
         own = [line.removeprefix("error: ") for line in errors if line.startswith("error: ")]
@@ -67,13 +67,13 @@ def call(verb: str, *arguments: str | Path) -> dict[str, Any]:
         result = json.loads(last)
     except ValueError:
         result = None
-    if not isinstance(result, dict):  # an error that the verb did not foresee ends with 1, too
+    if not isinstance(result, dict):  # an unexpected error ends with status 1, too
         reason = errors[-1] if errors else f"exit status {status}"
         raise RunError(f"{name}: no result: {reason}")
     return result
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _terminate(process: "subprocess.Popen[str]") -> None:
     process.terminate()
     try:
         process.wait(_PATIENCE)

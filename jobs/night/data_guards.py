@@ -1,18 +1,18 @@
-"""Guards: whether a night's examples are fit to train on, by themselves and beside the last run's.
+"""Guards: checks that a night's examples are fit to train on, alone and against the last run's.
 
     lost share = (rejects + orphans + late + duplicates + dropped) / rows of the log
 
-A mean over the rows of u users differs from an earlier one, of u0, if the difference is beyond the
-configured limit and beyond three standard errors, se^2 = s^2 / u + s0^2 / u0 with the deviations s
-of the rows: those of one user are alike, so that only users count. A number n of impressions
-likewise, se^2 = n + n0.
+A mean changed if it differs by more than the configured limit and by more than three standard
+errors: se^2 = s^2 / u + s0^2 / u0, with the standard deviations s of the rows and the numbers of
+users u, now and at the last run. Users count, not rows, because one user's rows are alike. For
+numbers of impressions n, se^2 = n + n0. Great Expectations and TensorFlow Data Validation were
+considered: neither tests a change against its standard error over users.
 """
 
 import json
 import math
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -20,27 +20,20 @@ from multigate.configs.config import Config
 from multigate.configs.contract import Contract
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.sections.run import Guards
+from multigate.jobs.night.records import Facts, LabelFacts, PeriodFacts
 
-_ERRORS = 3.0  # standard errors
+_STANDARD_ERRORS = 3.0
 _LOST = ("rejects", "orphans", "late", "duplicates", "dropped")
 _DAY = timedelta(days=1)
-_PERIODS = {"all": "all examples", "newest_day": "the newest day's examples"}
 
 
-def measure(config: Config, examples: Path, day: date) -> dict[str, Any]:
-    """What the guards look at.
+def measure(config: Config, examples: Path, day: date) -> Facts:
+    """Measure what the guards look at.
 
     Args:
-        config: the contract.
+        config: says which labels and features there are.
         examples: the night's examples.
         day: the run's date.
-
-    Returns:
-        `splits`: rows by split; `lost`: share of the log's rows; `delay`: seconds from the newest
-        impression to the end of the date, None where no row has a time; `all` and `newest_day` (24
-        hours up to the newest impression; None without times), each with `impressions`, `users`,
-        `labels` (task -> rows, users, mean, std) and `coverage` (feature -> share with a value), of
-        the impressions that the log holds; sampled negatives are left out.
     """
     folder = ExamplesFolder(examples)
     manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
@@ -52,7 +45,7 @@ def measure(config: Config, examples: Path, day: date) -> dict[str, Any]:
         ]
     ).filter(~pl.col(SAMPLED))
     newest: datetime | None = rows.select(pl.col(TIME).max()).collect().item()
-    found = {
+    facts: Facts = {
         "splits": {name: manifest["examples"]["splits"].get(name, 0) for name in SPLITS},
         "lost": sum(manifest["rows"][name] for name in _LOST) / max(manifest["rows"]["rows_in"], 1),
         "delay": None,
@@ -61,18 +54,18 @@ def measure(config: Config, examples: Path, day: date) -> dict[str, Any]:
     }
     if newest is not None:
         end = datetime(day.year, day.month, day.day, tzinfo=newest.tzinfo) + _DAY
-        found["delay"] = (end - newest).total_seconds()
-        found["newest_day"] = _describe(rows.filter(pl.col(TIME) > newest - _DAY), config.contract)
-    return found
+        facts["delay"] = (end - newest).total_seconds()
+        facts["newest_day"] = _describe(rows.filter(pl.col(TIME) > newest - _DAY), config.contract)
+    return facts
 
 
-def _describe(rows: pl.LazyFrame, contract: Contract) -> dict[str, Any]:
+def _describe(rows: pl.LazyFrame, contract: Contract) -> PeriodFacts:
     schema = rows.collect_schema()
     user = pl.col(contract.user)
-    asked: list[pl.Expr] = [pl.len().alias("impressions"), user.n_unique().alias("users")]
+    measures: list[pl.Expr] = [pl.len().alias("impressions"), user.n_unique().alias("users")]
     for task in contract.tasks:
         label = pl.col(LABEL + task)
-        asked += [
+        measures += [
             label.count().alias(f"rows/{task}"),
             user.filter(label.is_not_null()).n_unique().alias(f"users/{task}"),
             label.cast(pl.Float64).mean().alias(f"mean/{task}"),
@@ -83,24 +76,29 @@ def _describe(rows: pl.LazyFrame, contract: Contract) -> dict[str, Any]:
         known = column.is_not_null()
         if isinstance(schema[feature], pl.List):
             known &= column.list.len() > 0
-        asked.append(known.mean().alias(f"coverage/{feature}"))
-    values = rows.select(asked).collect().row(0, named=True)
+        measures.append(known.mean().alias(f"coverage/{feature}"))
+    values = rows.select(measures).collect().row(0, named=True)
     return {
         "impressions": values["impressions"],
         "users": values["users"],
         "labels": {
-            task: {key: values[f"{key}/{task}"] for key in ("rows", "users", "mean", "std")}
+            task: {
+                "rows": values[f"rows/{task}"],
+                "users": values[f"users/{task}"],
+                "mean": values[f"mean/{task}"],
+                "std": values[f"std/{task}"],
+            }
             for task in contract.tasks
         },
         "coverage": {name: values[f"coverage/{name}"] for name in contract.features},
     }
 
 
-def judge(facts: dict[str, Any], last: dict[str, Any] | None, guards: Guards) -> list[str]:
-    """Say what makes the examples unfit to train on.
+def violations(facts: Facts, last: Facts | None, guards: Guards) -> list[str]:
+    """Compare what was measured with the limits.
 
     Args:
-        facts: of `measure`.
+        facts: of this run.
         last: of the last run that passed; None where there is none.
         guards: the limits.
 
@@ -135,23 +133,24 @@ def judge(facts: dict[str, Any], last: dict[str, Any] | None, guards: Guards) ->
                 f"max_delay: the newest impression is {later} older than at the last run, measured "
                 f"from the date; expected at most {guards.max_delay}: the date's log is not there"
             )
-    for period, words in _PERIODS.items():
-        if facts[period] is not None and last[period] is not None:
-            found += _compare(facts[period], last[period], guards, words)
+    found += _compare(facts["all"], last["all"], guards, "all examples")
+    if facts["newest_day"] is not None and last["newest_day"] is not None:
+        newest = "the newest day's examples"
+        found += _compare(facts["newest_day"], last["newest_day"], guards, newest)
     return found
 
 
-def _compare(facts: dict[str, Any], last: dict[str, Any], guards: Guards, period: str) -> list[str]:
+def _compare(facts: PeriodFacts, last: PeriodFacts, guards: Guards, period: str) -> list[str]:
     found = []
     n, n0 = facts["impressions"], last["impressions"]
-    if n < (1 - guards.max_row_drop) * n0 and n0 - n > _ERRORS * math.sqrt(n0 + n):
+    if n < (1 - guards.max_row_drop) * n0 and n0 - n > _STANDARD_ERRORS * math.sqrt(n0 + n):
         found.append(
             f"max_row_drop: {period}: {n} impressions, at the last run {n0}; expected a fall of "
             f"at most {guards.max_row_drop:.0%}"
         )
     for task in facts["labels"].keys() & last["labels"].keys():
         now, before = facts["labels"][task], last["labels"][task]
-        if _changed(now, before, guards.max_label_change):
+        if _mean_changed(now, before, guards.max_label_change):
             found.append(
                 f"max_label_change: {period}: label {task!r} has mean {now['mean']:.4g} over "
                 f"{now['rows']} rows, at the last run {before['mean']:.4g}; expected a change of "
@@ -164,11 +163,11 @@ def _compare(facts: dict[str, Any], last: dict[str, Any], guards: Guards, period
             )
     for name in facts["coverage"].keys() & last["coverage"].keys():
         share, share0 = facts["coverage"][name], last["coverage"][name]
-        if None in (share, share0):
+        if share is None or share0 is None:
             continue
         variances = share * (1 - share) / facts["users"], share0 * (1 - share0) / last["users"]
         error = math.sqrt(sum(variances))
-        if share0 - share > max(guards.max_coverage_drop, _ERRORS * error):
+        if share0 - share > max(guards.max_coverage_drop, _STANDARD_ERRORS * error):
             found.append(
                 f"max_coverage_drop: {period}: feature {name!r} has a value in {share:.1%} of the "
                 f"examples, at the last run {share0:.1%}; expected a fall of at most "
@@ -177,10 +176,10 @@ def _compare(facts: dict[str, Any], last: dict[str, Any], guards: Guards, period
     return sorted(found)
 
 
-def _changed(now: dict[str, Any], before: dict[str, Any], limit: float) -> bool:
-    """Whether a label's mean moved further than the limit and than chance explains."""
-    if not now["rows"] or not before["rows"]:
+def _mean_changed(now: LabelFacts, before: LabelFacts, limit: float) -> bool:
+    """Whether a label's mean moved by more than the limit and by more than chance explains."""
+    mean, mean0, std, std0 = now["mean"], before["mean"], now["std"], before["std"]
+    if mean is None or mean0 is None or std is None or std0 is None:  # masked in every row
         return False
-    difference = abs(now["mean"] - before["mean"])
-    error = math.sqrt(now["std"] ** 2 / now["users"] + before["std"] ** 2 / before["users"])
-    return difference > max(limit * abs(before["mean"]), _ERRORS * error)
+    error = math.sqrt(std**2 / now["users"] + std0**2 / before["users"])
+    return abs(mean - mean0) > max(limit * abs(mean0), _STANDARD_ERRORS * error)

@@ -1,15 +1,16 @@
 """The folder of one night's run: its stages' records, its state, its outputs.
 
     RUNS/.lock                      held while a run is under way
-    RUNS/models/NAME/               the base folder that servers follow (unless --base says another)
+    RUNS/models/NAME/               the base folder that servers follow (unless --base names one)
     RUNS/2026-01-31/run.json        what was fixed when the run began: the version it starts from
-                    state.json      how far it is, or how it ended, and of what configuration
+                    state.json      how far it is, or how it ended, and with which configuration
                     stages/*.json   one record per finished stage, written last and whole
                     examples/ checkpoint/ export/1/ report.html report.json
                     config.yaml candidates/ candidates_export/1/ multistage.json
-                                    of a run that builds the candidate model as well
+                                    if the run builds the candidate model as well
 
-A stage is finished when its record is there. What it wrote without one is written again.
+A stage is finished when its record exists. Outputs without a record are removed and made again.
+`jobs.night.records` has the shapes of the JSON files.
 """
 
 import hashlib
@@ -17,11 +18,12 @@ import json
 import shutil
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from multigate.configs.errors import RunError
 from multigate.configs.files import write_json
 from multigate.configs.sections.run import ALL_STAGES
+from multigate.jobs.night.records import Plan, RunState, StageRecord
 
 _OUTPUTS = {
     "pipeline": ("examples",),
@@ -55,58 +57,70 @@ class RunFolder:
         self._state = self.root / "state.json"
         self._plan = self.root / "run.json"
 
-    def record(self, stage: str) -> dict[str, Any] | None:
-        """The record of a finished stage: stage, inputs, outputs, result, started, seconds."""
-        return _read(self._record(stage))
+    def record(self, stage: str) -> StageRecord | None:
+        """The record of a stage; None where it has not finished."""
+        return cast(StageRecord | None, _read(self._record_path(stage)))
 
-    def finish(self, stage: str, record: dict[str, Any]) -> None:
+    def result(self, stage: str) -> dict[str, Any]:
+        """The result of a finished stage.
+
+        Raises:
+            RunError: it has not finished.
+        """
+        record = self.record(stage)
+        if record is None:
+            raise RunError(f"{self.root}: stage {stage} has not finished; start the run")
+        return record["result"]
+
+    def write_record(self, record: StageRecord) -> None:
         """Record that a stage is finished."""
-        self._record(stage).parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._record(stage), record)
+        path = self._record_path(record["stage"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, record)
 
-    def forget(self, stage: str) -> None:
-        """Make a stage and all after it unfinished: the last record goes first."""
+    def invalidate(self, stage: str) -> None:
+        """Remove the records of a stage and of all stages after it, the last one first."""
         for later in reversed(ALL_STAGES[ALL_STAGES.index(stage) :]):
-            self._record(later).unlink(missing_ok=True)
+            self._record_path(later).unlink(missing_ok=True)
 
-    def clear(self, stage: str) -> None:
+    def remove_output(self, stage: str) -> None:
         """Remove what an unfinished stage may have written."""
         for name in _OUTPUTS.get(stage, ()):
             _remove(self.root / name)
-            for left in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
-                _remove(left)
+            for leftover in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
+                _remove(leftover)
 
-    def abandon(self) -> None:
-        """Remove an unfinished training, which would be continued."""
-        for left in self.root.glob(".*.training"):
-            _remove(left)
+    def remove_training(self) -> None:
+        """Remove an unfinished training, which the next start would go on with."""
+        for leftover in self.root.glob(".*.training"):
+            _remove(leftover)
 
-    def state(self) -> dict[str, Any]:
-        """How far the run is or how it ended: state, stage, message, started, finished."""
-        return _read(self._state) or {"state": "absent"}
+    def state(self) -> RunState:
+        """How far the run is, or how it ended."""
+        return cast(RunState, _read(self._state) or {"state": "absent"})
 
     def set_state(self, state: str, **values: Any) -> None:
         """Write the run's state."""
         self.root.mkdir(parents=True, exist_ok=True)
         write_json(self._state, {"state": state} | values | {"at": now()})
 
-    def plan(self) -> dict[str, Any] | None:
-        """What was fixed when the run began."""
-        return _read(self._plan)
+    def plan(self) -> Plan | None:
+        """What was fixed when the run first began; None before that."""
+        return cast(Plan | None, _read(self._plan))
 
-    def set_plan(self, plan: dict[str, Any]) -> None:
+    def set_plan(self, plan: Plan) -> None:
         """Fix what the run starts from."""
         self.root.mkdir(parents=True, exist_ok=True)
         write_json(self._plan, plan)
 
-    def discard(self) -> None:
-        """Remove the large outputs of a run that is long over; the records stay."""
-        own = (self.examples, self.checkpoint, self.exports)
-        for path in (*own, self.candidates, self.candidates_exports):
+    def remove_outputs(self) -> None:
+        """Remove the large outputs of an old run; its records stay."""
+        outputs = (self.examples, self.checkpoint, self.exports)
+        for path in (*outputs, self.candidates, self.candidates_exports):
             _remove(path)
-        self.abandon()
+        self.remove_training()
 
-    def _record(self, stage: str) -> Path:
+    def _record_path(self, stage: str) -> Path:
         return self.root / "stages" / f"{stage}.json"
 
 
@@ -123,18 +137,18 @@ def all_runs(runs: Path) -> list[RunFolder]:
     return sorted(found, key=lambda run: run.day)
 
 
-def content(*paths: Path) -> str:
-    """Fingerprint of files, and of all files in folders: names and bytes.
+def fingerprint_of(*paths: Path) -> str:
+    """Fingerprint of the names and bytes of files, and of all files in folders.
 
     Raises:
-        RunError: one is absent.
+        RunError: a path does not exist.
     """
     digest = hashlib.sha256()
     for path in paths:
         if not path.exists():
             raise RunError(
-                f"{path}: no such file; it was removed after its stage had finished: repeat the "
-                "stage that makes it with --force"
+                f"{path}: no such file; it was removed after its stage finished; repeat the stage "
+                "that makes it with --force"
             )
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
@@ -145,7 +159,7 @@ def content(*paths: Path) -> str:
 
 
 def now() -> str:
-    """The time in UTC, as ISO 8601."""
+    """The current time in UTC, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -162,7 +176,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder; a folder is renamed first, so that it is never half there."""
+    """Remove a file or a folder; a folder is renamed first, so that nobody sees half of it."""
     if path.is_dir():
         doomed = path if path.name.startswith(".") else path.with_name(f".{path.name}.0.partial")
         if doomed != path:

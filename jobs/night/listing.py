@@ -1,7 +1,7 @@
-"""Nightly runs and published versions, as people and programs read them."""
+"""The lists of nightly runs and of published versions, for `multigate runs` and `publish`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from rich.table import Table
 
@@ -9,33 +9,53 @@ from multigate.configs.errors import RunError
 from multigate.configs.sections.run import ALL_STAGES
 from multigate.jobs.lock import is_held
 from multigate.jobs.night.folder import LOCK, RunFolder, all_runs
+from multigate.jobs.night.records import CandidateSummary, Outcome, RunSummary
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.pair import Pair
 from multigate.jobs.show import say, show_table
 
 
-def listed(runs: Path) -> list[dict[str, Any]]:
-    """What became of every run, oldest first.
+class ListedVersion(TypedDict):
+    """One version of a base folder."""
 
-    Returns:
-        By run: date, state (running, killed, failed, interrupted, published, refused), stage (that
-        it is at, or failed in), message, start, parent, version, seconds (by finished stage),
-        tasks (metric by task), groups, reasons, candidates (of `candidates_of`).
+    version: int
+    withdrawn: bool
+    run: str | None
+    """Date of the run that published it; None where no run did."""
+    candidates: NotRequired[int]
+    """The candidate version that goes with it; absent where there is none."""
+
+
+class BaseSummary(TypedDict):
+    """What a base folder offers."""
+
+    production: int | None
+    rollback: int | None
+    """The version that a rollback returns to."""
+    versions: list[ListedVersion]
+    """Newest first."""
+    candidates: NotRequired[int]
+    """The candidate version in production; absent where there is none."""
+
+
+def list_runs(runs: Path) -> list[RunSummary]:
+    """What became of every run, oldest first.
 
     Raises:
         RunError: there is no such folder.
     """
     if not runs.is_dir():
         raise RunError(f"{runs}: no such folder; expected what multigate run --out wrote")
-    under_way = is_held(runs / LOCK)
-    return [_describe(run, under_way) for run in all_runs(runs)]
+    running = is_held(runs / LOCK)
+    return [_summary(run, running) for run in all_runs(runs)]
 
 
-def _describe(run: RunFolder, under_way: bool) -> dict[str, Any]:
-    state, records = run.state(), {stage: run.record(stage) or {} for stage in ALL_STAGES}
-    results = {stage: record.get("result", {}) for stage, record in records.items()}
+def _summary(run: RunFolder, running: bool) -> RunSummary:
+    records = {stage: run.record(stage) for stage in ALL_STAGES}
+    results = {stage: record["result"] if record else {} for stage, record in records.items()}
+    state, plan = run.state(), run.plan()
     # A run that says it is running, though nobody holds the lock, was killed.
-    killed = state["state"] in ("running", "absent") and not under_way
+    killed = state["state"] in ("running", "absent") and not running
     return {
         "date": run.day.isoformat(),
         "state": "killed" if killed else state["state"],
@@ -43,35 +63,41 @@ def _describe(run: RunFolder, under_way: bool) -> dict[str, Any]:
         "message": state.get("message", ""),
         "at": state.get("at"),
         "start": results["training"].get("why"),
-        "parent": (run.plan() or {}).get("parent"),
+        "parent": plan["parent"] if plan else None,
         "version": results["publication"].get("version"),
         "seconds": {stage: record["seconds"] for stage, record in records.items() if record},
         "tasks": results["evaluation"].get("tasks", {}),
         "groups": results["evaluation"].get("groups", {}),
         "reasons": results["decision"].get("reasons", []),
-        "candidates": candidates_of(results),
+        "candidates": candidate_summary(results["decision"], results["publication"]),
     }
 
 
-def candidates_of(results: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+def candidate_summary(
+    decision: dict[str, Any], publication: dict[str, Any]
+) -> CandidateSummary | None:
     """What became of a run's candidate model.
 
     Args:
-        results: of the run's stages; empty ones of those that have not finished.
+        decision: result of the stage; empty where it has not finished.
+        publication: likewise.
 
     Returns:
-        verdict, version (None where it was not published), k, recall (of candidate, production and
-        popularity), reasons; None where none was judged.
+        None where no candidate model was judged.
     """
-    judged = results["decision"].get("candidates")
-    if judged is None:
+    verdict = decision.get("candidates")
+    if verdict is None:
         return None
-    version = results["publication"].get("candidates")
-    kept = {key: judged.get(key) for key in ("verdict", "k", "recall", "reasons")}
-    return {"version": version} | kept
+    return {
+        "version": publication.get("candidates"),
+        "verdict": verdict["verdict"],
+        "k": verdict["k"],
+        "recall": verdict.get("recall"),
+        "reasons": verdict["reasons"],
+    }
 
 
-def show(runs: list[dict[str, Any]]) -> None:
+def show_runs(runs: list[RunSummary]) -> None:
     """Print one row per run."""
     table = Table()
     for heading in ("date", "state", "version", "seconds"):
@@ -94,24 +120,24 @@ def show(runs: list[dict[str, Any]]) -> None:
             "" if run["version"] is None else str(run["version"]),
             f"{sum(run['seconds'].values()):.0f}",
             *("" if area is None else f"{area:.4f}" for area in areas),
-            *((_candidates_words(run["candidates"]),) if with_candidates else ()),
+            *((_candidates_text(run["candidates"]),) if with_candidates else ()),
             why,
         )
     show_table(table)
 
 
-def _candidates_words(found: dict[str, Any] | None) -> str:
-    """Version, or that there is none, and recall."""
-    if found is None:
+def _candidates_text(summary: CandidateSummary | None) -> str:
+    """The candidate model's version or state, and its recall."""
+    if summary is None:
         return ""
-    state = f"version {found['version']}"
-    if found["version"] is None:
-        state = "refused" if found["verdict"] == "refuse" else "not published"
-    ours = (found["recall"] or {}).get("candidate")
-    return state if ours is None else f"{state}, recall@{found['k']} {ours:.4f}"
+    state = f"version {summary['version']}"
+    if summary["version"] is None:
+        state = "refused" if summary["verdict"] == "refuse" else "not published"
+    recall = (summary["recall"] or {}).get("candidate")
+    return state if recall is None else f"{state}, recall@{summary['k']} {recall:.4f}"
 
 
-def show_outcome(result: dict[str, Any]) -> None:
+def show_outcome(result: Outcome) -> None:
     """Print what became of one run."""
     table = Table(title=f"run {result['date']}: {result['state']}", title_justify="left")
     table.add_column("")
@@ -119,27 +145,22 @@ def show_outcome(result: dict[str, Any]) -> None:
     table.add_row("version in production", str(result["production"] or "none"))
     table.add_row("training", result["start"])
     for task, value in result["tasks"].items():
-        words = f"{task}: {result['metrics'].get(task, '').upper()}".removesuffix(": ")
-        table.add_row(words, "not measured" if value is None else f"{value:.4f}")
+        label = f"{task}: {result['metrics'].get(task, '').upper()}".removesuffix(": ")
+        table.add_row(label, "not measured" if value is None else f"{value:.4f}")
     for reason in result["reasons"]:
         table.add_row("reason", reason)
     candidates = result.get("candidates")
     if candidates is not None:
-        table.add_row("candidate model", _candidates_words(candidates))
-        table.add_row("candidates in production", str(candidates["production"] or "none"))
+        table.add_row("candidate model", _candidates_text(candidates))
+        table.add_row("candidates in production", str(candidates.get("production") or "none"))
         for reason in candidates["reasons"]:
             table.add_row("candidate model: reason", reason)
     table.add_row("seconds", f"{sum(result['seconds'].values()):.1f}")
     show_table(table)
 
 
-def show_base(base: Base) -> dict[str, Any]:
-    """Print what a base folder offers.
-
-    Returns:
-        production, rollback (None where there is none), versions (number, withdrawn, run, and
-        candidates, the candidate version that goes with it, where there is one), newest first;
-        where there is a candidate model, candidates: its version in production.
+def show_base(base: Base) -> BaseSummary:
+    """Print and return what a base folder offers.
 
     Raises:
         RunError: there is no such folder.
@@ -154,22 +175,26 @@ def show_base(base: Base) -> dict[str, Any]:
     table = Table(title=str(base.root), title_justify="left")
     for heading in ("version", "state", "run", "start", *(("candidates",) if paired else ())):
         table.add_column(heading)
-    versions = []
+    versions: list[ListedVersion] = []
     for number in numbers:
-        lineage = base.lineage(number) or {}
+        lineage = base.lineage(number)
+        run, start = (lineage.get("run"), lineage.get("start")) if lineage else (None, None)
         states = {production: "in production", rollback: "rollback returns to it"}
         state = "withdrawn" if number in withdrawn else states.get(number, "")
-        with_it = [] if candidates[number] is None else [candidates[number]]
-        row = (state, lineage.get("run", ""), lineage.get("start", ""))
-        table.add_row(str(number), *row, *map(str, with_it))
-        found = {"version": number, "withdrawn": number in withdrawn, "run": lineage.get("run")}
-        versions.append(found | ({"candidates": with_it[0]} if with_it else {}))
+        version: ListedVersion = {"version": number, "withdrawn": number in withdrawn, "run": run}
+        cells = [str(number), state, run or "", start or ""]
+        candidate = candidates[number]
+        if candidate is not None:
+            version["candidates"] = candidate
+            cells.append(str(candidate))
+        table.add_row(*cells)
+        versions.append(version)
     show_table(table)
-    told = {"production": production, "rollback": rollback, "versions": versions}
+    summary: BaseSummary = {"production": production, "rollback": rollback, "versions": versions}
     serving = pair.candidates.production()
-    if serving is None:
-        return told
-    if production is not None and candidates[production] != serving:
-        # Chosen on its own, or a rollback was killed half way.
-        say(f"candidate version {serving} is in production")
-    return told | {"candidates": serving}
+    if serving is not None:
+        summary["candidates"] = serving
+        if production is not None and candidates[production] != serving:
+            # Chosen on its own, or a rollback was killed half way.
+            say(f"candidate version {serving} is in production")
+    return summary

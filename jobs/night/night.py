@@ -1,4 +1,4 @@
-"""One night's run: what it is of, what it starts from, what its stages depend on."""
+"""One night's run: its configuration, what it starts from, what its stages depend on."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -11,17 +11,33 @@ from multigate.configs.contract import FrozenContract, fingerprint
 from multigate.configs.errors import RunError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.run import CANDIDATE_STAGES
-from multigate.jobs.night.folder import RunFolder, content
+from multigate.jobs.night.folder import RunFolder, fingerprint_of
+from multigate.jobs.night.records import Plan
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.pair import Pair
 from multigate.serving.versions.folders import EXTRA
 
-Values = dict[str, Any]
+_MADE_BY: dict[str, dict[str, Any]] = {
+    "pipeline": {"contract": True, "pipeline": True},
+    "training": {"contract": True, "model": True, "train": True},
+    "export": {"export": True},
+    "candidates_training": {"contract": True, "candidates": True},
+    "candidates_report": {"candidates": {"report_questions"}},
+}
+"""Stage -> the sections of the configuration that its output depends on."""
 
 
 @dataclass(frozen=True)
 class Night:
-    """One run: its configuration, its date, where everything is."""
+    """One run.
+
+    Attributes:
+        config: the data set's configuration.
+        day: the run's date, the last day of the log to learn from.
+        data: folder of the log's files, or its address.
+        runs: folder of all runs.
+        base: the ranker's base folder, which servers follow.
+    """
 
     config: Config
     day: date
@@ -31,27 +47,22 @@ class Night:
 
     @cached_property
     def folder(self) -> RunFolder:
-        """Where the run is written."""
+        """Folder of this run."""
         return RunFolder(self.runs, self.day)
 
     @cached_property
     def pair(self) -> Pair:
-        """Where both models are published."""
+        """Base folders of the ranker and of the candidate model."""
         return Pair(self.base)
 
     @property
     def builds_candidates(self) -> bool:
-        """Whether the candidate model is built as well."""
+        """Whether the run builds the candidate model as well."""
         return CANDIDATE_STAGES[0] in self.config.stages
 
     @cached_property
-    def plan(self) -> Values:
-        """What was fixed when the run began; fixed now where it begins.
-
-        Returns:
-            `parent`: the version that was in production, None where there was none; `full_since`:
-            the date of the last training from scratch that it goes back to, None where unknown.
-        """
+    def plan(self) -> Plan:
+        """What was fixed when the run first began; the first call of the first start fixes it."""
         plan = self.folder.plan()
         if plan is None:
             parent = self.base.production()
@@ -61,39 +72,32 @@ class Night:
         return plan
 
     @property
-    def candidate(self) -> str:
-        """Identity of the run's export among all versions: its date, and what it answers.
+    def identity(self) -> str:
+        """Identity of the run's ranker among all versions, see `export_identity`."""
+        return self.export_identity(self.folder.export)
 
-        The graph's own bytes differ from export to export; contract, metrics and the golden
-        request's answers do not.
+    def export_identity(self, export: Path) -> str:
+        """Identity of one of the run's exports: the date, and a fingerprint of what it answers.
+
+        The graph's bytes differ from export to export; contract, metrics and the golden request's
+        answers do not.
         """
-        return self.identity_of(self.folder.export)
-
-    def identity_of(self, export: Path) -> str:
-        """Identity of one of the run's exports."""
-        return f"{self.day}-{content(export / EXTRA)}"
+        return f"{self.day}-{fingerprint_of(export / EXTRA)}"
 
     def output(self, stage: str) -> str:
-        """Fingerprint of what a finished stage left."""
+        """Fingerprint of what a finished stage wrote."""
         record = self.folder.record(stage)
         if record is None:
             raise RunError(f"{self.folder.root}: stage {stage} has not finished; start the run")
-        return str(record["output"])
+        return record["output"]
 
-    def read_by(self, stage: str) -> str:
-        """Fingerprint of the parts of the configuration that make a stage's output."""
-        parts: dict[str, Any] = {
-            "pipeline": {"contract": True, "pipeline": True},
-            "training": {"contract": True, "model": True, "train": True},
-            "export": {"export": True},
-            "candidates_training": {"contract": True, "candidates": True},
-            "candidates_report": {"candidates": {"report_questions"}},
-        }
+    def configuration_of(self, stage: str) -> str:
+        """Fingerprint of the sections of the configuration that a stage's output depends on."""
         if stage == "decision" and self.builds_candidates:
             return "with candidates"
-        if stage not in parts:
+        if stage not in _MADE_BY:
             return ""
-        values = self.config.model_dump(mode="json", include=parts[stage], exclude_defaults=True)
+        values = self.config.model_dump(mode="json", include=_MADE_BY[stage], exclude_defaults=True)
         if stage == "candidates_training":
             values.get("candidates", {}).pop("rules", None)
             values.get("candidates", {}).pop("report_questions", None)
@@ -101,12 +105,12 @@ class Night:
             values["days"] = self.config.run.days
         return fingerprint(values)
 
-    def identity(self) -> str:
+    def training_identity(self) -> str:
         """Fingerprint of all that an unfinished training may depend on."""
         return fingerprint(self.config.model_dump(mode="json", exclude={"run", "candidates"}))
 
-    def start(self) -> tuple[Path | None, str]:
-        """Whose weights training starts from, and why.
+    def starting_point(self) -> tuple[Path | None, str]:
+        """The checkpoint from whose weights training starts, and why.
 
         Returns:
             The parent's checkpoint, or None to train from scratch; the reason in words.

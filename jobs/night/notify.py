@@ -1,17 +1,17 @@
-"""Tells people how a run ended, by a command of theirs; never the reason that a run fails."""
+"""Tells people how a run ended, by a command of theirs. A failed notification fails no run."""
 
 import json
 import logging
 import shlex
 import subprocess
-from typing import Any
 
 from multigate.configs.sections.run import RunConfig
+from multigate.jobs.night.records import Notification
 
 _log = logging.getLogger(__name__)
 
 
-def notify(options: RunConfig, message: dict[str, Any]) -> bool:
+def notify(options: RunConfig, message: Notification) -> bool:
     """Run the configured command with the message on its standard input.
 
     Args:
@@ -19,13 +19,13 @@ def notify(options: RunConfig, message: dict[str, Any]) -> bool:
         message: what is sent, as JSON.
 
     Returns:
-        Whether there is a command and it ended well; what went wrong is logged.
+        Whether there is a command and it succeeded. A failure is logged.
     """
     if options.notify is None:
         return False
     limit = options.notify_timeout.total_seconds()
     try:
-        # What the command prints is not the run's output; its complaints are logged below.
+        # The command's output is not the run's output; its errors are logged below.
         done = subprocess.run(
             shlex.split(options.notify),
             input=json.dumps(message, ensure_ascii=False) + "\n",

@@ -1,4 +1,4 @@
-"""What is in production: a base folder of versions, published and taken back by renames.
+"""Which version is in production: base folders whose versions are published by renames.
 
 Public face: `base_folder.Base`, `pair.Pair`.
 """

@@ -1,16 +1,18 @@
 """A model's base folder: which version is in production, and how that changes.
 
-    BASE/<number>/        versions; the highest number is in production, the next one below it is
-                          what a rollback returns to
-    BASE/.withdrawn/      versions that were taken back, by the same numbers
-    BASE/.checkpoints/    what each version was exported from; a later run may start from it
+    BASE/<number>/        versions; the highest number is in production, a rollback returns to the
+                          next one below it
+    BASE/.withdrawn/      withdrawn versions, under the same numbers
+    BASE/.checkpoints/    the checkpoint that each version was exported from; a later run may start
+                          from it
     BASE/.history.jsonl   what was published, withdrawn, restored and removed, and when
     BASE/.lock
 
-Servers follow the highest number, TensorFlow Serving as well as ours, and ignore names that are no
-numbers. So a version is published by renaming a whole folder to its number, and withdrawn by
-renaming it away: no server needs to be told, started again or to know of this module. A number is
-never used twice. What is in production is what the folder holds; the history is for people.
+Servers, TensorFlow Serving too, follow the highest number and ignore names that are no numbers. So
+a rename publishes a version (a whole folder gets its number), and a rename withdraws it: servers
+need neither a message nor a restart. A number is never used twice. The folder alone decides what is
+in production; the history is for people. This is the layout of TensorFlow Serving; a model registry
+such as MLflow's was considered, and would put a service between the nightly run and the servers.
 """
 
 import json
@@ -23,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 from multigate.configs.errors import RunError
 from multigate.configs.files import new_folder, write_json
@@ -33,8 +35,39 @@ from multigate.serving.versions.folders import EXTRA, missing_files, scan
 _log = logging.getLogger(__name__)
 
 LINEAGE = f"{EXTRA}/run.json"
-_WAIT = 60.0  # s for another publication or rollback to end
-_ABANDONED = 86_400.0  # s after which an unfinished folder is nobody's any more
+_WAIT = 60.0  # s to wait for another publication or rollback
+_ABANDONED = 86_400.0  # s after which an unfinished folder belongs to no running process
+
+
+class Lineage(TypedDict):
+    """What a run writes into a version that it publishes (`assets.extra/run.json`)."""
+
+    run: str
+    """The run's date."""
+    candidate: str
+    """Identity of the export among all versions."""
+    parent: int | None
+    """The version in production when the run began."""
+    compared_with: int | None
+    """The version in production that the decision was about."""
+    start: str
+    """full (trained from scratch) or warm (from the parent's weights)."""
+    full_since: str | None
+    """Date of the last training from scratch that the weights go back to."""
+    ranker: NotRequired[int]
+    """In a candidate version: the ranker that it was published with."""
+    candidates: NotRequired[int]
+    """In a ranker that was published without a candidate version: the one that it goes on with."""
+
+
+class HistoryEntry(TypedDict):
+    """A line of `.history.jsonl`."""
+
+    time: str
+    action: str
+    """published, withdrawn, restored or removed."""
+    version: int
+    reason: str
 
 
 class Base:
@@ -51,7 +84,7 @@ class Base:
         return scan(self.root)
 
     def withdrawn(self) -> dict[int, Path]:
-        """Versions that were taken back, highest number first."""
+        """Withdrawn versions, highest number first."""
         return scan(self._withdrawn)
 
     def production(self) -> int | None:
@@ -62,31 +95,31 @@ class Base:
         """The version that would be in production after a rollback."""
         return next(iter(list(self.versions())[1:]), None)
 
-    def lineage(self, version: int) -> dict[str, Any] | None:
-        """What the run that published a version wrote into it; None where no run did.
+    def lineage(self, version: int) -> Lineage | None:
+        """The lineage of a version; None where no run published it.
 
         Raises:
             RunError: the record is damaged.
         """
         path = {**self.withdrawn(), **self.versions()}[version] / LINEAGE
         try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            lineage = cast(Lineage, json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise RunError(
                 f"{path}: not valid JSON: {error}; withdraw version {version}, or publish its run "
-                "anew"
+                "again"
             ) from None
-        return found
+        return lineage
 
     def checkpoint(self, version: int) -> Path | None:
         """The checkpoint that a version was exported from, where a run published it."""
         path = self._checkpoints / str(version)
         return path if path.is_dir() else None
 
-    def history(self) -> list[dict[str, Any]]:
-        """What happened here, oldest first; a line that was cut off by a full disk is left out."""
+    def history(self) -> list[HistoryEntry]:
+        """What happened here, oldest first, without lines that a full disk cut off."""
         if not self._history.exists():
             return []
         found = []
@@ -101,22 +134,22 @@ class Base:
         self,
         export: Path,
         checkpoint: Path,
-        lineage: dict[str, Any],
-        over: int | None,
+        lineage: Lineage,
+        replaces: int | None,
         *,
-        least: int = 1,
-        last: Callable[[int], object] | None = None,
+        lowest: int = 1,
+        before_rename: Callable[[int], object] | None = None,
     ) -> int:
-        """Make an exported version the one in production; what was published already stays.
+        """Put an exported version into production, unless it is there already.
 
         Args:
-            export: a whole version folder; it is copied.
-            checkpoint: what it was exported from; kept beside it.
+            export: a complete version folder; it is copied.
+            checkpoint: what it was exported from; a copy is kept.
             lineage: written into the version; its `candidate` says which export it is.
-            over: the version in production that it was compared with.
-            least: the lowest number that it may have.
-            last: called with the number when nothing is left to do but the rename; its failure
-                publishes nothing.
+            replaces: the version in production that it was compared with.
+            lowest: the lowest number that it may get.
+            before_rename: called with the number when only the rename is left to do; if it fails,
+                nothing is published.
 
         Returns:
             Its number.
@@ -139,44 +172,45 @@ class Base:
                     f"multigate publish --version {number} brings it back"
                 )
             production = self.production()
-            if number not in (None, production) and production == over:
+            if number not in (None, production) and production == replaces:
                 raise RunError(
                     f"{self.root}: this candidate was published as version {number}, which version "
                     f"{production} replaced; multigate publish --version {number} returns to it"
                 )
-            if number is not None:  # a run was killed between this and its record
+            if number is not None:  # an earlier start was killed before it recorded this
                 return number
-            if production != over:
+            if production != replaces:
                 raise RunError(
                     f"{self.root}: version {production} is in production, and the decision was "
-                    f"about version {over}; start the run again to decide anew"
+                    f"about version {replaces}; start the run again to decide anew"
                 )
-            number = max(least, self.following())
-            beside = self._checkpoints / str(number)
-            shutil.rmtree(beside, ignore_errors=True)  # of a publication that was cut off here
-            with new_folder(beside) as folder:
+            number = max(lowest, self.next_number())
+            kept = self._checkpoints / str(number)
+            shutil.rmtree(kept, ignore_errors=True)  # of a publication that was killed here
+            with new_folder(kept) as folder:
                 shutil.copytree(checkpoint, folder, dirs_exist_ok=True, copy_function=_link)
             with new_folder(self.root / str(number)) as folder:
                 shutil.copytree(export, folder, dirs_exist_ok=True)
                 write_json(folder / LINEAGE, lineage)
-                if last is not None:
-                    last(number)
+                if before_rename is not None:
+                    before_rename(number)
             self._note("published", number, f"run {lineage['run']}")
             return number
 
-    def following(self) -> int:
-        """The lowest number that no version here ever had and none lies above."""
+    def next_number(self) -> int:
+        """The number after the highest that any version here has."""
         return 1 + max([0, *self.versions(), *self.withdrawn()])
 
     def unpublish(self, version: int) -> None:
-        """Take back what was published a moment ago, as if it had never been."""
+        """Remove a version whose publication failed a moment ago."""
         with self._locked("publish"):
             self._remove(version, self.versions()[version], "publication failed")
 
     def number_of(self, candidate: str) -> int | None:
-        """The version that a candidate was published as, withdrawn or not."""
+        """The version that an export was published as, withdrawn or not; None where it was not."""
         for number in (*self.versions(), *self.withdrawn()):
-            if (self.lineage(number) or {}).get("candidate") == candidate:
+            lineage = self.lineage(number)
+            if lineage is not None and lineage.get("candidate") == candidate:
                 return number
         return None
 
@@ -193,12 +227,12 @@ class Base:
         if target is None:
             raise RunError(
                 f"{self.root}: expected a version below the one in production to return to; "
-                f"{self._offer()}"
+                f"{self._listing()}"
             )
         return self.choose(target, reason)
 
     def choose(self, version: int, reason: str = "chosen") -> int:
-        """Make a version the one in production: higher ones are withdrawn, it is restored.
+        """Put a version into production: withdraw higher ones, restore it if it was withdrawn.
 
         Returns:
             The version.
@@ -211,49 +245,49 @@ class Base:
         with self._locked("publish"):
             offered, away = self.versions(), self.withdrawn()
             if version not in offered and version not in away:
-                raise RunError(f"{self.root}: no version {version}; {self._offer()}")
+                raise RunError(f"{self.root}: no version {version}; {self._listing()}")
             if version not in offered:
                 away[version].rename(self.root / str(version))
                 self._note("restored", version, reason)
-            # The highest last: until then servers stay with it, and load none in between.
+            # The highest goes last: until then servers stay with it and load none in between.
             for number in sorted(n for n in offered if n > version):
                 self._withdrawn.mkdir(exist_ok=True)
                 offered[number].rename(self._withdrawn / str(number))
                 self._note("withdrawn", number, reason)
         return version
 
-    def tidy(self, keep: int, needed: Collection[int] = ()) -> list[int]:
+    def remove_old(self, keep: int, needed: Collection[int] = ()) -> list[int]:
         """Remove all but the newest versions, offered and withdrawn.
 
         Args:
-            keep: how many stay of each kind; at least two, so that production and what a rollback
-                returns to are among them.
-            needed: numbers that stay however old they are.
+            keep: how many stay of each kind; at least two, so that production and the version that
+                a rollback returns to are among them.
+            needed: numbers that stay, however old they are.
 
         Returns:
             The numbers that were removed.
         """
         removed = []
-        with self._locked("tidy"):
+        with self._locked("remove old versions"):
             for folders in (self.versions(), self.withdrawn()):
                 for number, folder in list(folders.items())[max(keep, 2) :]:
                     if number not in needed:
                         self._remove(number, folder, f"{keep} are kept")
                         removed.append(number)
-            for left in (*self.root.glob(".*.removed"), *self._withdrawn.glob(".*.removed")):
-                shutil.rmtree(left, ignore_errors=True)
-            for left in (*self.root.glob(".*.partial"), *self._checkpoints.glob(".*.partial")):
-                # Of a publication that was killed, not of an export under way.
-                if time.time() - left.stat().st_mtime > _ABANDONED:
-                    shutil.rmtree(left, ignore_errors=True)
+            for path in (*self.root.glob(".*.removed"), *self._withdrawn.glob(".*.removed")):
+                shutil.rmtree(path, ignore_errors=True)
+            for path in (*self.root.glob(".*.partial"), *self._checkpoints.glob(".*.partial")):
+                # Left by a publication that was killed, not by an export that is running.
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    shutil.rmtree(path, ignore_errors=True)
         return removed
 
     def _remove(self, number: int, folder: Path, reason: str) -> None:
-        """Remove a version; renamed first: nobody must see half of one."""
-        doomed = folder.with_name(f".{number}.{secrets.token_hex(4)}.removed")
-        folder.rename(doomed)
-        for left in (doomed, self._checkpoints / str(number)):
-            shutil.rmtree(left, ignore_errors=True)
+        """Remove a version; rename it first, so that no server sees half of it."""
+        renamed = folder.with_name(f".{number}.{secrets.token_hex(4)}.removed")
+        folder.rename(renamed)
+        for path in (renamed, self._checkpoints / str(number)):
+            shutil.rmtree(path, ignore_errors=True)
         self._note("removed", number, reason)
 
     @contextmanager
@@ -261,14 +295,14 @@ class Base:
         with locked(self.root / ".lock", purpose, _WAIT):
             yield
 
-    def _offer(self) -> str:
-        def listed(folders: dict[int, Path]) -> str:
+    def _listing(self) -> str:
+        def text(folders: dict[int, Path]) -> str:
             return ", ".join(map(str, folders)) or "none"
 
-        return f"versions: {listed(self.versions())}; withdrawn: {listed(self.withdrawn())}"
+        return f"versions: {text(self.versions())}; withdrawn: {text(self.withdrawn())}"
 
     def _note(self, action: str, version: int, reason: str) -> None:
-        """Add a line to the history. A disk that is full must not be in a rollback's way."""
+        """Add a line to the history. A full disk must not prevent a rollback."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"time": now, "action": action, "version": version, "reason": reason}
         try:
@@ -279,7 +313,7 @@ class Base:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file a second name instead of a copy where the file system can; it never changes."""
+    """Hard-link a file, or copy it where the file system has no links; it never changes."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,27 +1,27 @@
-"""A ranker and the candidate model that finds what it ranks: published and taken back as a pair.
+"""A ranker and the candidate model that finds what it ranks: published and withdrawn as a pair.
 
     MODELS/NAME/                the ranker's base folder
     MODELS/NAME-candidates/     the candidate model's
 
-Both count their versions together: candidate version 7 was published with ranker 7, and ranker 8,
-published without one, goes on with it. Each says so in its lineage: the candidate version which
-ranker it came with (`ranker`), a ranker that came without one which it went on with (`candidates`).
-The numbers alone would not do: candidate versions are withdrawn on their own, and a night whose
-candidate stages are repeated has two. They decide for versions without a lineage, made by hand: the
-highest that is not above the ranker's.
+Both folders count together: candidate version 7 was published with ranker 7, and ranker 8, which
+was published without one, goes on with candidate version 7. The lineage of each says so: `ranker`
+in a candidate version, `candidates` in a ranker that was published without one. The numbers alone
+are not enough: candidate versions can be withdrawn on their own, and a night whose candidate stages
+are repeated has two. Versions made by hand have no lineage; for them the numbers decide: the
+highest candidate version that is not above the ranker's.
 
-The candidate version is renamed to its number first, and the ranker's at once after it. Whatever
-moment a server looks at, there is a candidate version of its ranker's schema; one of another schema
-is never served with it (`serving.versions.manager`).
+The candidate version gets its number first, and the ranker its own right after. At every moment
+there is a candidate version of the ranker's schema; servers never serve one of another schema with
+it (`serving.versions.manager`).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import RunError
-from multigate.jobs.publication.base_folder import Base
+from multigate.jobs.publication.base_folder import Base, Lineage
 from multigate.serving.versions.folders import CONTRACT
 
 
@@ -32,23 +32,23 @@ class Candidate:
     Attributes:
         export: its folder.
         checkpoint: what it was exported from.
-        identity: among all versions.
-        over: the candidate version in production that it was compared with.
+        identity: identity of the export among all versions.
+        replaces: the candidate version in production that it was compared with.
     """
 
     export: Path
     checkpoint: Path
     identity: str
-    over: int | None
+    replaces: int | None
 
 
 class Pair:
-    """Base folders of a ranker and its candidate model, which may not be there."""
+    """Base folders of a ranker and of its candidate model; the latter may not exist."""
 
     def __init__(self, ranker: Base) -> None:
         self.ranker = ranker
         root = ranker.root
-        if root.name in ("", ".."):  # somebody is inside the folder
+        if root.name in ("", ".."):  # given relative to a folder inside
             root = root.resolve()
         self.candidates = Base(root.with_name(f"{root.name}-candidates"))
 
@@ -57,14 +57,14 @@ class Pair:
 
         Args:
             version: of the ranker.
-            offered: leave out what was withdrawn, for the next older one that was not.
+            offered: ignore withdrawn versions, and take the next older one that was not withdrawn.
         """
         known = set(self.candidates.versions())
         if not offered:
             known |= set(self.candidates.withdrawn())
-        came = [n for n in known if _lineage(self.candidates, n).get("ranker") == version]
+        own = [n for n in known if _lineage(self.candidates, n).get("ranker") == version]
         limit = _lineage(self.ranker, version).get("candidates", version)
-        return max(came or (number for number in known if number <= limit), default=None)
+        return max(own or (number for number in known if number <= limit), default=None)
 
     def candidates_schema(self) -> str | None:
         """Schema of the candidate version in production."""
@@ -78,60 +78,65 @@ class Pair:
         self,
         export: Path,
         checkpoint: Path,
-        lineage: dict[str, Any],
-        over: int | None,
+        lineage: Lineage,
+        replaces: int | None,
         candidate: Candidate | None,
     ) -> tuple[int, int | None]:
-        """Make both exports the ones in production; what was published already stays.
+        """Put both exports into production, unless they are there already.
 
         Args:
             export: the ranker's version folder; it is copied.
             checkpoint: the ranker's.
             lineage: written into the ranker, with the candidate version that it goes on with.
-            over: the ranker in production that this one was compared with.
-            candidate: the other one; None where the ranker goes on with the one in production.
+            replaces: the ranker in production that this one was compared with.
+            candidate: None where the ranker goes on with the candidate version in production.
 
         Returns:
             The numbers of the ranker and of the candidate version.
 
         Raises:
-            RunError: as `Base.publish`. Production is as it was.
+            RunError: as `Base.publish`. Production has not changed.
         """
         if candidate is None:
-            lineage = lineage | _going_on_with(self.candidates.production())
-            return self.ranker.publish(export, checkpoint, lineage, over), None
+            lineage = _goes_on_with(lineage, self.candidates.production())
+            return self.ranker.publish(export, checkpoint, lineage, replaces), None
         # Published already by a run that was killed here, or with another ranker of the night.
         earlier = self.candidates.number_of(candidate.identity)
-        lineage = lineage | _going_on_with(earlier)
-        least = earlier or max(self.ranker.following(), self.candidates.following())
+        lineage = _goes_on_with(lineage, earlier)
+        lowest = earlier or max(self.ranker.next_number(), self.candidates.next_number())
 
-        def beside(ranker: int) -> int:
-            own = {
+        def publish_candidate(ranker: int) -> int:
+            own: Lineage = {
                 "run": lineage["run"],
                 "candidate": candidate.identity,
                 "parent": None,
-                "compared_with": candidate.over,
+                "compared_with": candidate.replaces,
                 "start": "full",
                 "full_since": lineage["run"],
                 "ranker": ranker,
             }
             return self.candidates.publish(
-                candidate.export, candidate.checkpoint, own, candidate.over, least=ranker
+                candidate.export, candidate.checkpoint, own, candidate.replaces, lowest=ranker
             )
 
         try:
             number = self.ranker.publish(
-                export, checkpoint, lineage, over, least=least, last=beside
+                export,
+                checkpoint,
+                lineage,
+                replaces,
+                lowest=lowest,
+                before_rename=publish_candidate,
             )
         except BaseException:
-            # An interruption may come when the ranker has its number already.
+            # The ranker may have its number already when an interruption comes.
             if earlier is None and self.ranker.number_of(lineage["candidate"]) is None:
                 published = self.candidates.number_of(candidate.identity)
                 if published is not None:
                     self.candidates.unpublish(published)
             raise
-        # What is published already is not again; a ranker that was gets its candidates here.
-        return number, beside(number)
+        # Where the ranker was published already, its candidate version is published here.
+        return number, publish_candidate(number)
 
     def rollback(self) -> int:
         """Withdraw the ranker in production, and the candidate version that came with it.
@@ -150,9 +155,9 @@ class Pair:
         return self._choose(target, self.candidates_of(target, offered=True), "rollback")
 
     def choose(self, version: int) -> int:
-        """Make a ranker's version and its candidate version the ones in production.
+        """Put a ranker's version and its candidate version into production.
 
-        Where no candidate version is as old as the ranker's, they stay as they are.
+        Where no candidate version is as old as the ranker's, the candidate model does not change.
 
         Returns:
             The ranker's version.
@@ -175,31 +180,32 @@ class Pair:
                 ) from error
         return version
 
-    def tidy(self, keep: int) -> tuple[list[int], list[int]]:
-        """Remove all but the newest versions of both, and the candidates of rankers that stay.
+    def remove_old(self, keep: int) -> tuple[list[int], list[int]]:
+        """Remove all but the newest versions of both; candidates of rankers that stay stay too.
 
         Returns:
-            The numbers that were removed of both.
+            The numbers that were removed: of the ranker and of the candidate model.
         """
-        removed = self.ranker.tidy(keep)
+        removed = self.ranker.remove_old(keep)
         if not self.candidates.root.is_dir():
             return removed, []
         stay = (*self.ranker.versions(), *self.ranker.withdrawn())
         needed = [self.candidates_of(number) for number in stay]
         kept = {number for number in needed if number is not None}
-        return removed, self.candidates.tidy(keep, kept)
+        return removed, self.candidates.remove_old(keep, kept)
 
 
-def _lineage(base: Base, version: int) -> dict[str, Any]:
-    """A version's lineage; nothing where there is none, or no such version.
+def _lineage(base: Base, version: int) -> Lineage:
+    """A version's lineage; empty where there is none, or no such version.
 
-    A damaged one must not be in a rollback's way.
+    A damaged one must not prevent a rollback.
     """
+    nothing = cast(Lineage, {})
     try:
-        return base.lineage(version) or {}
+        return base.lineage(version) or nothing
     except (KeyError, RunError):
-        return {}
+        return nothing
 
 
-def _going_on_with(version: int | None) -> dict[str, int]:
-    return {} if version is None else {"candidates": version}
+def _goes_on_with(lineage: Lineage, version: int | None) -> Lineage:
+    return lineage if version is None else {**lineage, "candidates": version}

@@ -106,9 +106,9 @@ class Finished:
 
         self.copy(to)
         folder = RunFolder(to, DAY)
-        folder.forget(stage)
+        folder.invalidate(stage)
         for later in ALL_STAGES[ALL_STAGES.index(stage) :]:
-            folder.clear(later)
+            folder.remove_output(later)
         shutil.rmtree(to / "models")
         return to
 

@@ -19,9 +19,9 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.run import ALL_STAGES, STAGES
 from multigate.jobs.lock import locked
 from multigate.jobs.night.candidate_stages import write_config
-from multigate.jobs.night.child import call
+from multigate.jobs.night.child import run_verb
 from multigate.jobs.night.folder import RunFolder
-from multigate.jobs.night.listing import listed
+from multigate.jobs.night.listing import list_runs
 from multigate.jobs.night.night import Night
 from multigate.jobs.night.nightly import run
 from multigate.jobs.publication.base_folder import Base
@@ -142,7 +142,7 @@ def test_a_refused_candidate_model_lets_the_ranker_go_alone(both, finished, nigh
     (reason,) = result["candidates"]["reasons"]
     assert "below that of the most popular items" in reason
     assert reason in json.loads(told.read_text())["message"]
-    (row,) = listed(runs)
+    (row,) = list_runs(runs)
     assert (row["version"], row["candidates"]["verdict"]) == (1, "refuse")
 
 
@@ -200,15 +200,15 @@ def test_a_night_without_the_section_tells_of_candidates_that_it_leaves_behind(
 
 def test_a_verb_in_a_process_of_its_own_tells_what_went_wrong(tmp_path):
     with pytest.raises(RunError, match=rf"^publish: {tmp_path}/none: no such folder; expected"):
-        call("publish", "--base", tmp_path / "none")
+        run_verb("publish", "--base", tmp_path / "none")
     with pytest.raises(RunError, match=r"^candidates guess: .*invalid choice: 'guess'"):
-        call("candidates", "guess")
+        run_verb("candidates", "guess")
 
 
 CALL = """
 import sys
-from multigate.jobs.night.child import call
-call("publish", "--base", sys.argv[1], "--rollback")
+from multigate.jobs.night.child import run_verb
+run_verb("publish", "--base", sys.argv[1], "--rollback")
 """
 
 

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from multigate.configs.sections.run import Guards
-from multigate.jobs.night.data_guards import judge, measure
+from multigate.jobs.night.data_guards import measure, violations
 
 
 def facts() -> dict:
@@ -45,8 +45,8 @@ def changed(path: str, value: object) -> dict:
 
 
 def test_a_night_like_the_last_passes():
-    assert judge(facts(), facts(), Guards()) == []
-    assert judge(facts(), None, Guards()) == []
+    assert violations(facts(), facts(), Guards()) == []
+    assert violations(facts(), None, Guards()) == []
 
 
 @pytest.mark.parametrize(
@@ -71,26 +71,28 @@ def test_a_night_like_the_last_passes():
     ],
 )
 def test_each_guard_fires_beyond_its_limit(path, fires, passes, words):
-    (line,) = judge(changed(path, fires), facts(), Guards())
+    (line,) = violations(changed(path, fires), facts(), Guards())
     assert words in line
-    assert judge(changed(path, passes), facts(), Guards()) == []
+    assert violations(changed(path, passes), facts(), Guards()) == []
 
 
 def test_limits_come_from_the_configuration():
     strict = Guards(max_row_drop=0.05, max_coverage_drop=0.05, min_coverage=0.95)
-    lines = judge(changed("all.coverage.country", 0.8), facts(), strict)
+    lines = violations(changed("all.coverage.country", 0.8), facts(), strict)
     assert [line.partition(":")[0] for line in lines] == ["min_coverage", "max_coverage_drop"]
-    assert judge(changed("all.coverage.country", 0.96), facts(), strict) == []
-    assert len(judge(changed("all.impressions", 9400), facts(), strict)) == 2  # coverage of 0.9 too
+    assert violations(changed("all.coverage.country", 0.96), facts(), strict) == []
+    assert (
+        len(violations(changed("all.impressions", 9400), facts(), strict)) == 2
+    )  # coverage of 0.9 too
 
 
 def test_chance_explains_the_rates_of_a_few_users():
     """500 rows of 50 users: se = 0.4 / sqrt(50) = 0.0566; 0.09 is 1.6 of them, 0.2 is 3.5."""
     few = facts()
     few["newest_day"]["labels"]["click"] = {"rows": 500, "users": 50, "mean": 0.29, "std": 0.4}
-    assert judge(few, facts(), Guards()) == []
+    assert violations(few, facts(), Guards()) == []
     few["newest_day"]["labels"]["click"] = {"rows": 500, "users": 50, "mean": 0.4, "std": 0.4}
-    assert len(judge(few, facts(), Guards())) == 1
+    assert len(violations(few, facts(), Guards())) == 1
 
 
 def test_chance_explains_a_few_rows_less():
@@ -98,9 +100,9 @@ def test_chance_explains_a_few_rows_less():
     last = facts()
     few = changed("newest_day.impressions", 9)
     last["newest_day"]["impressions"] = 20
-    assert judge(few, last, Guards()) == []
+    assert violations(few, last, Guards()) == []
     few["newest_day"]["impressions"], last["newest_day"]["impressions"] = 90, 200
-    assert len(judge(few, last, Guards())) == 1
+    assert len(violations(few, last, Guards())) == 1
 
 
 def test_chance_explains_the_coverage_of_a_few_users():
@@ -108,15 +110,15 @@ def test_chance_explains_the_coverage_of_a_few_users():
     few, last = facts(), facts()
     few["newest_day"] |= {"impressions": 34, "users": 20, "coverage": {"likes": 0.559}}
     last["newest_day"] |= {"impressions": 44, "users": 13, "coverage": {"likes": 0.932}}
-    assert judge(few, last, Guards()) == []
+    assert violations(few, last, Guards()) == []
     few["newest_day"]["users"] = last["newest_day"]["users"] = 100
-    assert len(judge(few, last, Guards())) == 1
+    assert len(violations(few, last, Guards())) == 1
 
 
 def test_a_label_that_is_gone_stops_the_run():
     gone = facts()
     gone["newest_day"]["labels"]["rating"] = {"rows": 0, "users": 0, "mean": None, "std": None}
-    (line,) = judge(gone, facts(), Guards())
+    (line,) = violations(gone, facts(), Guards())
     assert line == (
         "max_label_change: the newest day's examples: label 'rating' is masked in every row, at "
         "the last run 100 rows had it"
@@ -126,7 +128,7 @@ def test_a_label_that_is_gone_stops_the_run():
 def test_new_tasks_and_features_are_not_compared():
     last = facts()
     del last["all"]["labels"]["rating"], last["newest_day"]["coverage"]["country"]
-    assert judge(facts(), last, Guards()) == []
+    assert violations(facts(), last, Guards()) == []
 
 
 def test_what_is_measured(nights, tmp_path):

@@ -18,7 +18,7 @@ from multigate.jobs.night import listing
 from multigate.jobs.night.folder import LOCK, RunFolder
 from multigate.jobs.night.night import Night
 from multigate.jobs.night.nightly import run
-from multigate.jobs.night.stages import first_version, pipeline
+from multigate.jobs.night.stages import objections_to_first_version, pipeline
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.versions.folders import missing_files
 from multigate.serving.versions.saved_model import Servable
@@ -83,7 +83,7 @@ def test_the_command_says_by_its_status(finished, nights, tmp_path, capsys):
     assert "click: AUC" in out
     strict = nights.write_config(tmp_path / "strict.yaml", guards={"min_rows": 100_000})
     runs = finished.copy(tmp_path / "runs")
-    RunFolder(runs, DAY).forget("guards")
+    RunFolder(runs, DAY).invalidate("guards")
     before = base_of(runs).history()
     assert main(["run", "--config", str(strict), *options, "--out", str(runs)]) == 2
     assert "error: guard min_rows: expected at least 100000" in capsys.readouterr().err
@@ -96,13 +96,13 @@ def test_a_run_keeps_the_parent_that_it_began_with(finished, nights, tmp_path):
     base, config = base_of(runs), nights.config(full_retrain_days=7)
     days = [DAY + timedelta(days=n) for n in (1, 2)]
     first = Night(config, days[0], finished.logs, runs, base)
-    assert first.start() == (base.checkpoint(1), "from version 1")
+    assert first.starting_point() == (base.checkpoint(1), "from version 1")
     lineage = {"run": str(DAY), "candidate": "another", "full_since": str(DAY)}
     folder = RunFolder(runs, DAY)
     assert base.publish(folder.export, folder.checkpoint, lineage, 1) == 2
     again, other = (Night(config, day, finished.logs, runs, base) for day in days)
-    assert again.start() == (base.checkpoint(1), "from version 1")
-    assert other.start() == (base.checkpoint(2), "from version 2")
+    assert again.starting_point() == (base.checkpoint(1), "from version 1")
+    assert other.starting_point() == (base.checkpoint(2), "from version 2")
     assert json.loads((RunFolder(runs, days[0]).root / "run.json").read_text())["parent"] == 1
 
 
@@ -175,11 +175,11 @@ def test_what_a_first_version_has_to_beat():
     regression = {"type": "regression", "rows": 100, "mse": 4.1, "label_std": 2.0}
     masked = {"type": "binary", "rows": 0}
     tasks = {"click": binary, "rating": regression, "like": masked}
-    (reason,) = first_version(tasks)
+    (reason,) = objections_to_first_version(tasks)
     assert reason == "No task's loss on the test split is below that of a constant score."
-    assert first_version(tasks | {"click": binary | {"log_loss": 0.5622}}) == []
-    assert first_version(tasks | {"rating": regression | {"mse": 3.9}}) == []
-    assert first_version({"click": binary | {"log_loss": float("nan")}})
+    assert objections_to_first_version(tasks | {"click": binary | {"log_loss": 0.5622}}) == []
+    assert objections_to_first_version(tasks | {"rating": regression | {"mse": 3.9}}) == []
+    assert objections_to_first_version({"click": binary | {"log_loss": float("nan")}})
 
 
 def test_an_export_that_was_damaged_is_not_published(finished, nights, tmp_path):
@@ -214,7 +214,7 @@ def test_a_broken_day_stops_before_training(finished, nights, tmp_path, capsys):
     assert base_of(runs).production() == 1
     assert not RunFolder(runs, DAY).checkpoint.exists()
     assert json.loads(told.read_text())["stage"] == "guards"
-    last = listing.listed(runs)[-1]
+    last = listing.list_runs(runs)[-1]
     assert (last["date"], last["state"], last["stage"]) == ("2026-01-30", "failed", "guards")
     assert "max_row_drop" in last["message"]
 
@@ -324,7 +324,7 @@ def test_the_table_of_runs(finished, nights, tmp_path, capsys):
     assert first["tasks"] == finished.result["tasks"]
     assert np.isclose(first["groups"]["engagement"]["auc"], first["tasks"]["click"])
     with locked(runs / LOCK, "a run"):
-        assert listing.listed(runs)[1]["state"] == "running"
+        assert listing.list_runs(runs)[1]["state"] == "running"
     assert main(["runs", "--out", str(tmp_path / "none")]) == 2
 
 

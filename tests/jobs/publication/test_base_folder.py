@@ -23,14 +23,14 @@ def make(tmp_path):
     checkpoint.mkdir()
     (checkpoint / "weights.h5").write_bytes(b"weights")
 
-    def publish(run: str, over: int | None = None) -> int:
+    def publish(run: str, replaces: int | None = None) -> int:
         export = tmp_path / "export" / run
         for name in missing_files(export) if not export.exists() else ():
             (export / name).parent.mkdir(parents=True, exist_ok=True)
             (export / name).write_text("{}")
         lineage = {"run": run, "candidate": run, "start": "full", "full_since": run}
         return base.publish(
-            export, checkpoint, lineage, base.production() if over is None else over
+            export, checkpoint, lineage, base.production() if replaces is None else replaces
         )
 
     base.publish_next = publish
@@ -70,7 +70,7 @@ def test_a_decision_about_another_version_is_not_followed(make):
     make.publish_next("2026-01-01")
     make.publish_next("2026-01-02")
     with pytest.raises(RunError, match=r"version 2 is in production, .* about version 1"):
-        make.publish_next("2026-01-03", over=1)
+        make.publish_next("2026-01-03", replaces=1)
     assert numbers(make) == ([2, 1], [])
 
 
@@ -112,7 +112,7 @@ def test_tidy_keeps_the_newest(make):
     for n in range(1, 8):
         make.publish_next(f"2026-01-0{n}")
     make.choose(5)
-    assert make.tidy(2) == [3, 2, 1]
+    assert make.remove_old(2) == [3, 2, 1]
     assert numbers(make) == ([5, 4], [7, 6])
     assert (make.production(), make.rollback_target()) == (5, 4)
     assert sorted(path.name for path in (make.root / ".checkpoints").iterdir()) == list("4567")
@@ -256,7 +256,7 @@ def test_killed_between_the_renames_it_ends_with_the_same_numbers(pair):
     pair.next("2026-01-01")
     folder = pair.ranker.root.parents[1] / "found"
     lineage = {"run": "2026-01-02", "candidate": "towers 2026-01-02"}
-    pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", lineage, 1, least=2)
+    pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", lineage, 1, lowest=2)
     assert in_production(pair) == (1, 2)
     assert pair.next("2026-01-02") == (2, 2)
     assert in_production(pair) == (2, 2)
@@ -268,7 +268,7 @@ def test_tidy_keeps_the_candidates_of_the_rankers_that_stay(pair):
     for n in range(3, 7):
         pair.next(f"2026-01-0{n}", alone=True)
     pair.next("2026-01-07")
-    assert pair.tidy(2) == ([5, 4, 3, 2, 1], [1])
+    assert pair.remove_old(2) == ([5, 4, 3, 2, 1], [1])
     assert numbers(pair.candidates) == ([7, 2], [])
     assert (pair.rollback(), in_production(pair)) == (6, (6, 2))
 
@@ -346,9 +346,9 @@ def test_tidy_keeps_the_candidates_of_withdrawn_rankers_and_of_those_above_a_lef
     folder = pair.ranker.root.parents[1] / "found"
     for n in (4, 5):  # nights that were killed between the renames and never went on
         left = {"run": f"2026-01-0{n}", "candidate": f"left {n}", "ranker": n}
-        pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", left, n - 1, least=n)
+        pair.candidates.publish(folder / "2026-01-01", folder / "checkpoint", left, n - 1, lowest=n)
     assert pair.next("2026-01-06") == (6, 6)
-    assert pair.tidy(2) == ([1], [4])
+    assert pair.remove_old(2) == ([1], [4])
     assert (pair.rollback(), in_production(pair)) == (3, (3, 3))
     assert (pair.choose(2), in_production(pair)) == (2, (2, 1))
 
