@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from multigate.candidates.evaluation import KINDS, Questions, ask, evaluate, recall
+from multigate.candidates.evaluation import KINDS, Questions, evaluate, make_questions, recall
 from multigate.candidates.pairs import catalogue_of_splits, positive_task, read_pairs
 from multigate.candidates.training import load, train
 from multigate.configs import load as load_config
@@ -127,7 +127,7 @@ def measure(name: str, config: Config, examples: Path, work: Path) -> dict[str, 
     pairs = read_pairs(examples, SPLITS[2], model.encoder, task)
     result = {}
     for kind in KINDS:
-        questions = ask(earlier, pairs, items, kind, QUESTIONS)
+        questions = make_questions(earlier, pairs, items, kind, QUESTIONS)
         measured = found["questions"][kind]
         rows = {method: values[100] for method, values in measured["recall"].items()}
         best = als(questions, (100,))

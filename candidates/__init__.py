@@ -1,6 +1,6 @@
-"""Candidate generation with tensorflow-recommenders: two towers that retrieve what is then ranked.
+"""Candidate generation with tensorflow-recommenders: two towers retrieve items for the ranker.
 
-The package runs on Keras 2 (`tf-keras`), which tensorflow-recommenders is made for.  Keras 2 stays
-here and behind the exported file: the ranker and the server never import it, and of `model` this
-package imports only what knows no Keras: the encoding of raw values, which both models share.
+The package runs on Keras 2 (`tf-keras`), which tensorflow-recommenders needs. The ranker and the
+server never import Keras 2; they see the exported file only. From `model` this package imports only
+modules without Keras: the encoding of raw values, which both models share.
 """

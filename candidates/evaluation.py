@@ -1,20 +1,22 @@
-"""Recall of the first stage on a later split, beside what simple methods reach.
+"""Recall of the first stage on a later split, compared with simple methods.
 
 A question is asked at the time of a positive: which item is it, of all items that the earlier
-splits name, without those that the user had touched by then? All methods know the same: what every
-user had touched in the earlier splits, and what this user had touched up to the question. An answer
-that is not among the items is a miss for every method.
+splits name, without those that the user touched before? All methods know the same: what every user
+touched in the earlier splits, and what this user touched up to the question. An answer that is not
+among the items is a miss for every method.
 
-Two sets of questions: `next_item`, a sample of the split's positives, each with its one answer; and
-`from_the_start`, one question per user, at the user's first positive of the split, whose answers
-are all of the user's positives in it. The first is what a service is asked day by day, the second
-what a list made in advance is worth.
+There are two sets of questions:
+
+- `next_item`: a sample of the split's positives; each is the one answer of its question. This is
+  what a service is asked every day.
+- `from_the_start`: one question per user, at the user's first positive of the split; the answers
+  are all of the user's positives in the split. This measures a list that is made in advance.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import polars as pl
@@ -37,8 +39,8 @@ from multigate.model.data.encoding import Encoder
 
 KINDS = ("next_item", "from_the_start")
 QUESTIONS = 10_000
-"""At most so many are asked."""
-_AT_ONCE = 512  # questions whose scores of all items are in memory
+"""Largest number of questions in a set."""
+_BATCH = 512  # questions whose scores of all items are in memory together
 
 Scorer = Callable[[slice], np.ndarray]
 """Scores (U', I) of all items for some of the questions."""
@@ -50,15 +52,16 @@ class Questions:
 
     Attributes:
         rows: the row of the split's pairs at which each question is asked, (Q,).
-        seen: (Q, I) items that the user had touched before, 1 each.
-        right: (Q, I) the right answers, 1 each.
-        missed: (Q,) right answers that are not in the catalogue.
-        earlier: (V, I) items that each user of the earlier splits had touched, asked or not.
+        seen: (Q, I) 1 for each item that the user touched before.
+        answers: (Q, I) 1 for each right answer.
+        missed: (Q,) number of right answers that are not in the catalogue.
+        earlier: (V, I) 1 for each item that a user of the earlier splits touched, with a question
+            or without.
     """
 
     rows: np.ndarray
     seen: sp.csr_matrix
-    right: sp.csr_matrix
+    answers: sp.csr_matrix
     missed: np.ndarray
     earlier: sp.csr_matrix
 
@@ -66,7 +69,31 @@ class Questions:
         return len(self.rows)
 
 
-def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[str, Any]:
+class SetResult(TypedDict):
+    """Recall on one set of questions."""
+
+    questions: int
+    cold: int
+    """Questions of users who had touched nothing."""
+    answers: int
+    unknown_answers: float
+    """Share of the answers that no method can find: they are not in the catalogue."""
+    recall: dict[str, dict[int, float]]
+    """Method -> k -> mean over questions of the share of answers among the best k."""
+
+
+class RecallReport(TypedDict):
+    """What `evaluate` returns and a version's `metrics.json` holds."""
+
+    split: str
+    positives: str
+    """The task whose positives are the answers."""
+    items: int
+    questions: dict[str, SetResult]
+    """By the set's name, of `KINDS`."""
+
+
+def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> RecallReport:
     """Evaluate a two-tower checkpoint on a split of the examples.
 
     Args:
@@ -74,15 +101,8 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
         examples: the folder of examples that it was trained on.
         split: "validation" or "test".
 
-    Returns:
-        `split`, `positives` (the task whose positives are the answers), `items`, and `questions`:
-        by kind, how many `questions`, how many of them are
-        `cold` (the user had touched nothing), `answers`, `unknown_answers` (share that no method
-        can find) and `recall`: method -> k -> mean over questions of the share of right answers
-        among the best k.
-
     Raises:
-        ModelError: not a checkpoint, or of other examples.
+        ModelError: not a checkpoint, or it was trained on other examples.
         DataError: the split cannot be read.
     """
     if split == SPLITS[0] or split not in SPLITS:
@@ -97,7 +117,9 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
     k = config.candidates.recall_at
     ks = tuple(sorted({10, 50, k, 2 * k}))
     found = {
-        kind: _measure(model, pairs, items, ask(earlier, pairs, items, kind, QUESTIONS), ks)
+        kind: _measure(
+            model, pairs, items, make_questions(earlier, pairs, items, kind, QUESTIONS), ks
+        )
         for kind in KINDS
     }
     return {"split": split, "positives": task, "items": len(items), "questions": found}
@@ -105,14 +127,14 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> dict[s
 
 def _measure(
     model: Retrieval, pairs: Pairs, items: Catalogue, questions: Questions, ks: tuple[int, ...]
-) -> dict[str, Any]:
+) -> SetResult:
     """Recall of each method on one set of questions."""
     scorers = {
         "two_towers": two_towers(model, pairs, items, questions),
         "popularity": popularity(questions),
         "item_cosine": item_cosine(questions),
     }
-    answers = questions.right.nnz + int(questions.missed.sum())
+    answers = questions.answers.nnz + int(questions.missed.sum())
     return {
         "questions": len(questions),
         "cold": int((np.diff(questions.seen.indptr) == 0).sum()),
@@ -122,15 +144,17 @@ def _measure(
     }
 
 
-def ask(earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: int) -> Questions:
-    """The questions of a split.
+def make_questions(
+    earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: int
+) -> Questions:
+    """Make the questions of a split.
 
     Args:
         earlier: pairs of the splits before.
-        pairs: of the split.
-        items: that can be found.
+        pairs: pairs of the split.
+        items: the items that can be found.
         kind: `next_item` or `from_the_start`.
-        limit: ask at most so many, drawn with a fixed seed.
+        limit: largest number of questions; a sample with a fixed seed where there are more.
     """
     before = pl.concat(
         pl.DataFrame({"user": part.users, "item": part.items}) for part in earlier
@@ -139,7 +163,7 @@ def ask(earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: 
         pl.DataFrame({"user": pairs.users, "item": pairs.items, "time": pairs.table[TIME]})
         .with_row_index("row")
         .sort("time", "row", nulls_last=False)
-        # What the user had touched before is no answer: every method leaves it out.
+        # An item that the user touched before is no answer: every method leaves it out.
         .join(before, on=["user", "item"], how="anti", maintain_order="left")
         .unique(["user", "item"], keep="first", maintain_order=True)
     )
@@ -153,31 +177,31 @@ def ask(earlier: list[Pairs], pairs: Pairs, items: Catalogue, kind: str, limit: 
             now, on="user"
         )
         meanwhile = meanwhile.filter(pl.col("time") < pl.col("at")).select("question", "item")
-        right = asked.select("question", "item")
+        answers = asked.select("question", "item")
     else:
-        right = now.join(asked.select("question", "user"), on="user").select("question", "item")
-        meanwhile = right.clear()
+        answers = now.join(asked.select("question", "user"), on="user").select("question", "item")
+        meanwhile = answers.clear()
     seen = before.join(asked.select("question", "user"), on="user").select("question", "item")
-    ids = pl.DataFrame({"item": items.ids}).with_row_index("number")
+    ids = pl.DataFrame({"item": items.ids}).with_row_index("column")
 
     def matrix(table: pl.DataFrame, rows: int) -> sp.csr_matrix:
         found = table.join(ids, on="item")
         ones = np.ones(len(found), np.float32)
-        places = (found["question"].to_numpy(), found["number"].to_numpy())
+        places = (found["question"].to_numpy(), found["column"].to_numpy())
         return sp.csr_matrix((ones, places), shape=(rows, len(items)))
 
-    unknown = right.join(ids, on="item", how="anti")["question"].to_numpy()
+    unknown = answers.join(ids, on="item", how="anti")["question"].to_numpy()
     people = before.select("user").unique(maintain_order=True).with_row_index("question")
     return Questions(
         asked["row"].to_numpy(),
         matrix(pl.concat([seen, meanwhile]).unique(), len(asked)),
-        matrix(right, len(asked)),
+        matrix(answers, len(asked)),
         np.bincount(unknown, minlength=len(asked)),
         matrix(before.join(people, on="user"), len(people)),
     )
 
 
-def next_items(
+def next_item_questions(
     examples: Path, encoder: Encoder, task: str, limit: int = QUESTIONS
 ) -> tuple[Pairs, Catalogue, Questions]:
     """The test split's pairs, the items of the earlier splits, and `next_item` questions.
@@ -189,7 +213,7 @@ def next_items(
     items = catalogue_of_splits(examples, encoder, before)
     earlier = [read_pairs(examples, name, encoder, task) for name in before]
     pairs = read_pairs(examples, SPLITS[-1], encoder, task)
-    return pairs, items, ask(earlier, pairs, items, KINDS[0], limit)
+    return pairs, items, make_questions(earlier, pairs, items, KINDS[0], limit)
 
 
 def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[int, float]:
@@ -198,26 +222,27 @@ def recall(scorer: Scorer, questions: Questions, ks: tuple[int, ...]) -> dict[in
     The share is of min(k, number of right answers), so that 1 can be reached.
     """
     total = dict.fromkeys(ks, 0.0)
-    for part, best in best_items(scorer, questions, max(ks)):
-        right = questions.right[part].toarray() > 0
+    for batch, best in best_items(scorer, questions, max(ks)):
+        right = questions.answers[batch].toarray() > 0
         hits = np.take_along_axis(right, best, axis=1)
-        answers = right.sum(axis=1) + questions.missed[part]
+        count = right.sum(axis=1) + questions.missed[batch]
         for k in ks:
-            total[k] += float((hits[:, :k].sum(axis=1) / np.minimum(answers, k)).sum())
+            total[k] += float((hits[:, :k].sum(axis=1) / np.minimum(count, k)).sum())
     return {k: value / len(questions) for k, value in total.items()}
 
 
 def best_items(scorer: Scorer, questions: Questions, k: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """The best k unseen items of some questions at a time, (U', k) numbers, best first.
+    """The best k unseen items of each question, in batches of questions.
 
-    Ties go to the lower number, whichever method made them.
+    Yields:
+        The batch, and (U', k) rows of the catalogue, best first. Ties go to the lower row.
     """
     items = questions.seen.shape[1]
-    for start in range(0, len(questions), _AT_ONCE):
-        part = slice(start, min(start + _AT_ONCE, len(questions)))
-        scores = np.array(scorer(part), np.float64)
-        scores[questions.seen[part].toarray() > 0] = -np.inf
-        yield part, np.argsort(-scores, axis=1, kind="stable")[:, : min(k, items)]
+    for start in range(0, len(questions), _BATCH):
+        batch = slice(start, min(start + _BATCH, len(questions)))
+        scores = np.array(scorer(batch), np.float64)
+        scores[questions.seen[batch].toarray() > 0] = -np.inf
+        yield batch, np.argsort(-scores, axis=1, kind="stable")[:, : min(k, items)]
 
 
 def two_towers(model: Retrieval, pairs: Pairs, items: Catalogue, questions: Questions) -> Scorer:
@@ -230,15 +255,15 @@ def two_towers(model: Retrieval, pairs: Pairs, items: Catalogue, questions: Ques
     }
     vectors = model.item_vectors(items)
 
-    def score(part: slice) -> np.ndarray:
-        users = model.user_tower({name: values[part] for name, values in features.items()})
+    def score(batch: slice) -> np.ndarray:
+        users = model.user_tower({name: values[batch] for name, values in features.items()})
         return np.asarray(users) @ vectors.T
 
     return score
 
 
 def popularity_of(earlier: list[Pairs], items: Catalogue) -> np.ndarray:
-    """How many users had touched each item in the earlier splits, (I,)."""
+    """How many users touched each item in the earlier splits, (I,)."""
     before = pl.concat(
         pl.DataFrame({"user": part.users, "item": part.items}) for part in earlier
     ).unique()
@@ -247,26 +272,27 @@ def popularity_of(earlier: list[Pairs], items: Catalogue) -> np.ndarray:
 
 
 def popularity(questions: Questions) -> Scorer:
-    """How many users had touched an item in the earlier splits."""
+    """How many users touched an item in the earlier splits."""
     counts = np.asarray(questions.earlier.sum(axis=0)).ravel()
-    return lambda part: np.broadcast_to(counts, (part.stop - part.start, len(counts)))
+    return lambda batch: np.broadcast_to(counts, (batch.stop - batch.start, len(counts)))
 
 
 def item_cosine(questions: Questions) -> Scorer:
-    """Sum of the cosines between an item's users and those of each item that the user touched.
+    """Item-to-item cosine: an item's score is its summed similarity to the user's items.
 
+    Two items are similar if the same users touched them: the cosine of their columns of `earlier`.
     Popular items come first for users who have touched nothing.
     """
     earlier = questions.earlier
     norms = np.sqrt(np.asarray(earlier.multiply(earlier).sum(axis=0)).ravel())
     scaled = earlier @ sp.diags(1 / np.maximum(norms, 1e-12))
-    likeness = (scaled.T @ scaled).tocsr()
-    likeness.setdiag(0)
+    similarity = (scaled.T @ scaled).tocsr()
+    similarity.setdiag(0)
     counts = np.asarray(earlier.sum(axis=0)).ravel()
 
-    def score(part: slice) -> np.ndarray:
-        found: np.ndarray = (questions.seen[part] @ likeness).toarray()
-        # Far below any cosine: decides between items that no touched item is like.
+    def score(batch: slice) -> np.ndarray:
+        found: np.ndarray = (questions.seen[batch] @ similarity).toarray()
+        # Far below any cosine: orders the items that are similar to none of the user's.
         return found + 1e-9 * counts
 
     return score

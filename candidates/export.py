@@ -1,17 +1,17 @@
-"""Export: a two-tower checkpoint becomes a numbered SavedModel that finds items for a user.
+"""Export: a two-tower checkpoint becomes a numbered SavedModel that retrieves items for a user.
 
 Layout of a version, besides TensorFlow's own files:
 
     assets.extra/contract.json     the contract with both fingerprints; a ranker that is served
-                                   with it must have the same
-    assets.extra/popular.json      items by popularity, which stand in where retrieval fails
+                                   with it must have the same schema
+    assets.extra/popular.json      items by popularity, the fallback where retrieval fails
     assets.extra/metrics.json      recall on the test split
     assets.extra/golden.json       one request and its answer
 
 Signature `retrieve` (also `serving_default`): raw user and context features of M users, named as in
 the ranker's `rank` signature, and `k`, a scalar int32; outputs `items` (M, K) raw ids and `scores`
-(M, K) float32, best first, K = min(k, number of items); `known` (M,) bool: whether the user's id
-or an item of a history is in the vocabulary, so that the answer is more than a guess. It loads with
+(M, K) float32, best first, K = min(k, number of items); `known` (M,) bool: whether the vocabulary
+has the user's id or an item of the history; if not, the answer is a guess. The file loads with
 `tf.saved_model.load` and needs no Keras.
 """
 
@@ -44,7 +44,7 @@ from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
 log = logging.getLogger(__name__)
 
 EXTRA, SIGNATURE = "assets.extra", "retrieve"
-_POPULAR = 1000  # items that stand in
+_POPULAR = 1000  # items in popular.json
 _TOLERANCE = 1e-5
 
 
@@ -52,8 +52,8 @@ class Retriever(tf.Module):
     """The graph: raw user features to the best items.
 
     Args:
-        model: trained.
-        items: that can be found.
+        model: a trained model.
+        items: the items that can be retrieved.
     """
 
     def __init__(self, model: Retrieval, items: Catalogue) -> None:
@@ -73,13 +73,13 @@ class Retriever(tf.Module):
 
     def _retrieve(self, raw: dict[str, Any], k: Any) -> dict[str, Any]:
         encoded = self._encode(raw, self._names)
-        wanted = tf.clip_by_value(k, 0, self._items)
-        scores, numbers = self._index(self._tower(encoded), k=wanted)
-        items = tf.gather(self._ids, numbers)
+        count = tf.clip_by_value(k, 0, self._items)
+        scores, places = self._index(self._tower(encoded), k=count)
+        items = tf.gather(self._ids, places)
         return {"items": items, "scores": scores, "known": self._known(encoded)}
 
     def _known(self, encoded: dict[str, Any]) -> Any:
-        """Whether anything is known of each user, (M,)."""
+        """Whether the vocabulary has each user's id or an item of the history, (M,)."""
         known = encoded[self._contract.user] > self._unseen(self._contract.user)
         for name, feature in self._contract.of_side("user"):
             if isinstance(feature, IdListFeature) and feature.share == self._contract.item:
@@ -87,7 +87,7 @@ class Retriever(tf.Module):
         return known
 
     def _unseen(self, name: str) -> int:
-        """The last code of ids that are not in the vocabulary; hashed ids are never unseen."""
+        """The highest code of ids outside the vocabulary; 0 for hashed ids, which are all known."""
         feature = self._contract.features[self._contract.vocabulary_of(name)]
         assert isinstance(feature, IdFeature)
         return 0 if feature.hash_buckets is not None else feature.oov_buckets
@@ -96,8 +96,8 @@ class Retriever(tf.Module):
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
     """Export a two-tower checkpoint.
 
-    The items that can be found are those of the examples' snapshot, with their features at its
-    cut-off; without a snapshot those of the examples, with their latest features.
+    The index holds the items of the examples' snapshot, with their features at its cut-off; without
+    a snapshot, the items of the examples, with their latest features.
 
     Args:
         checkpoint: folder that `training.train` wrote.
@@ -109,9 +109,9 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         `out/<version>`, complete.
 
     Raises:
-        ExportError: the version exists, the file does not find what the model finds, or the folder
-            could not be written. Nothing is published.
-        ModelError: not a checkpoint, or the examples are others than it was trained on.
+        ExportError: the version exists, the file does not retrieve what the model retrieves, or the
+            folder could not be written. Nothing is published.
+        ModelError: not a checkpoint, or it was trained on other examples.
         DataError: the examples cannot be read.
     """
     model, config, frozen = load(checkpoint)
@@ -151,7 +151,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
 
 
 def read_items(examples: Path, encoder: Encoder) -> Catalogue:
-    """The items of the examples' snapshot, or of the examples where they have none.
+    """The items of the examples' snapshot, or of the examples where there is no snapshot.
 
     Raises:
         DataError: there is no item.
@@ -184,7 +184,7 @@ def _check(
         The first row's request and answer.
 
     Raises:
-        ExportError: a score differs, or an item whose score is clear of its neighbours'.
+        ExportError: a score differs by more than the tolerance.
     """
     contract = model.encoder.contract
     table = rows.to_arrow()

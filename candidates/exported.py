@@ -45,48 +45,49 @@ class Exported:
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"{path}: {error!r}; export the candidate model anew") from None
 
-    def found(self, users: Raw, k: int) -> np.ndarray:
-        """Raw ids (U, K) of the best k items of some users, best first."""
+    def retrieve(self, users: Raw, k: int) -> np.ndarray:
+        """Raw ids (U, K) of the best k items of U users, best first."""
         names = self._signature.structured_input_signature[1]
         given = {name: tf.constant(users[name]) for name in names if name != "k"}
         items: np.ndarray = self._signature(**given, k=tf.constant(k, tf.int32))["items"].numpy()
         return items
 
-    def answers(
-        self, contract: Contract, pairs: Pairs, asked: Questions, items: Catalogue, k: int
+    def retrieved(
+        self, contract: Contract, pairs: Pairs, questions: Questions, items: Catalogue, k: int
     ) -> Iterator[tuple[int, Raw, np.ndarray]]:
-        """Each question's number, raw user of one row, and items as numbers, best first.
+        """The best items of each question.
 
-        Of the catalogue's items, k and as many more as the user may have seen; what the user has
-        seen is among them.
+        Yields:
+            The question's row, the raw user (one row), and rows of the catalogue, best first: k and
+            as many more as a user may have seen. Items that the user has seen are among them.
         """
         names = [name for name, _ in contract.of_side("user", "context")]
-        users = raw_values(contract, pairs.table[asked.rows].to_arrow(), names)
-        numbers = {
-            (item.encode() if isinstance(item, str) else item): number
-            for number, item in enumerate(items.ids.tolist())
+        users = raw_values(contract, pairs.table[questions.rows].to_arrow(), names)
+        places = {
+            (item.encode() if isinstance(item, str) else item): place
+            for place, item in enumerate(items.ids.tolist())
         }
-        # Left out afterwards: what was seen, and what only the test split names.
-        spare = int(np.diff(asked.seen.indptr).max(initial=0))
+        # Seen items are left out later, and here those that only the test split names.
+        spare = int(np.diff(questions.seen.indptr).max(initial=0))
         everything = 2**31 - 1
-        for start in range(0, len(asked), _USERS_AT_ONCE):
-            part = slice(start, min(start + _USERS_AT_ONCE, len(asked)))
+        for start in range(0, len(questions), _USERS_AT_ONCE):
+            batch = slice(start, min(start + _USERS_AT_ONCE, len(questions)))
             count = k + spare
             while True:
-                found = self.found(take(users, part), min(count, everything))
-                known = [[numbers[one] for one in row if one in numbers] for row in found.tolist()]
+                found = self.retrieve(take(users, batch), min(count, everything))
+                known = [[places[one] for one in row if one in places] for row in found.tolist()]
                 if found.shape[1] < count or min(map(len, known)) >= k + spare:
                     break
                 count *= 2
-            for row, row_found in zip(range(part.start, part.stop), known, strict=True):
-                yield row, take(users, slice(row, row + 1)), np.array(row_found, np.int64)
+            for row, row_places in zip(range(batch.start, batch.stop), known, strict=True):
+                yield row, take(users, slice(row, row + 1)), np.array(row_places, np.int64)
 
 
 def load_version(folder: Path, signature: str) -> tf.Module:
     """Load a version that has a signature.
 
     Raises:
-        ModelError: it is none, or has not.
+        ModelError: the folder is no version, or the version has no such signature.
     """
     try:
         model = tf.saved_model.load(str(folder))

@@ -1,8 +1,8 @@
 """TensorFlow with Keras 2, for tensorflow-recommenders; import `tf` and `tfrs` from here.
 
-TensorFlow decides which Keras `tf.keras` is when a process first asks for it, by an environment
-variable, which is set for that moment only: processes that this one starts are to decide for
-themselves. A process that has Keras 3 there already is refused.
+An environment variable decides whether `tf.keras` is Keras 2 or 3, when a process first uses it.
+It is set here for that moment only, so that processes that this one starts do not inherit it. A
+process in which `tf.keras` is Keras 3 already gets an error.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Pairs of a user and an item that belong together, and the table of all items."""
+"""Positive pairs of a user and an item, and the catalogue of all items."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,21 +55,21 @@ class Catalogue:
 
 
 def positive_task(config: Config) -> str:
-    """The task that says which rows are pairs, see `CandidatesConfig.positives`.
+    """The task whose positives are the pairs, see `CandidatesConfig.positives`.
 
     Raises:
         ConfigError: no such task, or it is not a binary one.
     """
     tasks = config.contract.tasks
     binary = [name for name, task in tasks.items() if task.type == "binary"]
-    wanted = config.candidates.positives
-    if wanted is not None:
-        if wanted not in binary:
+    named = config.candidates.positives
+    if named is not None:
+        if named not in binary:
             raise ConfigError(
                 f"candidates.positives: expected one of {', '.join(binary) or 'no task'} (binary), "
-                f"received {wanted!r}"
+                f"received {named!r}"
             )
-        return wanted
+        return named
     engagement = [name for name in binary if tasks[name].group == "engagement"]
     if not binary:
         raise ConfigError(
@@ -111,7 +111,7 @@ def read_pairs(examples: Path, split: str, encoder: Encoder, task: str) -> Pairs
 
 
 def catalogue_of_splits(examples: Path, encoder: Encoder, splits: tuple[str, ...]) -> Catalogue:
-    """Every item that some splits name, negatives included, with its features in its latest row.
+    """All items of some splits, negatives included, with the features of their latest rows.
 
     Raises:
         DataError: a split cannot be read.

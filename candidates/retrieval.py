@@ -13,19 +13,19 @@ from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
 
 Tensor = Any
-_ROWS = 4096  # of users or items that pass a tower at once
+_ROWS = 4096  # users or items that a tower computes together
 
 
 class Retrieval(tfrs.Model):
     """Scores of all items for a user, as products of the towers' vectors.
 
     The loss is the softmax cross-entropy of a pair's own item among the items of its batch.
-    Frequent items are in more batches; the log of their share is taken off their scores (the
-    sampling-bias correction), so that the scores estimate what the user wants and not what is rare
-    among negatives. Items of the batch that equal the pair's own are no negatives.
+    Frequent items are negatives more often; the log of their share is subtracted from their scores
+    (the sampling-bias correction), so that the scores estimate what the user wants. Items of the
+    batch that equal the pair's own are no negatives.
 
     Args:
-        encoder: of the examples.
+        encoder: encoder of the examples.
         config: widths and training.
     """
 
@@ -56,13 +56,13 @@ class Retrieval(tfrs.Model):
             inputs: encoded user and item features; `item` (B,), the item's number in the catalogue;
                 `share` (B,), its share of the training pairs; `hidden` (B,), whether the user's id
                 is hidden.
-            training: as Keras has it.
+            training: part of Keras's signature; not used.
         """
         contract = self.encoder.contract
         users = {name: inputs[name] for name in inputs}
         user = contract.features[contract.user]
         assert isinstance(user, IdFeature)
-        # A user whom the vocabulary does not have comes in under the first code of unseen ones.
+        # A hidden user gets the first code of ids that are not in the vocabulary.
         users[contract.user] = tf.where(inputs["hidden"], 1, inputs[contract.user])
         return self.retrieval(
             self.user_tower(users),
@@ -74,22 +74,22 @@ class Retrieval(tfrs.Model):
 
     def item_vectors(self, catalogue: Catalogue) -> np.ndarray:
         """Vectors (I, D) float32 of all items."""
-        return _in_pieces(self.item_tower, catalogue.features, len(catalogue))
+        return _in_batches(self.item_tower, catalogue.features, len(catalogue))
 
     def user_vectors(self, pairs: Pairs) -> np.ndarray:
         """Vectors (N, D) float32 of the users of pairs."""
-        wanted = {
+        features = {
             name: values
             for name, values in pairs.features.items()
             if name.partition("__")[0] in self.user_features
         }
-        return _in_pieces(self.user_tower, wanted, len(pairs))
+        return _in_batches(self.user_tower, features, len(pairs))
 
     def index(self, catalogue: Catalogue) -> Any:
-        """An index that finds the best items of a user's vector, by comparing with all of them."""
+        """An index that finds the best items for a user's vector by comparing it with all items."""
         index = tfrs.layers.factorized_top_k.BruteForce(name="index")
-        numbers = tf.range(len(catalogue), dtype=tf.int32)
-        index.index(tf.constant(self.item_vectors(catalogue)), numbers)
+        places = tf.range(len(catalogue), dtype=tf.int32)
+        index.index(tf.constant(self.item_vectors(catalogue)), places)
         return index
 
 
@@ -110,19 +110,19 @@ def recall_of_pairs(
     items = np.searchsorted(catalogue.ids, pairs.items[known]).astype(np.int32)
     vectors = model.item_vectors(catalogue)[items]
     for start in range(0, len(items), _ROWS):
-        part = slice(start, start + _ROWS)
+        batch = slice(start, start + _ROWS)
         metric.update_state(
-            tf.constant(users[part]),
-            tf.constant(vectors[part]),
-            true_candidate_ids=tf.constant(items[part][:, None]),
+            tf.constant(users[batch]),
+            tf.constant(vectors[batch]),
+            true_candidate_ids=tf.constant(items[batch][:, None]),
         )
     share = float(known.mean())
     return {k: share * float(value) for k, value in zip(ks, metric.result(), strict=True)}
 
 
-def _in_pieces(tower: Tower, encoded: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-    parts = [
+def _in_batches(tower: Tower, encoded: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+    batches = [
         tower({name: values[start : start + _ROWS] for name, values in encoded.items()}).numpy()
         for start in range(0, rows, _ROWS)
     ]
-    return np.concatenate(parts)
+    return np.concatenate(batches)

@@ -1,4 +1,4 @@
-"""Two towers: what a user is like and what an item is like, as vectors whose product is a score."""
+"""Two towers: a user's and an item's features become vectors; their dot product is the score."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ Tensor = Any
 
 
 class Tables(tf.Module):
-    """The embedding tables, shared between the towers where features share a vocabulary.
+    """The embedding tables; features that share a vocabulary share a table across the towers.
 
-    So a user's history is the mean of the very vectors that the item tower starts from.
+    A user's history is therefore the mean of the same vectors that the item tower reads.
 
     Args:
         encoder: says how many rows each table has.
         names: features that are embedded.
-        width: of every table.
-        seed: of the initial values; each table derives its own from it.
+        width: width of every table.
+        seed: seed of the initial values; each table derives its own from it.
     """
 
     def __init__(self, encoder: Encoder, names: Iterable[str], width: int, seed: int) -> None:
@@ -46,18 +46,18 @@ class Tables(tf.Module):
 class Tower(tf.Module):
     """Encoded features of one side to vectors (B, D).
 
-    Ids are embedded, lists embedded and averaged, numbers taken as they are encoded; a linear map
-    of all of them, after the hidden layers, makes the vector. The id of the side itself and the
-    lists that share its vocabulary are also added to the output as they are, so that without
-    hidden layers the model contains plain matrix factorisation.
+    Ids are embedded, lists are embedded and averaged, numbers enter as they are encoded. Hidden
+    layers and a linear map of all of them make the vector. The embeddings of the side's own id and
+    of the lists are also added to the output, so that without hidden layers the model contains
+    plain matrix factorisation.
 
     Args:
-        contract: of the features.
+        contract: says what kind each feature is.
         names: features of this side.
         tables: the embedding tables.
-        config: widths.
-        seed: of the initial weights.
-        name: of the tower.
+        config: widths of the layers.
+        seed: seed of the initial weights.
+        name: name of the tower.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Tower(tf.Module):
         ]
 
     def __call__(self, encoded: Mapping[str, Tensor]) -> Tensor:
-        """Vectors (B, D), of length 1 under `normalise`.
+        """Vectors (B, D), of length 1 where `normalise` is set.
 
         Args:
             encoded: the side's features, see `model.data.encoding.Encoder`.

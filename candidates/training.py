@@ -1,7 +1,7 @@
-"""Training the two-tower model: pairs to a checkpoint, stopped by recall on the validation split.
+"""Trains the two-tower model on pairs; stops early by recall on the validation split.
 
-The same seed gives the same weights, bit for bit on a CPU where TensorFlow is told to be
-deterministic, as `multigate candidates train` does.
+The same seed gives the same weights: bit for bit on a CPU, if TensorFlow's op determinism is on, as
+in `multigate candidates train`.
 """
 
 import json
@@ -9,7 +9,7 @@ import shutil
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -32,17 +32,37 @@ from multigate.model.data.encoding import Encoder
 CONFIG, WEIGHTS, HISTORY = "config.json", "weights.npz", "history.json"
 
 
-def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> dict[str, Any]:
+class TrainingResult(TypedDict):
+    """What `train` returns."""
+
+    checkpoint: str
+    pairs: int
+    items: int
+    epochs: int
+    best_epoch: int
+    recall: float
+    """On the validation split."""
+    seconds: float
+
+
+class Epoch(TypedDict):
+    """One epoch in `history.json`."""
+
+    epoch: int
+    loss: float
+    recall: float
+    """On the validation split."""
+    seconds: float
+
+
+def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> TrainingResult:
     """Train a two-tower model and write its checkpoint, whole or not at all.
 
     Args:
-        config: contract and `candidates`.
+        config: contract and section `candidates`.
         examples: folder of examples.
         out: the checkpoint's folder; must not exist.
         show: called with a line per epoch.
-
-    Returns:
-        checkpoint, pairs, items, epochs, best_epoch, recall (on the validation split), seconds.
 
     Raises:
         DataError: the examples cannot be read or have no positives, or `out` exists.
@@ -51,7 +71,7 @@ def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> di
     started = time.perf_counter()
     task = positive_task(config)
     with new_folder(out) as folder:
-        _start(folder, config, examples)
+        _write_inputs(folder, config, examples)
         encoder = Encoder.read(folder)
         pairs = read_pairs(examples, "train", encoder, task)
         held_out = read_pairs(examples, "validation", encoder, task)
@@ -72,10 +92,10 @@ def train(config: Config, examples: Path, out: Path, *, show: Any = print) -> di
 
 
 def make(encoder: Encoder, config: Config) -> Retrieval:
-    """A fresh model whose variables exist."""
+    """A new model with initial weights."""
     tf.keras.utils.set_random_seed(config.candidates.seed)
     model = Retrieval(encoder, config.candidates)
-    row = _one_row(encoder)  # makes the layers' shapes known
+    row = _empty_row(encoder)  # a first call creates the variables
     model.user_tower(row)
     model.item_tower(row)
     return model
@@ -107,8 +127,8 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
     return model, config, frozen
 
 
-def _start(folder: Path, config: Config, examples: Path) -> None:
-    """Write all that is known before training."""
+def _write_inputs(folder: Path, config: Config, examples: Path) -> None:
+    """Write what is known before training: configuration, contract, statistics, vocabularies."""
     source, target = ExamplesFolder(examples), ExamplesFolder(folder)
     frozen = FrozenContract.read(source.contract)
     schema = config.contract.schema_fingerprint()
@@ -127,15 +147,15 @@ def _start(folder: Path, config: Config, examples: Path) -> None:
 
 def _fit(
     model: Retrieval, pairs: Pairs, held_out: Pairs, items: Catalogue, folder: Path, show: Any
-) -> list[dict[str, Any]]:
+) -> list[Epoch]:
     """Train until the validation recall stops rising; write the best epoch's weights."""
     config = model.config
     model.compile(optimizer=tf.keras.optimizers.Adam(config.learning_rate))
-    numbers = np.searchsorted(items.ids, pairs.items).astype(np.int32)
-    share = (np.bincount(numbers, minlength=len(items)) / len(pairs)).astype(np.float32)
-    columns = pairs.features | {"item": numbers, "share": share[numbers]}
+    places = np.searchsorted(items.ids, pairs.items).astype(np.int32)
+    share = (np.bincount(places, minlength=len(items)) / len(pairs)).astype(np.float32)
+    columns = pairs.features | {"item": places, "share": share[places]}
     tensors = {name: tf.constant(values) for name, values in columns.items()}
-    history: list[dict[str, Any]] = []
+    history: list[Epoch] = []
     k = config.recall_at
     for number in range(1, config.epochs + 1):
         started = time.perf_counter()
@@ -146,7 +166,7 @@ def _fit(
                 f"{config.learning_rate:g}) or raise candidates.temperature"
             )
         recall = recall_of_pairs(model, items, held_out, (k,))[k]
-        epoch = {
+        epoch: Epoch = {
             "epoch": number,
             "loss": float(loss),
             "recall": recall,
@@ -172,7 +192,7 @@ def _epoch(tensors: dict[str, Any], rows: int, config: Any, number: int) -> Any:
     order = random.permutation(rows)
     hidden = random.random(rows) < config.hidden_users
     size = config.batch_size
-    # A rest smaller than a batch has fewer negatives; of one row, none at all: it is left out.
+    # A smaller last batch is left out: its rows would have fewer negatives, one row none at all.
     whole = max(rows - rows % size, min(rows, size))
     index = tf.data.Dataset.from_tensor_slices((order[:whole], hidden[:whole])).batch(size)
 
@@ -182,8 +202,8 @@ def _epoch(tensors: dict[str, Any], rows: int, config: Any, number: int) -> Any:
     return index.map(gather).prefetch(4)
 
 
-def _one_row(encoder: Encoder) -> dict[str, np.ndarray]:
-    """Encoded features of a row in which everything is as if missing."""
+def _empty_row(encoder: Encoder) -> dict[str, np.ndarray]:
+    """Encoded features of one row in which every value is missing."""
     contract = encoder.contract
     row: dict[str, np.ndarray] = {}
     for name, feature in contract.features.items():

@@ -1,12 +1,12 @@
 """The whole product in one run: from raw logs to ranked lists over gRPC.
 
-On simulated logs the simulator also knows each label's true expectation, so that the table shows
-how close the model comes to the best possible score.
+On simulated logs the simulator knows each label's true expectation, so that the table shows how
+close the model comes to the best possible score.
 """
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import polars as pl
 
@@ -17,6 +17,29 @@ from multigate.jobs.requests import RankRequest, requests_from_examples
 from multigate.jobs.show import say, show_evaluation, show_manifest
 from multigate.serving.client.rank_client import RankClient, Ranking
 from multigate.serving.client.show import show_ranked
+
+
+class TaskSummary(TypedDict):
+    """One task on the test split."""
+
+    group: str
+    metric: str
+    value: float | None
+    best_possible: float | None
+    """The metric of the label's true expectation; None where it is not known."""
+
+
+class DemoResult(TypedDict):
+    """What `run` returns."""
+
+    tasks: dict[str, TaskSummary]
+    ranked: list[Ranking]
+    """One list per user."""
+    export: str
+    """Folder of the exported version."""
+    report: str
+    """Path of the HTML report."""
+    seconds: float
 
 
 def check(config: Config, data: Path | None, out: Path) -> None:
@@ -33,17 +56,13 @@ def check(config: Config, data: Path | None, out: Path) -> None:
         raise DataError(f"{out}: already exists; choose another output folder or remove it")
 
 
-def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
+def run(config: Config, data: Path | None, out: Path) -> DemoResult:
     """Run every stage and rank for three users.
 
     Args:
         config: the data set's configuration.
         data: folder of the log's files; None simulates them (the demo's own configuration only).
         out: folder for all results; must be absent or empty.
-
-    Returns:
-        `tasks` (name -> group, metric, value, best possible or None), `ranked` (three lists),
-        `export`, `report` (paths) and `seconds`.
 
     Raises:
         DataError: `out` holds files already, or there is no log.
@@ -101,8 +120,12 @@ def run(config: Config, data: Path | None, out: Path) -> dict[str, Any]:
         f"--model_base_path {base}\n{seconds} s in all")  # fmt: skip
     return {
         "tasks": {
-            name: {key: task[key] for key in ("group", "metric", "value")}
-            | {"best_possible": best[name] if best else None}
+            name: {
+                "group": task["group"],
+                "metric": task["metric"],
+                "value": task["value"],
+                "best_possible": best[name] if best else None,
+            }
             for name, task in result["tasks"].items()
         },
         "ranked": ranked,
@@ -143,7 +166,7 @@ def best_possible(
 
 
 def _rank(name: str, base: Path, requests: list[RankRequest]) -> list[Ranking]:
-    """Serve the newest version under `base` and call it as any client would."""
+    """Serve the newest version under `base` and call it as a client does."""
     from multigate.serving.core.options import ServerOptions
     from multigate.serving.rpc.server import Server
 

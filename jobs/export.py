@@ -1,4 +1,4 @@
-"""Export with what the server takes from a version: its feature store and the popular items."""
+"""Exports a version together with the server's own data: feature store and popular items."""
 
 from pathlib import Path
 
@@ -9,26 +9,26 @@ _SOURCES = {"all": ("users", "items"), "items": ("items",)}
 
 
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
-    """Export a checkpoint as `model.export.export.export` does, with what only the server reads.
+    """Export a checkpoint as `model.export.export.export` does, and add what only the server reads.
 
-    That is the snapshot (`export.snapshot`), and the report's popular items, which stand in where
+    These are the snapshot (`export.snapshot`), and the report's popular items, the fallback where
     Recommend has no candidates.
 
     Returns:
         `out/<version>`, complete.
     """
-    from multigate.model.export import export as exporting
+    from multigate.model.export import export as exporter
     from multigate.pipeline import data_report
     from multigate.serving.feature_store.backends import FOLDER
     from multigate.serving.feature_store.snapshot_writer import write_snapshot
     from multigate.serving.versions.folders import POPULAR
 
-    def add_stores(folder: Path, options: ExportConfig) -> None:
+    def add_server_data(folder: Path, options: ExportConfig) -> None:
         if ExamplesFolder(examples).report.exists():
             popular = data_report.read(examples)["popular"]
-            items, counts = ([one[key] for one in popular] for key in ("item", "positives"))
+            items, counts = ([row[key] for row in popular] for key in ("item", "positives"))
             write_json(folder / POPULAR, {"items": items, "counts": counts})
         if options.snapshot != "none":
             write_snapshot(examples, folder / FOLDER, _SOURCES[options.snapshot])
 
-    return exporting.export(checkpoint, examples, out, version=version, finish=add_stores)
+    return exporter.export(checkpoint, examples, out, version=version, finish=add_server_data)

@@ -1,26 +1,27 @@
-"""What a first stage costs: retrieve N and rank, against ranking everything.
+"""What a first stage costs: retrieving N items and ranking them, against ranking all items.
 
-Both models are exported files, called as they are served: `retrieve` of the candidate model, `rank`
-of the ranker, for the same questions of the test split (`candidates.evaluation.ask`, `next_item`:
-which item will this user turn to, of all that the earlier splits name, without those touched
-before?). Item features are those of the item's latest row in the earlier splits; the vectors of the
-candidate model's index are of the snapshot, as they are when it is served.
+Both models are exported files, called as they are served: signature `retrieve` of the candidate
+model, `rank` of the ranker. Both answer the same questions of the test split
+(`candidates.evaluation.make_questions`, `next_item`): which item does this user turn to next, of
+all items that the earlier splits name, without those that the user touched before? Item features
+are those of the item's latest row in the earlier splits; the candidate model's index has the
+vectors of the snapshot, as when it is served.
 
-The ranker scores every item by itself, so that its list over the retrieved items is its list over
-all items without the others.
+The ranker scores every item by itself. Its list over the retrieved items is therefore its list over
+all items, with the others left out.
 
-A question has one answer at place r of a list, from 1, so that NDCG@10 = 1 / log2(1 + r), and 0
-beyond the tenth place or where the answer is not in the list (Järvelin and Kekäläinen, 2002).
+A question has one answer. At place r of a list, counted from 1, NDCG@10 = 1 / log2(1 + r); beyond
+the tenth place, or where the answer is not in the list, it is 0 (Järvelin and Kekäläinen, 2002).
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import polars as pl
 
-from multigate.candidates.evaluation import next_items
+from multigate.candidates.evaluation import next_item_questions
 from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
@@ -32,13 +33,38 @@ from multigate.model.data.raw import Raw, raw_values
 from multigate.model.data.rows import read_rows
 
 RETRIEVED = (50, 100, 200, 500)
-"""How many items the first stage hands on, by default."""
-_AT = 10
+"""Numbers of items that the first stage retrieves, by default."""
+_AT = 10  # of NDCG@10
+
+
+class FirstStage(TypedDict):
+    """What retrieving N items finds and costs."""
+
+    recall: float
+    """Share of the answers that are among the retrieved items."""
+    ndcg: float
+    loss: float
+    """NDCG@10 over all items - `ndcg`."""
+    interval: list[float]
+    """95 % interval of the loss (normal, over questions)."""
+
+
+class MultistageReport(TypedDict):
+    """Both stages together."""
+
+    questions: int
+    items: int
+    unknown_answers: float
+    """Share of the answers that no method can find: the earlier splits do not name them."""
+    ndcg_all: float
+    """NDCG@10 of ranking all items."""
+    retrieved: dict[int, FirstStage]
+    """By the number of retrieved items."""
 
 
 @dataclass(frozen=True)
 class _Ranker:
-    """The ranker's file."""
+    """A ranker's version, loaded."""
 
     model: Any
     contract: Contract
@@ -60,21 +86,16 @@ def report(
     examples: Path,
     *,
     retrieved: tuple[int, ...] = RETRIEVED,
-    questions: int = 1000,
-) -> dict[str, Any]:
+    limit: int = 1000,
+) -> MultistageReport:
     """Measure both stages together.
 
     Args:
         candidates: version folder of the candidate model.
         ranker: version folder of the ranker.
         examples: folder of examples, of the same contract.
-        retrieved: numbers of items that the first stage hands on.
-        questions: ask at most so many, drawn with a fixed seed.
-
-    Returns:
-        `questions`, `items`, `unknown_answers` (share that no method can find), `ndcg_all`, and
-        `retrieved`: by N `recall` (share of answers that the first stage hands on), `ndcg`, `loss`
-        (`ndcg_all` - `ndcg`) and `interval` (of the loss, 95 %, normal, over questions).
+        retrieved: numbers of items that the first stage retrieves.
+        limit: largest number of questions; a sample with a fixed seed where there are more.
 
     Raises:
         ModelError: a version cannot be loaded, or the contracts differ.
@@ -83,35 +104,35 @@ def report(
     first, second = _load(candidates, ranker, examples)
     encoder = Encoder.read(examples)
     contract = encoder.contract
-    pairs, items, asked = next_items(examples, encoder, first.positives(), questions)
+    pairs, items, questions = next_item_questions(examples, encoder, first.positives(), limit)
     largest = max(retrieved)
-    reached = np.zeros((len(asked), len(retrieved)), bool)
-    gains = np.zeros((len(asked), len(retrieved) + 1))
+    reached = np.zeros((len(questions), len(retrieved)), bool)
+    gains = np.zeros((len(questions), len(retrieved) + 1))
     raw_items = _latest(examples, contract, items)
-    for row, user, found in first.answers(contract, pairs, asked, items, largest):
-        answers = asked.right[row].indices
+    for row, user, found in first.retrieved(contract, pairs, questions, items, largest):
+        answers = questions.answers[row].indices
         if not len(answers):
             continue
         answer = int(answers[0])
-        seen = asked.seen[row].indices
+        seen = questions.seen[row].indices
         scores = second.scores(user, raw_items, len(items)).astype(np.float64)
         scores[seen] = -np.inf
         better = scores > scores[answer]
-        better[:answer] |= scores[:answer] == scores[answer]  # equals keep the catalogue's order
+        better[:answer] |= scores[:answer] == scores[answer]  # ties keep the catalogue's order
         gains[row, -1] = _gain(int(better.sum()) + 1)
         kept = found[~np.isin(found, seen)]
         for column, count in enumerate(retrieved):
-            handed_on = kept[:count]
-            reached[row, column] = answer in handed_on
+            first_items = kept[:count]
+            reached[row, column] = answer in first_items
             if reached[row, column]:
-                gains[row, column] = _gain(int(better[handed_on].sum()) + 1)
+                gains[row, column] = _gain(int(better[first_items].sum()) + 1)
     total = float(gains[:, -1].mean())
     loss = gains[:, -1:] - gains[:, :-1]
-    spread = 1.96 * loss.std(axis=0, ddof=1) / np.sqrt(len(asked)) if len(asked) > 1 else loss[0]
+    spread = 1.96 * loss.std(axis=0, ddof=1) / np.sqrt(len(loss)) if len(loss) > 1 else loss[0]
     return {
-        "questions": len(asked),
+        "questions": len(questions),
         "items": len(items),
-        "unknown_answers": float(asked.missed.sum() / len(asked)),
+        "unknown_answers": float(questions.missed.sum() / len(questions)),
         "ndcg_all": total,
         "retrieved": {
             count: {
@@ -137,13 +158,13 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ra
     frozen.append(FrozenContract.read(ExamplesFolder(examples).contract))
     schemas = {one.schema_fingerprint for one in frozen}
     if len(schemas) > 1:
-        told = ", ".join(
+        received = ", ".join(
             f"{folder}: {one.schema_fingerprint}"
             for folder, one in zip((candidates, ranker, examples), frozen, strict=True)
         )
         raise ModelError(
-            f"schema: expected the same of both versions and the examples, received {told}; use "
-            "what was built from one configuration"
+            "schema: expected the same of both versions and the examples, received "
+            f"{received}; use what was built from one configuration"
         )
     return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
 

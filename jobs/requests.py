@@ -1,4 +1,4 @@
-"""Ranking requests made from examples: what a client would send for a user of the test split."""
+"""Makes ranking requests from examples, as a client would send them for users of the test split."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +28,11 @@ def requests_from_examples(
     Args:
         contract: says which columns belong to user, context and items.
         examples: folder of examples.
-        users: number of requests, each of another user.
-        candidates: number of items in each request, at most.
+        users: number of requests, each for another user.
+        candidates: largest number of items in each request.
 
     Returns:
-        One request per user; features that are missing are left out.
+        One request per user, without the features that are missing.
     """
     test = pl.read_parquet(examples.split("test") / "*.parquet").sort(TIME, contract.user)
     last = test.unique(contract.user, keep="last", maintain_order=True).tail(users)

@@ -1,4 +1,4 @@
-"""Results as people read them in a terminal."""
+"""Prints results as tables in a terminal."""
 
 import sys
 from collections.abc import Mapping
@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:  # numpy, which these shapes import, is not needed to print
+from multigate.candidates.verdict import CandidateVerdict
+
+if TYPE_CHECKING:  # these modules import TensorFlow or NumPy
+    from multigate.candidates.evaluation import RecallReport
+    from multigate.jobs.multistage import MultistageReport
     from multigate.model.evaluation.results import Comparison
 
-# Without a terminal, rich would fold the tables at 80 columns.
+# Without a terminal, rich would wrap the tables at 80 columns.
 _CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
 
 
@@ -58,8 +62,8 @@ def show_comparison(result: "Comparison") -> None:
         _CONSOLE.print(f"  {reason}", highlight=False, markup=False)
 
 
-def show_multistage(result: dict[str, Any]) -> None:
-    """Print what the first stage finds and costs, by how many items it hands on."""
+def show_multistage(result: "MultistageReport") -> None:
+    """Print what the first stage finds and costs, by the number of retrieved items."""
     table = Table(
         title=f"{result['questions']:,} questions of the test split about {result['items']:,} "
         f"items; {100 * result['unknown_answers']:.1f} % of the answers are not among them",
@@ -69,18 +73,18 @@ def show_multistage(result: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for count, found in result["retrieved"].items():
         low, high = found["interval"]
-        values = (f"{found[name]:.4f}" for name in ("recall", "ndcg", "loss"))
+        values = (f"{value:.4f}" for value in (found["recall"], found["ndcg"], found["loss"]))
         table.add_row(f"{count} retrieved", *values, f"{low:.4f} to {high:.4f}")
     table.add_row("all", "", f"{result['ndcg_all']:.4f}", "", "")
     _CONSOLE.print(table)
 
 
-def show_recall(result: dict[str, Any]) -> None:
-    """Print how many of the right answers each method finds, by k."""
+def show_recall(result: "RecallReport") -> None:
+    """Print the share of right answers that each method finds, by k."""
     for kind, found in result["questions"].items():
         table = Table(
             title=f"{kind.replace('_', ' ')}: {found['questions']:,} questions of the "
-            f"{result['split']} split, {found['cold']:,} of users without a past; "
+            f"{result['split']} split, {found['cold']:,} of users without a history; "
             f"{result['items']:,} items; {100 * found['unknown_answers']:.1f} % of the answers are "
             "not among them",
             title_justify="left",
@@ -93,7 +97,7 @@ def show_recall(result: dict[str, Any]) -> None:
         _CONSOLE.print(table)
 
 
-def show_candidates_verdict(result: dict[str, Any]) -> None:
+def show_candidates_verdict(result: CandidateVerdict) -> None:
     """Print the verdict on a candidate model, with its reasons and the recalls."""
     title = f"{result['questions']:,} questions of the test split"
     table = Table(title=title, title_justify="left")

@@ -1,19 +1,19 @@
-"""The search for better settings: trainings that differ in what the configuration names.
+"""The search for better settings, with Optuna: trains with the values that `tune.space` allows.
 
     OUT/study.db          Optuna's study: every trial with its settings and losses by epoch
     OUT/best/             checkpoint of the best trial so far
-    OUT/best.yaml         the settings that were searched, as the best trial had them
+    OUT/best.yaml         the best trial's values of the settings that are searched
     OUT/trials.json       all trials, for people and scripts
 
-A search that was cut off goes on in the same folder: finished trials count, and the settings of the
-one that was cut off are tried again.
+A search that was interrupted goes on in the same folder: finished trials count, and the settings of
+the interrupted trial are tried again.
 """
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import optuna
 import yaml
@@ -31,21 +31,37 @@ if TYPE_CHECKING:  # its import takes seconds
 
 STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 
-Finish = Callable[[Path], dict[str, Any]]
+Measure = Callable[[Path], dict[str, Any]]
 """Called with a finished trial's checkpoint; what it returns is kept with the trial."""
 
 
-def tune(config: Config, examples: Path, out: Path, finish: Finish | None = None) -> dict[str, Any]:
+class BestTrial(TypedDict):
+    """The trial with the lowest validation loss."""
+
+    number: int
+    val_loss: float | None
+    settings: dict[str, Any]
+    checkpoint: str
+
+
+class SearchResult(TypedDict):
+    """What `tune` returns."""
+
+    trials: int
+    """Finished or pruned."""
+    pruned: int
+    failed: int
+    best: BestTrial
+
+
+def tune(config: Config, examples: Path, out: Path, measure: Measure | None = None) -> SearchResult:
     """Search, and keep the checkpoint with the lowest validation loss.
 
     Args:
-        config: of the trials, and what to search (`tune`).
+        config: configuration of the trials, with the space to search (`tune`).
         examples: folder of examples.
-        out: folder of the study; may hold one that was begun with the same space.
-        finish: measures each finished trial; none where None.
-
-    Returns:
-        trials (finished), pruned, failed, best: number, val_loss, settings and checkpoint.
+        out: folder of the study; may hold an unfinished search of the same space.
+        measure: measures each finished trial; None measures nothing more.
 
     Raises:
         ConfigError: nothing to search, or a setting that the configuration does not have.
@@ -56,11 +72,11 @@ def tune(config: Config, examples: Path, out: Path, finish: Finish | None = None
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / ".lock", "a search"):
         study = _study(config, examples, out)
-        for cut_off in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-            study.tell(cut_off.number, state=optuna.trial.TrialState.FAIL)
-            study.enqueue_trial(cut_off.params)
-        while _finished(study) < config.tune.trials:
-            _run(study, config, examples, out, finish)
+        for interrupted in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            study.tell(interrupted.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(interrupted.params)
+        while _count_finished(study) < config.tune.trials:
+            _run_trial(study, config, examples, out, measure)
         return _result(study, out)
 
 
@@ -76,15 +92,15 @@ def check(config: Config) -> None:
             "train.learning_rate: {low: 0.0001, high: 0.01, log: true}; received none"
         )
     for name, values in config.tune.space.items():
-        changed(config, {name: _any(values)})
+        with_settings(config, {name: _some_value(values)})
 
 
-def changed(config: Config, settings: dict[str, Any]) -> Config:
-    """A configuration with other settings.
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """A copy of a configuration with other values of some settings.
 
     Args:
-        config: to start from.
-        settings: values by place, such as `train.learning_rate`.
+        config: the configuration to copy.
+        settings: values by dotted name, such as `train.learning_rate`.
 
     Raises:
         ConfigError: the configuration has no such setting, or does not take the value.
@@ -105,7 +121,7 @@ def changed(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def _known(values: dict[str, Any], path: list[str]) -> list[str]:
-    """Some settings near a wrong one."""
+    """Some existing settings near one that does not exist."""
     place: Any = values
     prefix = []
     for step in path:
@@ -116,7 +132,7 @@ def _known(values: dict[str, Any], path: list[str]) -> list[str]:
     return [".".join([*prefix, name]) for name in list(place)[:8]]
 
 
-def _any(values: Range | Choices) -> Any:
+def _some_value(values: Range | Choices) -> Any:
     if isinstance(values, Choices):
         return values.choices[0]
     return int(values.low) if values.whole else values.low
@@ -136,7 +152,7 @@ def _study(config: Config, examples: Path, out: Path) -> optuna.Study:
         direction="minimize",
         pruner=pruner,
     )
-    # A search that goes on must not draw the same settings again.
+    # Another seed after each start, else the search would draw the same settings again.
     study.sampler = samplers[options.sampler](seed=options.seed + len(study.trials))
     identity = _identity(config, examples)
     before = study.user_attrs.get("identity", identity)
@@ -165,10 +181,10 @@ def _identity(config: Config, examples: Path) -> dict[str, Any]:
     }
 
 
-def _run(
-    study: optuna.Study, config: Config, examples: Path, out: Path, finish: Finish | None
+def _run_trial(
+    study: optuna.Study, config: Config, examples: Path, out: Path, measure: Measure | None
 ) -> None:
-    """One trial."""
+    """Train with one choice of settings and record how it went."""
     from multigate.model.training import train
 
     trial = study.ask()
@@ -184,34 +200,34 @@ def _run(
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     try:
         trained = train.train(
-            changed(config, settings), examples, checkpoint, progress=False, on_epoch=report
+            with_settings(config, settings), examples, checkpoint, progress=False, on_epoch=report
         )
     except optuna.TrialPruned:
         _remove(checkpoint)
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         say(f"trial {trial.number}: pruned; {text}")
         return
-    except ModelError as error:  # a learning rate that explodes is an answer, too
+    except ModelError as error:  # for example a learning rate at which the loss explodes
         _remove(checkpoint)
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         study.set_user_attr(f"failed {trial.number}", str(error))
         say(f"trial {trial.number}: {error}; {text}")
         failed = study.get_trials(states=[optuna.trial.TrialState.FAIL])
-        if len(failed) >= 5 and not _finished(study):
+        if len(failed) >= 5 and not _count_finished(study):
             raise ModelError(f"{out}: the first {len(failed)} trials failed: {error}") from None
         return
     trial.set_user_attr("epochs", trained["epochs"])
     trial.set_user_attr("best_epoch", trained["best_epoch"])
-    if finish is not None:
-        trial.set_user_attr("measured", finish(checkpoint))
+    if measure is not None:
+        trial.set_user_attr("measured", measure(checkpoint))
     study.tell(trial, trained["val_loss"])
     best = study.best_trial.number == trial.number
     if best:
-        _publish(checkpoint, out / BEST)
+        _replace_best(checkpoint, out / BEST)
         write_text(out / SETTINGS, yaml.safe_dump(settings, sort_keys=False))
     else:
         _remove(checkpoint)
-    write_json(out / TRIALS, [_row(one) for one in study.trials])
+    write_json(out / TRIALS, [_trial_record(each) for each in study.trials])
     say(
         f"trial {trial.number}: validation loss {trained['val_loss']:.5f}"
         f"{' (best)' if best else ''}; {text}"
@@ -222,7 +238,7 @@ def _draw(trial: optuna.Trial, name: str, values: Range | Choices) -> Any:
     if isinstance(values, Choices):
         # Optuna's categories are plain values; lists go through text.
         return json.loads(
-            trial.suggest_categorical(name, [json.dumps(one) for one in values.choices])
+            trial.suggest_categorical(name, [json.dumps(value) for value in values.choices])
         )
     if values.whole:
         return trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
@@ -230,13 +246,13 @@ def _draw(trial: optuna.Trial, name: str, values: Range | Choices) -> Any:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a trial's checkpoint, or what there is of it."""
+    """Remove a trial's checkpoint, complete or not."""
     for path in (checkpoint, *checkpoint.parent.glob(f".{checkpoint.name}.*")):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _publish(checkpoint: Path, best: Path) -> None:
-    """Put a checkpoint in the best one's place."""
+def _replace_best(checkpoint: Path, best: Path) -> None:
+    """Put a checkpoint in the place of the best one so far."""
     before = best.with_name(f".{best.name}.before")
     shutil.rmtree(before, ignore_errors=True)
     if best.exists():
@@ -245,12 +261,12 @@ def _publish(checkpoint: Path, best: Path) -> None:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _finished(study: optuna.Study) -> int:
+def _count_finished(study: optuna.Study) -> int:
     states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
     return len(study.get_trials(deepcopy=False, states=states))
 
 
-def _row(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+def _trial_record(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": trial.state.name.lower(),
@@ -261,11 +277,11 @@ def _row(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     }
 
 
-def _result(study: optuna.Study, out: Path) -> dict[str, Any]:
+def _result(study: optuna.Study, out: Path) -> SearchResult:
     state = optuna.trial.TrialState
     best = study.best_trial
     return {
-        "trials": _finished(study),
+        "trials": _count_finished(study),
         "pruned": len(study.get_trials(states=[state.PRUNED])),
         "failed": len(study.get_trials(states=[state.FAIL])),
         "best": {

@@ -14,8 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
     add_examples(parser)
     add_forget(parser)
-    parser.add_argument("--sample", type=int, default=500, help="examples (default: 500)")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument(
+        "--sample", type=int, default=500, help="how many examples to check (default: 500)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
 
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Train, evaluate, export and judge the candidate model, which finds what is then ranked."""
+"""Train, evaluate, export and judge the candidate model, which finds the items to rank."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(train)
     add_examples(train)
     train.add_argument("--out", type=Path, required=True, help="new folder for the checkpoint")
-    evaluate = actions.add_parser("evaluate", help="recall on a split, beside simple methods")
+    evaluate = actions.add_parser(
+        "evaluate", help="recall on a split, compared with simple methods"
+    )
     _add_checkpoint(evaluate)
     add_examples(evaluate)
     evaluate.add_argument("--split", choices=("validation", "test"), default="test")
@@ -33,19 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(export)
     add_examples(export)
     export.add_argument(
-        "--out", type=Path, required=True, help="the model's base folder; a number is added"
+        "--out", type=Path, required=True, help="the model's base folder, which gets a new version"
     )
     export.add_argument("--version", type=int, help="version number (default: highest plus one)")
-    report = actions.add_parser("report", help="both stages against ranking everything")
+    report = actions.add_parser("report", help="both stages together against ranking all items")
     report.add_argument("--candidates", type=Path, required=True, help="version of this model")
     report.add_argument("--ranker", type=Path, required=True, help="version of the ranker")
     add_examples(report)
     report.add_argument(
-        "--questions", type=int, default=1000, help="ask at most so many (default: 1000)"
+        "--questions", type=int, default=1000, help="largest number of them (default: 1000)"
     )
     compare = actions.add_parser("compare", help="whether a version may replace another")
     compare.add_argument("--candidate", type=Path, required=True, help="version of this model")
-    compare.add_argument("--production", type=Path, help="version that it would replace")
+    compare.add_argument("--production", type=Path, help="version in production (default: none)")
     add_examples(compare)
     compare.add_argument(
         "--config",
@@ -59,7 +62,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def execute(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.verbs.inputs import require_checkpoint, require_examples
 
@@ -87,15 +90,15 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         from multigate.candidates.evaluation import evaluate
         from multigate.jobs.show import show_recall
 
-        result = evaluate(options.checkpoint, options.examples, split=options.split)
-        show_recall(result)
-        return result
+        recall = evaluate(options.checkpoint, options.examples, split=options.split)
+        show_recall(recall)
+        return recall
     if options.action == "report":
         from multigate.jobs.multistage import report
         from multigate.jobs.show import show_multistage
 
         result = report(
-            options.candidates, options.ranker, options.examples, questions=options.questions
+            options.candidates, options.ranker, options.examples, limit=options.questions
         )
         show_multistage(result)
         return result
@@ -106,7 +109,7 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     return {"export": str(version)}
 
 
-def _compare(options: argparse.Namespace) -> dict[str, Any]:
+def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from multigate.configs import load
     from multigate.configs.sections.candidates import CandidatesConfig
     from multigate.verbs.inputs import require_examples
@@ -122,6 +125,6 @@ def _compare(options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def status(result: dict[str, Any]) -> int:
-    """Exit status, of a verdict where there is one."""
+def status(result: Mapping[str, Any]) -> int:
+    """Exit status: 1 where there is a verdict and it is to refuse."""
     return 1 if result.get("verdict") == "refuse" else 0

@@ -1,4 +1,4 @@
-"""What the verbs share: options, and a quiet import of TensorFlow."""
+"""Options that several verbs have, and an import of TensorFlow without its notices."""
 
 import argparse
 import importlib
@@ -33,14 +33,14 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add `--checkpoint` and `--version`, of which one has to be given."""
+    """Add `--checkpoint` and `--version`; exactly one of them must be given."""
     either = parser.add_mutually_exclusive_group(required=True)
     either.add_argument("--checkpoint", type=Path, help="folder that train wrote")
     either.add_argument("--version", type=Path, help="folder that export wrote, with its number")
 
 
 def add_caller(parser: argparse.ArgumentParser) -> None:
-    """Add what the verbs that call a server share."""
+    """Add the options of verbs that call a server."""
     parser.add_argument("--target", default="localhost:8500", help="host:port of the server")
     parser.add_argument("--model", required=True, help="model name")
     parser.add_argument("--user", type=json_object, required=True, help="user features, JSON")
@@ -49,19 +49,21 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--floors",
         type=json_object,
-        help="scores that an item may have, JSON: task -> [lowest or null, highest or null]",
+        help="scores that an item must have, JSON: task -> [lowest or null, highest or null]",
     )
-    parser.add_argument("--limit", type=int, help="return so many items at most")
+    parser.add_argument("--limit", type=int, help="return at most this many items")
     parser.add_argument("--tls", action="store_true", help="encrypt, trusting the system's CAs")
     parser.add_argument("--ca", type=Path, help="PEM file of the CAs to trust; encrypts")
-    parser.add_argument("--certificate", type=Path, help="PEM file that shows who calls; encrypts")
+    parser.add_argument(
+        "--certificate", type=Path, help="PEM file of the client's certificate; encrypts"
+    )
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
     parser.add_argument("--token_file", type=Path, help="file whose first line is a bearer token")
     parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
 
 
 def connect(options: argparse.Namespace) -> Any:
-    """The client that `add_caller`'s options describe."""
+    """A client with the options of `add_caller`."""
     from multigate.serving.client.rank_client import RankClient
     from multigate.serving.core.security import read_tokens
 
@@ -77,7 +79,7 @@ def connect(options: argparse.Namespace) -> Any:
 
 
 def evaluation_options(source: str | None) -> Any:
-    """The section `evaluation` of a configuration; None without one."""
+    """The section `evaluation` of a configuration file; None where no file is given."""
     if source is None:
         return None
     from multigate.configs import load
@@ -97,7 +99,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def import_tensorflow() -> None:
-    """Import TensorFlow without its start-up notices, which no setting of its own silences."""
+    """Import TensorFlow without its start-up notices, which no setting of TensorFlow silences."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()
     stderr = os.dup(2)
@@ -105,7 +107,7 @@ def import_tensorflow() -> None:
         os.dup2(notices.fileno(), 2)
         try:
             tensorflow = importlib.import_module("tensorflow")
-            tensorflow.config.list_physical_devices()  # looks for GPUs, and says so
+            tensorflow.config.list_physical_devices()  # looks for GPUs and prints what it finds
             tensorflow.get_logger().setLevel("ERROR")
         finally:
             os.dup2(stderr, 2)

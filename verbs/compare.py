@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--candidate", type=Path, required=True, help="folder of a version or of a checkpoint"
     )
     parser.add_argument(
-        "--production", type=Path, help="the same of what it is to replace; nothing if absent"
+        "--production", type=Path, help="the same of the one in production (default: none)"
     )
     add_examples(parser)
     parser.add_argument("--split", choices=("train", "validation", "test"), default="test")

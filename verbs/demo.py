@@ -1,6 +1,7 @@
 """Run every stage on simulated or real data."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder of the log's files; simulated if absent")
 
 
-def execute(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
 

@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="since",
         metavar="DAY",
-        help="make only the examples whose labels close from this day on (or instant, as in "
-        "2026-11-20T06:00:00Z), and read only the partitions that they need",
+        help="make only the examples whose labels close on this day or later (or from an instant "
+        "such as 2026-11-20T06:00:00Z), and read only the partitions that they need",
     )
     parser.add_argument(
         "--to", dest="until", metavar="DAY", help="up to this day, not including it"
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tfrecord writes tf.Example records beside the Parquet parts",
     )
     parser.add_argument(
-        "--previous", type=Path, help="the previous run's examples, for the report's drift"
+        "--previous", type=Path, help="the previous run's examples, to report drift against"
     )
-    parser.add_argument("--report", type=Path, help="HTML file to write: report.json for people")
+    parser.add_argument("--report", type=Path, help="HTML file to write: the data report")
     parser.add_argument(
         "--beam",
         type=shlex.split,
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_reject_rate",
         type=float,
         metavar="SHARE",
-        help="share of rejected rows above which nothing is published (default: the "
+        help="share of rejected rows above which the run fails (default: the "
         "configuration's, 0.01)",
     )
 

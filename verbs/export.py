@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     add_examples(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, help="the model's base folder; a number is added"
+        "--out", type=Path, required=True, help="the model's base folder, which gets a new version"
     )
     parser.add_argument("--version", type=int, help="version number (default: highest plus one)")
 

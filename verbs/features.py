@@ -1,4 +1,4 @@
-"""Put the features of users and items where servers find them."""
+"""Load the features of users and items into the online store that servers read."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ EXAMPLE = "multigate features load --snapshot examples --to redis://localhost:63
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
-    parser.add_argument("action", choices=["load"], help="load: replace what servers use")
+    parser.add_argument("action", choices=["load"], help="load: replace the stored features")
     parser.add_argument(
         "--snapshot", type=Path, required=True, help="folder of examples, or the snapshot in it"
     )
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep_seconds",
         type=int,
         default=3600,
-        help="how long what was there before stays, for answers under way (default: 3600)",
+        help="how long the previous features stay, for calls that use them (default: 3600)",
     )
 
 

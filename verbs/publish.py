@@ -1,4 +1,4 @@
-"""Which version is in production, and how to change it."""
+"""Show and change which version is in production."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     choice.add_argument(
         "--version",
         type=int,
-        help="put this version in production: higher ones are withdrawn, a withdrawn one returns",
+        help="put this version into production: withdraws higher versions, restores this one if it "
+        "was withdrawn",
     )
 
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--items",
         required=True,
-        help="candidate ids, separated by commas; --items=-7,8 where the first is negative",
+        help="candidate ids, separated by commas; write --items=-7,8 if the first is negative",
     )
     parser.add_argument(
         "--columns", type=json_object, default={}, help="item features, JSON: name -> list"

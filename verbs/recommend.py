@@ -18,9 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude",
         default="",
-        help="ids to leave out, separated by commas; --exclude=-7,8 where the first is negative",
+        help="ids to leave out, separated by commas; write --exclude=-7,8 if the first is negative",
     )
-    parser.add_argument("--candidates", type=int, help="rank so many (default: the server's)")
+    parser.add_argument(
+        "--candidates", type=int, help="items to find and rank (default: the server's)"
+    )
 
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=date.fromisoformat,
         default=datetime.now(UTC).date() - timedelta(days=1),
         metavar="YYYY-MM-DD",
-        help="last day of the log to learn from (default: yesterday, in UTC)",
+        help="last day of the log to learn from (default: yesterday in UTC)",
     )
     parser.add_argument(
         "--base", type=Path, help="base folder that servers follow (default: OUT/models/NAME)"

@@ -1,4 +1,4 @@
-"""What became of the nightly runs."""
+"""List the nightly runs."""
 
 import argparse
 from pathlib import Path

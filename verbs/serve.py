@@ -2,9 +2,7 @@
 
 import argparse
 
-from multigate.serving.core.options import (
-    add_arguments as add_server_arguments,  # imports no TensorFlow
-)
+from multigate.serving.core.options import add_arguments as add_server_arguments
 from multigate.verbs.common import import_tensorflow
 
 EXAMPLE = "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500"

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue a training of --out that was killed or interrupted, if there is one",
+        help="go on with a training of --out that was killed or interrupted, if there is one",
     )
     parser.add_argument(
         "--from",

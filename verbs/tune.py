@@ -1,6 +1,7 @@
 """Search for better settings."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
     add_examples(parser)
     parser.add_argument(
-        "--out", type=Path, required=True, help="folder of the search; an earlier one goes on"
+        "--out", type=Path, required=True, help="folder of the search; goes on with an earlier one"
     )
-    parser.add_argument("--trials", type=int, help="instead of the configuration's tune.trials")
+    parser.add_argument("--trials", type=int, help="trials in all (default: the configuration's)")
 
 
-def execute(options: argparse.Namespace) -> dict[str, Any]:
+def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
     from multigate.verbs.inputs import require_examples

@@ -54,12 +54,12 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
         As `measure_checkpoint`, and `tail`, the router's probability beyond its k likeliest
         experts, mean over training rows and tasks in the last epoch; None without Trimmed Lasso.
     """
-    from multigate.jobs.tune import changed
+    from multigate.jobs.tune import with_settings
     from multigate.model.checkpoints.checkpoint import read_history
     from multigate.model.training import train
 
     base = {"model": "moesart", "weight": reduced.WEIGHT, "seed": run["seed"]}
-    config = changed(
+    config = with_settings(
         configuration(base, reduced.make_values(), examples),
         {"model.gate.trimmed_lasso_weight": run["lasso"], "train.learning_rate": 1e-3},
     )

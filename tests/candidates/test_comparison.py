@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from multigate.candidates.comparison import compare
-from multigate.candidates.evaluation import ask, next_items, popularity, recall
+from multigate.candidates.evaluation import make_questions, next_item_questions, popularity, recall
 from multigate.candidates.export import export
 from multigate.candidates.exported import Exported
 from multigate.candidates.pairs import catalogue_of_splits, read_pairs
@@ -41,11 +41,11 @@ def test_recall_is_what_the_report_of_both_stages_finds(trained, other, small_ru
     k = trained.config.candidates.recall_at
     found = judged(trained, trained.version, other, largest_below_popularity=1.0)
     for name, version in (("candidate", trained.version), ("production", other)):
-        told = report(version, ranker, trained.examples, retrieved=(k,), questions=10_000)
+        told = report(version, ranker, trained.examples, retrieved=(k,), limit=10_000)
         assert told["questions"] == found["questions"]
         assert found["recall"][name] == pytest.approx(told["retrieved"][k]["recall"])
     encoder = Encoder.read(trained.examples)
-    _, _, asked = next_items(trained.examples, encoder, found["positives"])
+    _, _, asked = next_item_questions(trained.examples, encoder, found["positives"])
     assert found["recall"]["popularity"] == recall(popularity(asked), asked, (k,))[k]
     assert found["loss"] == pytest.approx(
         found["recall"]["production"] - found["recall"]["candidate"]
@@ -101,8 +101,8 @@ def test_an_answer_holds_no_item_that_the_earlier_splits_do_not_name(trained):
     task = version.positives()
     splits = [read_pairs(trained.examples, split, encoder, task) for split in SPLITS]
     items = catalogue_of_splits(trained.examples, encoder, SPLITS[:1])
-    asked = ask(splits[:1], splits[1], items, "next_item", 20)
-    rows = list(version.answers(encoder.contract, splits[1], asked, items, 5))
+    asked = make_questions(splits[:1], splits[1], items, "next_item", 20)
+    rows = list(version.retrieved(encoder.contract, splits[1], asked, items, 5))
     assert [row for row, _, _ in rows] == list(range(20))
     for row, _, found in rows:
         assert len(set(found)) == len(found)

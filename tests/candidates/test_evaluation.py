@@ -7,7 +7,13 @@ import polars as pl
 import pytest
 
 from multigate.candidates import evaluation
-from multigate.candidates.evaluation import ask, item_cosine, popularity, popularity_of, recall
+from multigate.candidates.evaluation import (
+    item_cosine,
+    make_questions,
+    popularity,
+    popularity_of,
+    recall,
+)
 from multigate.candidates.pairs import Catalogue, Pairs
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,9 +41,9 @@ NOW = pairs(
 
 
 def test_a_question_for_each_positive():
-    questions = ask([BEFORE], NOW, ITEMS, "next_item", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "next_item", limit=100)
     assert questions.rows.tolist() == [0, 2, 3, 4, 5]
-    assert questions.right.toarray().tolist() == [
+    assert questions.answers.toarray().tolist() == [
         [0, 0, 1, 0],
         [0, 0, 0, 1],
         [0, 0, 0, 0],
@@ -56,21 +62,21 @@ def test_a_question_for_each_positive():
 
 
 def test_a_question_for_each_user():
-    questions = ask([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
     assert questions.rows.tolist() == [0, 3, 5]
-    assert questions.right.toarray().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 0, 0]]
+    assert questions.answers.toarray().tolist() == [[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert questions.missed.tolist() == [0, 1, 0]
     assert questions.seen.toarray().tolist() == [[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_the_limit_draws_the_same_questions_again():
-    first, second = (ask([BEFORE], NOW, ITEMS, "next_item", limit=3) for _ in range(2))
+    first, second = (make_questions([BEFORE], NOW, ITEMS, "next_item", limit=3) for _ in range(2))
     assert first.rows.tolist() == second.rows.tolist()
     assert len(first) == 3
 
 
 def test_recall_by_hand():
-    questions = ask([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
     scores = np.asarray([[9, 9, 1, 2], [9, 1, 9, 2], [0, 3, 2, 1]], np.float32)
     found = recall(lambda part: scores[part], questions, (1, 2))
     # ann, of c and d: d first, then c. bob, of b and one unknown: d first, then b. dan: a is last.
@@ -78,19 +84,19 @@ def test_recall_by_hand():
 
 
 def test_equal_scores_rank_by_number_so_that_no_method_gains_by_ties():
-    questions = ask([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
     found = recall(lambda part: np.zeros((part.stop - part.start, 4)), questions, (1,))
     assert found == {1: pytest.approx((1 + 1 + 1) / 3)}  # c, b and a are the first unseen ones
 
 
 def test_popularity_counts_users_of_the_earlier_splits():
-    questions = ask([BEFORE], NOW, ITEMS, "next_item", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "next_item", limit=100)
     assert popularity(questions)(slice(0, 2)).tolist() == [[3, 1, 1, 0]] * 2
     assert popularity_of([BEFORE], ITEMS).tolist() == [3, 1, 1, 0]
 
 
 def test_item_cosine_by_hand():
-    questions = ask([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
+    questions = make_questions([BEFORE], NOW, ITEMS, "from_the_start", limit=100)
     found = item_cosine(questions)(slice(0, 3))
     third = 1 / np.sqrt(3)  # a has three users, b and c one each, all of them users of a
     expected = [[third, third, third, 0], [third, third, third, 0], [0, 0, 0, 0]]

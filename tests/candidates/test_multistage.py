@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import tensorflow as tf
 
-from multigate.candidates.evaluation import ask
+from multigate.candidates.evaluation import make_questions
 from multigate.candidates.pairs import catalogue_of_splits, positive_task, read_pairs
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ModelError
@@ -29,9 +29,7 @@ def ranker(small_run):
 
 @pytest.fixture(scope="module")
 def measured(trained, ranker):
-    return report(
-        trained.version, ranker, trained.examples, retrieved=(N, 1000), questions=QUESTIONS
-    )
+    return report(trained.version, ranker, trained.examples, retrieved=(N, 1000), limit=QUESTIONS)
 
 
 def by_hand(trained, ranker):
@@ -41,7 +39,7 @@ def by_hand(trained, ranker):
     task = positive_task(trained.config)
     splits = [read_pairs(trained.examples, split, encoder, task) for split in SPLITS]
     items = catalogue_of_splits(trained.examples, encoder, SPLITS[:2])
-    asked = ask(splits[:2], splits[2], items, "next_item", QUESTIONS)
+    asked = make_questions(splits[:2], splits[2], items, "next_item", QUESTIONS)
     names = {side: [name for name, _ in contract.of_side(side)] for side in ("user", "item")}
     names["user"] += [name for name, _ in contract.of_side("context")]
     rows = pl.concat(
@@ -62,7 +60,7 @@ def by_hand(trained, ranker):
         return 1 + best.index(answer) if answer in best else None
 
     for number, row in enumerate(asked.rows):
-        right = asked.right[number].indices
+        right = asked.answers[number].indices
         if not len(right):
             yield None, None
             continue
