@@ -1,7 +1,10 @@
-"""The leaf of the project: typed configuration, the contract, and the names they agree on.
+"""The leaf of the project: typed configuration, the contract, and names that all packages share.
 
-Imports pydantic, PyYAML and the standard library, nothing of ours.  The names below are loaded when
-they are first used, so that who needs the errors only (the ranking client, `--help`) loads neither.
+Imports pydantic, PyYAML and the standard library, no other package of ours. The names below are
+loaded when they are first used, so that code that needs the errors only (the ranking client,
+`--help`) imports neither pydantic nor PyYAML.
+
+Public face: `load`, `Config`, `Contract`, `FrozenContract`, `Statistics`, `files`, `errors`.
 """
 
 from importlib import import_module

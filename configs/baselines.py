@@ -1,4 +1,4 @@
-"""The models that a mixture has to beat, as configurations: same features, towers and budget."""
+"""The models that a mixture must beat, as configurations with the same features and towers."""
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError
@@ -11,7 +11,7 @@ def baseline(config: Config, name: str) -> Config:
     """Replace a configuration's model by a baseline.
 
     Args:
-        config: of the mixture.
+        config: configuration of the mixture.
         name: `shared_bottom`: every task's tower reads one expert; or `single_task:TASK`: the
             same, trained on one task's loss alone (the other tasks' towers stay untrained).
 
@@ -22,20 +22,20 @@ def baseline(config: Config, name: str) -> Config:
     if kind == SHARED_BOTTOM and not task:
         return _shared_bottom(config)
     if kind == SINGLE_TASK and task in config.contract.tasks:
-        return _shared_bottom(_only(config, task))
+        return _shared_bottom(_single_task(config, task))
     known = [SHARED_BOTTOM, *(f"{SINGLE_TASK}:{task}" for task in config.contract.tasks)]
     raise ConfigError(f"baseline: expected one of {', '.join(known)}; received {name!r}")
 
 
 def _shared_bottom(config: Config) -> Config:
-    """A softmax over one expert gives it weight 1 for every task."""
+    """One expert, to which a softmax gates every task with weight 1."""
     experts = config.model.experts.model_copy(update={"count": 1})
     model = config.model.model_copy(update={"experts": experts, "gate": Softmax(), "gates": {}})
     return config.model_copy(update={"model": model})
 
 
-def _only(config: Config, task: str) -> Config:
-    """The task keeps its weight (1 where it had none), the others lose theirs."""
+def _single_task(config: Config, task: str) -> Config:
+    """The task keeps its loss weight (1 where it was 0), the others get 0."""
     tasks = {
         name: one.model_copy(update={"weight": (one.weight or 1.0) if name == task else 0.0})
         for name, one in config.contract.tasks.items()

@@ -21,10 +21,10 @@ PRESETS = ("demo", "deskdrop", "movielens")
 
 
 class Config(Frozen):
-    """Everything that a run reads: contract, pipeline, model, training, export and what follows."""
+    """Everything that a configuration file says; each field is a section."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the model, also when served."""
+    """Name of the model, also under which it is served."""
     contract: Contract
     pipeline: PipelineConfig
     model: ModelConfig = ModelConfig()
@@ -37,7 +37,7 @@ class Config(Frozen):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """Of its nightly run, which builds the candidate model where there is a section for it."""
+        """Stages of the nightly run; the candidate model's too if there is a section for it."""
         if "candidates" not in self.model_fields_set:
             return STAGES
         report = self.candidates.report_questions > 0
@@ -125,7 +125,7 @@ class Config(Frozen):
                     )
 
     def _check_downsample(self) -> None:
-        """Whether an impression is positive must differ between impressions."""
+        """Refuse tasks for which every impression is positive: none could be left out."""
         downsample, tasks = self.pipeline.downsample, self.contract.tasks
         if downsample is None:
             return
@@ -143,7 +143,7 @@ class Config(Frozen):
                 )
 
     def _check_embedding(self, name: str) -> None:
-        """A feature whose width is given must have an embedding of its own."""
+        """Refuse a width for a feature without an embedding of its own."""
         owner, feature = self.contract.vocabulary_of(name), self.contract.features[name]
         if owner != name:
             raise contradiction(

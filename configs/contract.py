@@ -1,7 +1,7 @@
 """The contract between logs, training and serving: features, label rules and tasks.
 
-It is written once in YAML and from then on travels as data: the pipeline writes it beside the
-examples, export freezes it inside the SavedModel, the server reads that copy only.
+It is written once, in YAML, and then travels as data: the pipeline writes it beside the examples,
+export freezes it inside the SavedModel, and the server reads that copy only.
 """
 
 import hashlib
@@ -196,9 +196,9 @@ class Contract(Frozen):
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
-        It covers features, labels and tasks; weights of losses and scores may change.  Keys that
-        have their default are left out, so that a new option of the product does not part it
-        from the models that already serve.
+        It covers features, labels and tasks; weights of losses and scores may change. Keys that
+        have their default are left out, so that a new option of the product does not change the
+        fingerprint of models that already serve.
         """
         values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
@@ -235,7 +235,7 @@ class FrozenContract(Frozen):
             raise DataError(
                 f"{path}: schema fingerprint: expected {frozen.schema_fingerprint}, the contract "
                 f"in the file has {actual}: it was edited by hand, or another version of multigate "
-                "wrote it; make it anew"
+                "wrote it; make it again"
             )
         return frozen
 

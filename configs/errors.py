@@ -1,4 +1,4 @@
-"""The exception tree: every failure that a user can cause or mend.
+"""The exception tree: every failure that a user can cause or fix.
 
     MultigateError
     ├── ConfigError      a configuration file: unknown key, wrong type, contradiction
@@ -6,16 +6,16 @@
     ├── ModelError       training, evaluation and checkpoints
     ├── ExportError      a version that cannot be built or does not pass its checks
     ├── ServingError     the server's start-up and the client
-    └── RunError         the nightly run and publication: guards, locks, versions that are not there
+    └── RunError         the nightly run and publication: guards, locks, missing versions
 
-The command line prints the message as one line and exits with status 2; the server maps request
-errors to gRPC status in one place of its own (`serving.core.status`).  A message says what is
-wrong, where, what was expected, what was received and what to do.
+The command prints the message as one line and exits with status 2; the server maps request errors
+to gRPC status in one place (`serving.core.status`). A message says what is wrong, where, what was
+expected, what was received and what to do.
 """
 
 
 class MultigateError(Exception):
-    """Base class; its message is meant for the user as it is."""
+    """Base class; the user reads its message as it is."""
 
 
 class ConfigError(MultigateError):

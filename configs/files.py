@@ -1,4 +1,4 @@
-"""Folders that are complete or absent, and the names inside an examples folder."""
+"""Atomic writes (a folder or file is complete or absent), and the layout of an examples folder."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ from multigate.configs.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 
-# Columns of the examples besides the features, which stand under their own names.
+# Columns of the examples besides the features, whose columns have the features' names.
 LABEL = "label/"  # label/<task>: float32, null where masked
 TIME = "meta/time"  # timestamp[us, UTC] of the impression, null where unknown
 REQUEST = (
@@ -33,15 +33,15 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 def new_folder(path: Path) -> Iterator[Path]:
     """Write a folder under a temporary name and rename it when the block ends well.
 
-    Its writer holds a lock on the temporary folder, which the system gives back however the
-    process ends. Temporary folders beside it that nobody holds are what killed writers left
-    behind; they are removed first. (Where the file system has no locks, none is removed.)
+    The writer holds a lock on the temporary folder; the system releases it however the process
+    ends. Temporary folders without a lock were left by killed writers and are removed first.
+    (Where the file system has no locks, none is removed.)
 
     Args:
         path: the folder's final name; must not exist.
 
     Yields:
-        The temporary folder, beside the final one so that the rename is atomic.
+        The temporary folder, in the same parent folder, so that the rename is atomic.
 
     Raises:
         DataError: `path` exists, or another run made it meanwhile.
@@ -49,7 +49,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     exists = DataError(f"{path}: already exists; choose another output folder or remove it")
     if path.exists():
         raise exists
-    made = [parent for parent in path.parents if not parent.exists()]
+    created = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path.parent)
     temporary, lock = _locked_folder(path)
@@ -60,8 +60,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         temporary.rename(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # up to the first that holds something else
-            for parent in made:
+        with suppress(OSError):  # stops at the first that holds something else
+            for parent in created:
                 parent.rmdir()
         raise
     finally:
@@ -71,33 +71,33 @@ def new_folder(path: Path) -> Iterator[Path]:
 def _locked_folder(path: Path) -> tuple[Path, int]:
     """A new temporary folder for `path`, and the descriptor that holds its lock."""
     while True:
-        # Not the process's id: in containers every run has the same one, and a killed one leaves
-        # it.
+        # Random, not the process id: in containers every run has the same id, and a killed run's
+        # folder would be in the way.
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}"
         temporary.mkdir()
         with suppress(FileNotFoundError):
             lock = os.open(temporary, os.O_RDONLY)
             if _try_lock(lock) is not False and temporary.exists():
                 return temporary, lock
-            os.close(lock)  # another writer took it for abandoned before it was locked
+            os.close(lock)  # another writer removed it as abandoned before it was locked
 
 
 def _remove_abandoned(parent: Path) -> None:
     """Remove the temporary folders in `parent` whose writers are dead."""
-    for left in parent.glob(f".*{_PARTIAL}"):
-        if not _TEMPORARY.fullmatch(left.name):
+    for folder in parent.glob(f".*{_PARTIAL}"):
+        if not _TEMPORARY.fullmatch(folder.name):
             continue
         with suppress(FileNotFoundError, NotADirectoryError):
-            lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 if _try_lock(lock):
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Whether the lock could be had; None where the file system has none."""
+    """Whether this process got the lock; None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -108,17 +108,17 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def write_json(path: Path, values: Any) -> None:
-    """Write JSON that people can read and diff; whole or not at all."""
+    """Write indented JSON, atomically."""
     write_text(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as UTF-8, whole or not at all."""
+    """Write a text file as UTF-8, atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically: complete, or not at all."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         temporary.write_bytes(content)

@@ -8,7 +8,7 @@ from multigate.configs.sections.base import Frozen, parse
 
 
 class NumberStatistics(Frozen):
-    """Of one number feature, after its transform, over the training rows that have a value."""
+    """One number feature, after its transform, over the training rows that have a value."""
 
     count: int
     missing: int
@@ -20,7 +20,7 @@ class NumberStatistics(Frozen):
 
 
 class TaskStatistics(Frozen):
-    """Of one task's label over the training rows where it is not masked."""
+    """One task's label, over the training rows where it is not masked."""
 
     count: int
     masked: int
@@ -38,8 +38,8 @@ class Statistics(Frozen):
     rows: dict[str, int]
     """Examples of each split."""
     negatives_kept: float = 1.0
-    """Share of the logged impressions without a positive label that the training split holds; a
-    probability p that was learnt from it is p / (p + (1 - p) / negatives_kept)."""
+    """Share of the logged impressions without a positive label that the training split holds. A
+    probability p that was learnt from it is corrected to p / (p + (1 - p) / negatives_kept)."""
 
     @classmethod
     def read(cls, path: Path) -> "Statistics":

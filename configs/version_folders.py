@@ -1,4 +1,4 @@
-"""Numbers of the versions in a base folder: `<base>/<number>/`, never changed once there."""
+"""Numbers of the versions in a base folder: `<base>/<number>/`; a version never changes."""
 
 from pathlib import Path
 
@@ -9,8 +9,8 @@ def new_version(base: Path, version: int | None = None) -> int:
     """A number for a new version.
 
     Args:
-        base: folder of the versions; may be absent.
-        version: the number to take; the highest that is there plus one where None.
+        base: folder of the versions; need not exist.
+        version: the number to take; None takes the highest existing one plus one.
 
     Raises:
         ExportError: `base` is a file, or the version is negative or exists.

@@ -25,7 +25,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 class Frozen(BaseModel):
     """Base of every configuration class: immutable, no unknown keys, no silent conversion.
 
-    Fields carry their documentation in their attribute docstrings.
+    A string below a field documents the field.
     """
 
     model_config = ConfigDict(
@@ -35,7 +35,7 @@ class Frozen(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, values: Any) -> Any:
-        """Name the unknown key and the known ones, which pydantic's own message does not."""
+        """Name the unknown key and the known keys; pydantic's own message does not."""
         if isinstance(values, dict):
             for key in values:
                 if key not in cls.model_fields:
@@ -84,15 +84,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def contradiction(message: str) -> PydanticCustomError:
-    """An error about several keys together; its message already says what was received."""
+    """An error about several keys together; the message already says what was received."""
     return PydanticCustomError("contradiction", "{message}", {"message": message})
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a key written twice, and reads 1e-6 as the number it is.
+    """A YAML loader that refuses a key that is written twice, and reads 1e-6 as a number.
 
-    YAML 1.1, whose rules PyYAML follows, would keep the last of two equal keys, and has 1e-6 for
-    text because it lacks a point.
+    PyYAML follows YAML 1.1, which keeps the last of two equal keys, and takes 1e-6 for text because
+    it has no decimal point.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -119,7 +119,7 @@ def read_yaml(path: Path) -> Any:
         ConfigError: the file is missing, not UTF-8 or not YAML, or repeats a key.
     """
     try:
-        # The loader is a SafeLoader: it builds plain values only.
+        # A SafeLoader builds plain values only.
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such configuration file") from None
@@ -161,12 +161,12 @@ def _freeze(values: Any) -> Any:
 
 
 def _keys(location: tuple[int | str, ...], values: Any, missing: bool) -> list[str]:
-    """Where an error is, as keys of the file: pydantic also names the members of unions.
+    """The keys of the file that lead to an error, without the members of unions.
 
     Args:
-        location: pydantic's.
+        location: pydantic's location, which also names members of unions.
         values: the whole mapping.
-        missing: whether the last key is one that the mapping lacks.
+        missing: whether the error is that the last key is missing.
     """
     keys = []
     for place, part in enumerate(location):

@@ -19,28 +19,28 @@ class CandidateRules(Frozen):
     largest_loss: float = Field(0.02, ge=0, le=1)
     """By how much recall may be below that of the version in production."""
     largest_below_popularity: float = Field(0.0, ge=0, le=1)
-    """By how much recall may be below that of the most popular items, which need no model."""
+    """By how much recall may be below that of recommending the most popular items."""
 
 
 class CandidatesConfig(Frozen):
     """`multigate candidates`: architecture, training and index of the two-tower model.
 
-    Where a configuration has this section, be it empty, `multigate run` builds the candidate model
-    beside the ranker.
+    If a configuration has this section, even an empty one, `multigate run` builds the candidate
+    model as well as the ranker.
     """
 
     positives: str | None = None
-    """The binary task whose label 1 makes a row a pair of user and item to learn from. Where
-    absent: the contract's first binary engagement task, or else its first binary task."""
+    """The binary task whose positives are the pairs of user and item to learn from. Default: the
+    contract's first binary engagement task, or else its first binary task."""
     embedding_dim: int = Field(64, ge=1)
     """Width of every embedding, and of the towers' output."""
     units: tuple[Width, ...] = ()
-    """Hidden ReLU layers of each tower; none makes a tower a linear map of its embeddings."""
+    """Widths of each tower's hidden ReLU layers; with none, a tower is a linear map."""
     hidden_users: float = Field(0.1, ge=0, lt=1)
-    """Share of the training rows whose user id is hidden, so that the tower learns what to make of
-    users whom it does not know."""
+    """Share of the training rows whose user id is hidden, so that the tower learns to serve unknown
+    users."""
     normalise: bool = True
-    """Scores are cosines instead of dot products."""
+    """Whether scores are cosines instead of dot products."""
     temperature: float = Field(0.1, gt=0)
     """Scores are divided by it in the loss."""
     epochs: int = Field(20, ge=1)
@@ -55,5 +55,5 @@ class CandidatesConfig(Frozen):
     seed: int = Field(0, ge=0)
     rules: CandidateRules = CandidateRules()
     report_questions: int = Field(0, ge=0)
-    """How many questions of the test split the nightly run asks both stages, to tell what
-    retrieving first costs (`multigate candidates report`); 0 leaves that out."""
+    """How many questions of the test split the nightly run uses to measure what retrieving first
+    costs (`multigate candidates report`); 0 skips this stage."""

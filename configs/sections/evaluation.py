@@ -1,4 +1,4 @@
-"""What the report looks at, and the rules by which a version goes out."""
+"""What the report shows, and the rules by which a version may be published."""
 
 from collections.abc import Iterable
 from typing import Annotated, Literal
@@ -12,11 +12,11 @@ class TaskRules(Frozen):
     """Rules of one task, where they differ from those of all tasks."""
 
     largest_loss: float | None = Field(None, ge=0)
-    """As of `Rules`."""
+    """As in `Rules`."""
     must_win: bool = False
     """Refuse unless the whole interval of the difference is on the better side of zero."""
     least_auc: float | None = Field(None, ge=0, le=1)
-    """As of `Rules`."""
+    """As in `Rules`."""
 
 
 class Rules(Frozen):
@@ -25,14 +25,14 @@ class Rules(Frozen):
     largest_loss: float = Field(0.005, ge=0)
     """Largest loss of a task's AUC, or relative rise of its RMSE, against production."""
     judge: Literal["estimate", "interval"] = "estimate"
-    """What has to keep within `largest_loss`: the difference itself, or the worse end of its
-    interval, which asks for proof and refuses whatever little data cannot show."""
+    """What must stay within `largest_loss`: the difference itself, or the worse end of its
+    interval. The latter demands proof, and refuses where there is too little data for it."""
     largest_ranking_loss: float | None = Field(0.01, ge=0)
-    """Largest loss of the combined score's NDCG@10; null does not look at it."""
+    """Largest loss of the combined score's NDCG@10; null switches this rule off."""
     least_auc: float = Field(0.5, ge=0, le=1)
-    """AUC that a task's interval has to reach, whatever production does: below, it is broken."""
+    """AUC that a task's interval must reach, whatever production has; below, the task is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)
-    """Limits of predicted over observed; refused when the whole interval is outside."""
+    """Limits of predicted over observed; the rule refuses if the whole interval is outside."""
     tasks: dict[str, TaskRules] = Field({})
     """Rules that differ, by task."""
 
@@ -50,14 +50,14 @@ class Rules(Frozen):
 class ValueSlices(Frozen):
     """One slice per value of a feature.
 
-    An id has its most frequent values, the others and the missing ones; a number its quarters,
-    a list its lengths.
+    An id has slices for its most frequent values, for the others and for missing ones; a number has
+    its quartiles; a list its lengths.
     """
 
     by: Literal["value"]
     feature: str
     most: int = Field(12, ge=1, le=100)
-    """The most frequent values that have a slice of their own."""
+    """How many of the most frequent values have a slice of their own."""
 
 
 class SeenSlices(Frozen):
@@ -66,7 +66,7 @@ class SeenSlices(Frozen):
     by: Literal["seen"]
     feature: str
     edges: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 10, 100), min_length=1)
-    """Ascending counts at which a slice begins; the first slice holds what is below the first."""
+    """Ascending counts at which a slice begins; one more slice holds the rows below the first."""
 
     @model_validator(mode="after")
     def _check(self) -> "SeenSlices":
@@ -76,7 +76,7 @@ class SeenSlices(Frozen):
 
 
 class HourSlices(Frozen):
-    """Slices by the hour of the impression, UTC, in blocks."""
+    """Slices by blocks of hours of the impression's time, in UTC."""
 
     by: Literal["hour"]
     block: Literal[1, 2, 3, 4, 6, 12] = 6
@@ -90,26 +90,26 @@ class EvaluationConfig(Frozen):
     """The report and the verdict."""
 
     replicates: int = Field(500, ge=50, le=10_000)
-    """Resamples of the users, from which the intervals come."""
+    """Bootstrap resamples of the users, from which the intervals come."""
     seed: int = Field(0, ge=0)
-    """Of the resamples."""
+    """Seed of the resamples."""
     slices: dict[str, Slices] | None = None
-    """By the name that the report shows; where absent, users and items by how often training
-    saw them, the context's categories, and the hour."""
+    """By the name that the report shows. Default: users and items by how often training saw them,
+    the context's categories, and the hour."""
     least_slice_rows: int = Field(50, ge=1)
-    """Slices in which a task has fewer labels are not judged on it."""
+    """A slice in which a task has fewer labels is not judged on that task."""
     largest_feature_auc: float = Field(0.95, gt=0.5, le=1)
-    """AUC of one feature alone above which it is taken for a leak."""
+    """AUC of a single feature above which the report calls it a leak."""
     rules: Rules = Rules()
 
     def unknown_name(self, tasks: Iterable[str], features: Iterable[str]) -> str | None:
-        """What is wrong with a rule of a task, or a slice by a feature, that there is not.
+        """Find a rule for a task, or a slice by a feature, that the contract does not have.
 
-        A rule that holds for nothing would bless what it was written to refuse.
+        A rule with a misspelt task would bless what it was written to refuse.
 
         Args:
-            tasks: of the contract.
-            features: of the contract.
+            tasks: tasks of the contract.
+            features: features of the contract.
 
         Returns:
             A message, or None where every name is known.

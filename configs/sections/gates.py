@@ -1,7 +1,7 @@
 """Typed options of every gate, one class each; `docs/gates.md` has the formulas.
 
-`options()` gives the keyword arguments of `model.gates.make`, all but E and the seed, which
-the ranker knows.  Symbols in the descriptions are the papers'.
+`options()` gives the keyword arguments of `model.gates.make`, except for E and the seed, which the
+ranker gives. Symbols in the descriptions are those of the papers.
 """
 
 import math
@@ -17,7 +17,7 @@ Schedule = tuple[tuple[int, float], ...]
 
 
 class _Gate(Frozen):
-    """What every gate's options have."""
+    """Base class of all gates' options."""
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments for `model.gates.make`."""
@@ -115,7 +115,7 @@ class DSelectK(_SparseGate):
     gamma: Positive = 1.0
     """gamma, width of the smooth-step S."""
     gamma_end: Positive | None = None
-    """gamma at the end of its annealing; none keeps it constant."""
+    """gamma at the end of its annealing; null keeps it constant."""
     gamma_steps: int = Field(default=10_000, ge=1)
     """Training steps that the annealing of gamma takes."""
     entropy_weight: Strength = 0.0
@@ -136,7 +136,7 @@ class SoftmaxSelector(_SparseGate):
     temperature: Positive = 1.0
     """Temperature of softmax(psi_r)."""
     temperature_end: Positive | None = None
-    """The temperature at the end of its annealing; none keeps it constant."""
+    """The temperature at the end of its annealing; null keeps it constant."""
     temperature_steps: int = Field(default=10_000, ge=1)
     """Training steps that the annealing takes."""
     entropy_weight: Strength = 0.0
@@ -230,7 +230,7 @@ class Hierarchical(_Gate):
     """A gate over groups of experts and one within each; the weight is the product."""
 
     name: Literal["hierarchical"] = "hierarchical"
-    """This gate.  Its k is the product of its levels' k; it is static where both levels are."""
+    """This gate. Its k is the product of its levels' k; it is static if both levels are."""
     primary: "Level"
     """The gate over the G groups."""
     secondary: "Level"

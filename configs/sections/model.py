@@ -26,7 +26,7 @@ class Towers(Frozen):
     """One tower per task, from the mixture's output to the task's logit."""
 
     units: tuple[Width, ...] = (32,)
-    """Widths of the hidden layers; none makes the tower a single linear layer."""
+    """Widths of the hidden layers; with none, the tower is a single linear layer."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
 
@@ -37,16 +37,16 @@ class ModelConfig(Frozen):
     embedding_dim: int = Field(16, ge=1)
     """Width of every embedding."""
     embedding_dims: dict[str, Width] = Field({})
-    """Widths that differ, by feature; features that share a vocabulary share its width."""
+    """Feature -> its own width; features that share a vocabulary share its width."""
     experts: Experts = Experts()
     gate: GateConfig = Softmax(name="softmax")
     """The gate of every task."""
     gates: dict[str, GateConfig] = Field({})
-    """Gates that differ, by task."""
+    """Task -> its own gate, instead of `gate`."""
     towers: Towers = Towers()
     task_weighting: Literal["fixed", "uncertainty"] = "fixed"
-    """How the tasks' losses are weighed: by the contract's weights, or besides by the
-    uncertainty that each task learns to have."""
+    """How the tasks' losses are weighted: by the contract's weights alone, or also by an
+    uncertainty that is learnt for each task."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -57,7 +57,7 @@ class ModelConfig(Frozen):
 
 
 def _check_gate(where: str, gate: Any, experts: int) -> None:
-    """No gate can select more experts than it chooses from."""
+    """Refuse a gate that selects more experts than it has."""
     if isinstance(gate, Hierarchical):
         if experts % gate.num_groups:
             raise contradiction(
@@ -79,14 +79,14 @@ class TrainConfig(Frozen):
     batch_size: int = Field(512, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     decay: Literal["none", "linear", "cosine"] = "none"
-    """How the learning rate falls from the first step to the last of `epochs`."""
+    """How the learning rate falls from the first step of training to the last."""
     decay_to: float = Field(0.0, ge=0, le=1)
-    """Share of the learning rate that is left at the end of its decay."""
+    """Share of the learning rate that remains at the end of its decay."""
     warm_learning_rate: float | None = Field(None, gt=0)
-    """Learning rate of a training that starts from a checkpoint, where it differs."""
+    """Learning rate of a training that starts from a checkpoint; null: `learning_rate`."""
     restart_schedules: bool = False
-    """Let the gates' schedules start over when training starts from a checkpoint; they go on
-    otherwise, so that a converged gate stays as it is."""
+    """Whether the gates' schedules start over when training starts from a checkpoint. Otherwise
+    they go on, so that a converged gate stays as it is."""
     patience: int = Field(2, ge=1)
     """Epochs without a better validation loss after which training stops; the best epoch's
     weights are kept."""
@@ -94,22 +94,22 @@ class TrainConfig(Frozen):
     lazy_embeddings: bool = False
     """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
     weight: str | None = None
-    """Column of the examples with the rows' weights in the loss: a number feature, or another
-    column; a row without one has weight 1."""
+    """Column of the examples that holds the rows' weights in the loss: a number feature, or another
+    column. A row without a value has weight 1."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    """What experts and towers compute in; weights, gates, logits and losses stay float32."""
+    """Precision of experts and towers; weights, gates, logits and losses stay float32."""
     data_parallel: bool = False
-    """Share each batch among the processes that the environment names (TF_CONFIG), on JAX among
-    the devices of one or more processes."""
+    """Whether to split each batch over the processes that the environment names (TF_CONFIG); on
+    JAX, over the devices of one or more processes."""
     save_every: int = Field(2000, ge=1)
-    """Steps between two snapshots, from which an interrupted training continues; one is taken
-    after every epoch besides."""
+    """Steps between two snapshots, from which an interrupted training continues. There is also one
+    after every epoch."""
     memory: float = Field(4.0, ge=0)
-    """GiB that an encoded split may take in memory; a larger one is streamed from disk."""
+    """Largest size in GiB of an encoded split in memory; a larger split is streamed from disk."""
     shuffle_rows: int = Field(1 << 18, ge=1)
-    """Rows that are shuffled together where the split is streamed, besides its row groups."""
+    """Rows that are shuffled together where the split is streamed; row groups are shuffled too."""
     explosion: float = Field(20.0, gt=1)
-    """Training stops when the loss of some steps is so many times its running median."""
+    """Training stops when the loss of some steps is this many times its running median."""
 
     @model_validator(mode="after")
     def _check_together(self) -> "TrainConfig":
@@ -132,27 +132,28 @@ class ExportConfig(Frozen):
     the validation split: export is refused where the whole 95 % interval of the loss is beyond it;
     the same goes for the other tolerances of metrics."""
     log_loss_tolerance: float = Field(0.05, ge=0)
-    """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights:
-    its order may stay while its probabilities shift."""
+    """Largest relative rise of a binary task's log loss by hardening a gate or rounding weights.
+    The order of the scores may stay the same while the probabilities shift."""
     parity_rows: int = Field(4096, ge=1)
     """Test rows on which the scores are compared with the Keras model's."""
     calibration: Literal["none", "platt", "isotonic"] = "none"
     """How the binary tasks' probabilities are calibrated on the validation split."""
     smearing: bool = False
-    """Estimate the mean of a label trained on its logarithm, rather than about its median, where
-    that lowers the RMSE on the validation split."""
+    """Whether a label that is trained on its logarithm is predicted by its mean instead of about
+    its median, where that lowers the RMSE on the validation split."""
     weights: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the file stores the experts' kernels and the embedding tables."""
     weights_tolerance: float = Field(0.005, ge=0)
     """Largest loss of a task's AUC (or relative rise of its RMSE) by rounding weights."""
     items: Literal["none", "features", "precomputed"] = "none"
-    """Whether the file holds the known items' features, so that ids alone can be ranked;
-    `precomputed` holds their half of the first layers besides, E * width numbers an item."""
+    """Whether the file holds the features of known items, so that a call can send ids alone.
+    `precomputed` also holds the items' half of the first layers, E * width numbers per item."""
     xla: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Compile mixture and towers with XLA on batches padded to these sizes, ascending, each of
-    which is compiled when it first occurs (the warm-up requests have all of them); larger batches
-    are padded to multiples of the last. Nothing may then depend on how many rows an expert has:
-    gates that choose per example run every expert on every row, which costs what they save."""
+    """Compile mixture and towers with XLA on batches that are padded to these sizes (ascending).
+    Each size is compiled when it first occurs; the warm-up requests have all of them. Larger
+    batches are padded to multiples of the last size. Compiled shapes cannot depend on how many rows
+    an expert gets: gates that choose per example run every expert on every row, and save nothing.
+    """
 
     @field_validator("xla")
     @classmethod
@@ -162,5 +163,5 @@ class ExportConfig(Frozen):
         return sizes
 
     snapshot: Literal["all", "items", "none"] = "all"
-    """Whose features as of the cut-off a version carries for calls that leave them out: users' and
-    items', items' only (where users are many), or nobody's."""
+    """Whose features, as of the cut-off, a version carries for calls that leave them out: of users
+    and items, of items only (where there are many users), or none."""

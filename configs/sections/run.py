@@ -1,4 +1,4 @@
-"""The nightly run: when it stops before training, how it starts, what it keeps, whom it tells."""
+"""The nightly run: its guards, how training starts, what it keeps, whom it notifies."""
 
 import shlex
 from datetime import timedelta
@@ -8,21 +8,21 @@ from pydantic import Field, model_validator
 from multigate.configs.sections.base import Duration, Frozen, contradiction
 
 STAGES = ("pipeline", "guards", "training", "export", "evaluation", "decision", "publication")
-"""Of a run, in their order."""
+"""Stages of every run, in their order."""
 
 CANDIDATE_STAGES = ("candidates_training", "candidates_export", "candidates_report")
-"""Of a run that builds the candidate model as well; the report only where it is asked for."""
+"""Stages of the candidate model; the report only where the configuration asks for it."""
 
 ALL_STAGES = (*STAGES[:-2], *CANDIDATE_STAGES, *STAGES[-2:])
-"""That a run may have, in their order."""
+"""All stages that a run may have, in their order."""
 
 
 class Guards(Frozen):
-    """What the night's examples must be like for a model to be trained on them.
+    """Limits that the night's examples must keep for a model to be trained on them.
 
-    The first three need no earlier run; the others compare with the last run that passed. Rates
-    and coverage are compared twice: over all examples, and over the newest day's, where a fault of
-    one day shows. A difference that chance explains (three standard errors) never stops a run.
+    The first three need no earlier run; the others compare with the last run that passed. Rates and
+    coverage are compared twice: over all examples, and over the newest day's, where a fault of one
+    day shows. A difference within three standard errors never stops a run.
     """
 
     min_rows: int = Field(1000, ge=1)
@@ -48,24 +48,24 @@ class RunConfig(Frozen):
     """`multigate run`."""
 
     days: int | None = Field(None, ge=1)
-    """Days of the log to learn from, up to and with the date; all there are where absent. Labels
-    and features need limits then (see `pipeline.window`)."""
+    """Days of the log to learn from, up to and including the date. Labels and features then need
+    limits (see `pipeline.window`). Default: the whole log."""
     guards: Guards = Guards()
     full_retrain_days: int = Field(1, ge=1)
     """Days between trainings from scratch; in between, training starts from the weights of the
     version in production. 1 trains from scratch every night."""
     keep_versions: int = Field(5, ge=2)
-    """Versions that stay in the base folder, newest first: production, what a rollback returns to,
-    and older ones; and as many withdrawn ones."""
+    """Versions that stay in the base folder: the one in production, the one that a rollback returns
+    to, and older ones; and as many withdrawn versions."""
     keep_runs: int = Field(14, ge=2)
     """Runs whose examples, checkpoints and exports stay. Records of older runs stay, and so do the
     checkpoints of versions that are still there."""
     notify: str | None = Field(None, min_length=1)
-    """A command that is told on its standard input, as JSON, how each run ended: `event`
-    (published, refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`,
-    `run`. Split like a shell's words, run without a shell."""
+    """A command that gets a JSON object on its standard input when a run ends: `event` (published,
+    refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`, `run`. It is split
+    into words as a shell does, and run without a shell."""
     notify_timeout: Duration = timedelta(seconds=30)
-    """After which the command is killed."""
+    """Time after which the command is killed."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":

@@ -15,7 +15,7 @@ class Range(Frozen):
     low: float
     high: float
     log: bool = False
-    """Draw the logarithm evenly."""
+    """Draw the logarithm uniformly."""
     whole: bool = False
     """Whole numbers only."""
 
@@ -42,19 +42,19 @@ class TuneConfig(Frozen):
     """`multigate tune`."""
 
     space: dict[str, Annotated[Range | Choices, Field(union_mode="left_to_right")]] = Field({})
-    """What is searched, by the setting's place in the file, such as `train.learning_rate` or
-    `model.gate.entropy_weight`; settings of `model` and `train` only, since others would make
-    the trials' losses incomparable."""
+    """Dotted name of a setting -> what to try, such as `train.learning_rate` or
+    `model.gate.entropy_weight`. Settings of `model` and `train` only: with others, the trials'
+    losses could not be compared."""
     trials: int = Field(20, ge=1)
-    """Trials in all, those of earlier runs in the same folder included."""
+    """Trials in all, including those of earlier runs in the same folder."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """How settings are drawn: by what did well so far, or evenly."""
+    """How settings are drawn: tpe prefers what did well so far, random draws uniformly."""
     prune: bool = True
     """Stop a trial whose validation loss is above the median of the others' at the same epoch."""
     prune_after: int = Field(5, ge=1)
     """Trials that run to their end before any is pruned."""
     seed: int = Field(0, ge=0)
-    """Of the settings drawn; the trials themselves train with `train.seed`."""
+    """Seed of the drawn settings; the trials train with `train.seed`."""
 
     @model_validator(mode="after")
     def _check(self) -> "TuneConfig":
