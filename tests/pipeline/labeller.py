@@ -1,0 +1,526 @@
+"""An independent labeller: plain loops over events, written from docs/labels.md alone.
+
+It shares no code with the job: it reads the raw files with csv and json of the standard library, and
+takes from the configuration only what the user wrote. It is slow and meant for tests. Where the page
+leaves a choice to a hash, `order` makes it: of equals, the row with the lowest rank counts.
+"""
+
+import bisect
+import csv
+import fnmatch
+import gzip
+import io
+import json
+import zipfile
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta
+from decimal import Decimal
+
+MICROSECOND = timedelta(microseconds=1)
+EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+def micros(value):
+    """A duration or an instant in microseconds; a missing one stays missing."""
+    if value is None:
+        return None
+    return (value - EPOCH if isinstance(value, datetime) else value) // MICROSECOND
+
+
+# Reading ----------------------------------------------------------------------------------------
+
+
+def texts(folder, pattern):
+    """The decoded content of each file and of each member of a zip that a pattern names."""
+    pattern, _, member = pattern.partition("#")
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or not fnmatch.fnmatch(str(path.relative_to(folder)), pattern):
+            continue
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                for name in sorted(archive.namelist()):
+                    if not member or name == member:
+                        yield archive.read(name).decode()
+        else:
+            content = path.read_bytes()
+            yield (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+
+
+def read(folder, part):
+    """The rows of the files of a log, or of its `feedback`, as dicts; missing values are None."""
+    rows = []
+    for pattern in part.files:
+        for text in texts(folder, pattern):
+            if part.format.type == "jsonl":
+                rows += [json.loads(line) for line in text.splitlines() if line.strip()]
+                continue
+            header = part.format.header
+            delimiter = part.format.delimiter
+            rows += csv.DictReader(io.StringIO(text, newline=""), header, delimiter=delimiter)
+    missing = ("", *part.format.null_values)
+    return [{k: None if v is None or v in missing else v for k, v in r.items()} for r in rows]
+
+
+def instant(value, unit):
+    """A time of the log in microseconds since 1970."""
+    if value is None:
+        return None
+    if unit == "iso":
+        return micros(datetime.fromisoformat(value))
+    return int(Decimal(str(value)) * UNITS[unit])
+
+
+def number(value):
+    """A number of the log."""
+    return None if value is None else float(value)
+
+
+def text_of(value):
+    """An id of the log as text."""
+    return None if value is None else str(value)
+
+
+def columns_read(config, columns):
+    """The names of the columns that the configuration reads."""
+    names = {name for name in dict(columns).values() if name is not None}
+    for name, feature in config.contract.features.items():
+        computed = [getattr(feature, key, None) for key in ("history", "count", "since", "rate")]
+        if feature.source == "log" and not any(computed):
+            names.add(feature.column or name)
+        for what in filter(None, computed):
+            if config.pipeline.log.shape == "impressions":
+                names |= set(what.events) | set(getattr(what, "per", ()))
+    for task in config.contract.tasks.values():
+        names |= {getattr(task.label, key, None) for key in ("column", "over")}
+    if config.pipeline.log.shape == "impressions":
+        names |= set(config.pipeline.log.known_at.values())
+    return names - {None, "impression"}
+
+
+def read_events(config, folder):
+    """All rows of the log as dicts of one shape, in the order of the files."""
+    log = config.pipeline.log
+    parts = [(log, log.columns)]
+    feedback = getattr(log, "feedback", None)
+    if feedback is not None:
+        parts.append((feedback, feedback.columns))
+    events = []
+    for place, (part, columns) in enumerate(parts):
+        used = sorted(columns_read(config, columns))
+        for row in read(folder, part):
+            kind = getattr(columns, "event", None)
+            event = {
+                "time": instant(row[columns.time], part.time_unit),
+                "user": text_of(row[columns.user]),
+                "item": text_of(row[columns.item]),
+                # Without types, every row is an impression.
+                "kind": row[kind] if kind else getattr(log, "impression", "impression"),
+                "row": row,
+                "place": place,
+                "index": len(events),
+                "identity": tuple(text_of(row.get(name)) for name in used),
+            }
+            for name in ("value", "session", "request", "event_id"):
+                column = getattr(columns, name, None)
+                event[name] = row.get(column) if column else None
+            event["value"] = number(event["value"])
+            events.append(event)
+    return events
+
+
+# The steps before the rules ------------------------------------------------------------------------
+
+
+def without_duplicates(events, order):
+    """Leave out what is the same event as an earlier one."""
+    kept, seen = [], set()
+    for event in sorted(events, key=lambda e: (e["time"], order(e))):
+        if event["event_id"] is not None:
+            key = ("id", event["place"], event["user"], event["event_id"])
+        else:
+            key = ("row", event["place"], event["identity"])
+        if key not in seen:
+            seen.add(key)
+            kept.append(event)
+    return kept
+
+
+def mark_repetitions(impressions, collapse, order):
+    """Say of each impression which kept impression it stands for: itself or a chain's first."""
+    last = {}  # pair -> its previous impression, kept or not
+    for event in sorted(impressions, key=lambda e: (e["time"], order(e))):
+        pair = event["user"], event["item"]
+        before = last.get(pair)
+        repeats = (
+            collapse is not None
+            and before is not None
+            and event["time"] - before["time"] <= collapse
+        )
+        event["kept"] = before["kept"] if repeats else event
+        last[pair] = event
+
+
+def attribute(impressions, feedback, pipeline, order):
+    """Give each feedback event to an impression: sets `of`, `delay`, and `lost` where none has it."""
+    limit, skew = micros(pipeline.attribution), micros(pipeline.clock_skew)
+    of_pair = defaultdict(list)
+    for event in impressions:
+        of_pair[event["user"], event["item"]].append(event)
+    for event in feedback:
+        candidates = of_pair[event["user"], event["item"]]
+        if pipeline.attribute_by == "request" and event["request"] is not None:
+            candidates = [c for c in candidates if c["request"] == event["request"]]
+        event["of"], event["lost"] = None, "orphans"
+        earlier = [c for c in candidates if c["time"] <= event["time"]]
+        if earlier:
+            latest = max(c["time"] for c in earlier)
+            found = min((c for c in earlier if c["time"] == latest), key=order)["kept"]
+            delay = event["time"] - found["time"]
+            if limit is None or delay <= limit:
+                event.update(of=found, delay=delay, lost=None)
+                continue
+            event["lost"] = "late"
+        if skew is None:
+            continue
+        # Repetitions are left out before this step: the next impression is the next kept one.
+        later = [c for c in candidates if c["time"] > event["time"] and c["kept"] is c]
+        if later:
+            first = min(c["time"] for c in later)
+            if first - event["time"] <= skew:
+                found = min((c for c in later if c["time"] == first), key=order)
+                event.update(of=found, delay=0, lost=None, time=first)
+
+
+# Rules ------------------------------------------------------------------------------------------
+
+
+def event_label(rule, feedback):
+    """A label of the rule `event`, from the feedback that belongs to the impression."""
+    limit = micros(rule.within)
+    found = [e for e in feedback if e["kind"] in rule.events]
+    found = [e for e in found if limit is None or e["delay"] <= limit]
+    if rule.aggregate == "presence":
+        return 1.0 if found else 0.0
+    if rule.aggregate == "count":
+        return float(len(found))
+    values = []
+    for event in found:
+        value = event["value"]
+        if rule.over is not None and value is not None:
+            divisor = number(event["row"].get(rule.over))
+            value = value / divisor if divisor is not None and divisor > 0 else None
+        if value is not None:
+            values.append(value)
+    if not values:
+        return None
+    return sum(values) if rule.aggregate == "sum" else max(values)
+
+
+def dwell_wait(rule):
+    """The `within` of a dwell, in microseconds."""
+    return micros(rule.within or max(rule.cap, timedelta(days=1)))
+
+
+def dwell_label(rule, impression, session):
+    """A label of the rule `dwell`, from the events of the impression's session in order of time."""
+    for event in session:
+        waited = event["time"] - impression["time"]
+        if waited <= 0:
+            continue
+        if waited > dwell_wait(rule):
+            return None
+        same = event["item"] == impression["item"]
+        if same and event.get("kept", event) is not event:
+            continue
+        if rule.ends == "other_item":
+            ends = not same
+        else:
+            ends = rule.ends == "any" or event["kind"] in rule.ends
+        if ends:
+            return min(waited, micros(rule.cap)) / 1_000_000
+    return None
+
+
+def row_label(rule, row):
+    """A label of the rules `column` and `ratio`."""
+    value = number(row.get(rule.column))
+    if rule.rule == "column":
+        return value
+    divisor = number(row.get(rule.over))
+    if value is None or divisor is None or divisor <= 0:
+        return None
+    return value / divisor
+
+
+def finish(tasks, values):
+    """The steps after the rule: from each task's value to its label."""
+    labels = {}
+
+    def label(name):
+        if name in labels:
+            return labels[name]
+        task, value = tasks[name], values[name]
+        if value is not None:
+            if task.clip is not None:
+                value = min(max(value, task.clip[0]), task.clip[1])
+            if task.at_least is not None:
+                value = 1.0 if value >= task.at_least else 0.0
+            elif task.type == "binary":
+                value = 1.0 if value > 0 else 0.0
+            if task.without is not None and label(task.without) == 1:
+                value = 0.0
+        if task.when is not None and label(task.when) != 1:
+            value = None
+        labels[name] = value
+        return value
+
+    return {name: label(name) for name in tasks}
+
+
+def waits(config):
+    """How long each task's label stays open, in microseconds, references included."""
+    log, tasks = config.pipeline.log, config.contract.tasks
+
+    def own(rule):
+        if rule.rule == "event":
+            limits = [micros(x) for x in (rule.within, config.pipeline.attribution)]
+            limits = [x for x in limits if x is not None]
+            # Without a limit it never closes; hold-back takes it as if it closed at once. Embargo
+            # and runs of some days refuse it.
+            return min(limits, default=0)
+        if rule.rule == "dwell":
+            return dwell_wait(rule)
+        if rule.rule in ("column", "ratio"):
+            return micros(log.known_after) or 0
+        return 0
+
+    def wait(name):
+        task = tasks[name]
+        others = [x for x in (task.without, task.when) if x is not None]
+        return max([own(task.label), *map(wait, others)])
+
+    return {name: wait(name) for name in tasks}
+
+
+# Histories and counters --------------------------------------------------------------------------
+
+
+class Past:
+    """What is known of users and items over time."""
+
+    def __init__(self, config, impressions, feedback):
+        self.log = config.pipeline.log
+        self.impressions = impressions
+        self.feedback = feedback
+        features = config.contract.features
+        self.whole = features[config.contract.item].dtype == "int"
+        self.tables = {}
+
+    def known(self, kinds):
+        """(time, user, item) of what counts as an event of these types."""
+        if self.log.shape == "events":
+            everything = [*self.impressions, *self.feedback]
+            return [(e["time"], e["user"], e["item"]) for e in everything if e["kind"] in kinds]
+        found = []
+        for event in self.impressions:
+            times = []
+            for kind in kinds:
+                if kind == "impression":
+                    times.append(event["time"])
+                    continue
+                value = number(event["row"].get(kind))
+                if value is None or not value > 0:
+                    continue
+                if kind in self.log.known_at:
+                    at = instant(event["row"].get(self.log.known_at[kind]), self.log.time_unit)
+                    if at is not None:
+                        times.append(max(at, event["time"]))
+                else:
+                    times.append(event["time"] + micros(self.log.known_after))
+            if times:
+                found.append((min(times), event["user"], event["item"]))
+        return found
+
+    def before(self, of, kinds, who, time, within):
+        """(time, item) of the events of a user or an item in [time - within, time)."""
+        key = of, tuple(kinds)
+        if key not in self.tables:
+            table = defaultdict(list)
+            for at, user, item in self.known(kinds):
+                place = int(item) if self.whole else item
+                table[user if of == "user" else item].append((at, place))
+            for events in table.values():
+                events.sort()
+            self.tables[key] = table
+        events = self.tables[key].get(who, [])
+        end = bisect.bisect_left(events, time, key=lambda e: e[0])
+        start = 0
+        if within is not None:
+            start = bisect.bisect_left(events, time - micros(within), key=lambda e: e[0])
+        return events[start:end]
+
+    def feature(self, feature, user, item, time):
+        """The value of a history or counter at a time."""
+        if getattr(feature, "history", None) is not None:
+            what = feature.history
+            items = [i for _, i in self.before("user", what.events, user, time, what.within)]
+            return [str(i) for i in items[-what.last :][-feature.max_length :]]
+        what = feature.counter
+        who = user if what.of == "user" else item
+        events = self.before(what.of, what.events, who, time, what.within)
+        if feature.count is not None:
+            return float(len(events))
+        if feature.since is not None:
+            if not events:
+                return None
+            return (time - events[-1 if what.which == "last" else 0][0]) / 1_000_000
+        per = self.before(what.of, what.per, who, time, what.within)
+        return len(events) / len(per) if per else None
+
+
+def computed(config):
+    """The features that are computed over time."""
+    return {
+        name: feature
+        for name, feature in config.contract.features.items()
+        if getattr(feature, "history", None) or getattr(feature, "counter", None)
+    }
+
+
+# All of it ----------------------------------------------------------------------------------------
+
+
+class Labelled:
+    """The result: `rows` that are examples, `counts`, and what tests of negatives need."""
+
+    def __init__(self, config, folder, *, order=None, starts=None, span=None):
+        """Label the log in a folder.
+
+        Args:
+            config: the configuration.
+            folder: holds the log.
+            order: the rank of an event among equals; by place in the files where absent.
+            starts: when validation and test begin, in microseconds; of the configuration where
+                absent. Needed for splits by shares.
+            span: the first and the last instant of a run of some days, in microseconds.
+        """
+        self.config, pipeline = config, config.pipeline
+        order = order or (lambda event: event["index"])
+        events = read_events(config, folder)
+        self.counts = Counter(rows_in=len(events))
+        cut_off = span[1] if span else micros(pipeline.cut_off)
+        if cut_off is None:
+            cut_off = max(e["time"] for e in events) + 1
+        self.cut_off, self.span = cut_off, span
+        whole = [e for e in events if e["time"] < cut_off]
+        self.counts["after_cut_off"] = len(events) - len(whole)
+        kept = without_duplicates(whole, order)
+        self.counts["duplicates"] = len(whole) - len(kept)
+        kind = getattr(pipeline.log, "impression", "impression")
+        impressions = [e for e in kept if e["place"] == 0 and e["kind"] == kind]
+        feedback = [e for e in kept if not (e["place"] == 0 and e["kind"] == kind)]
+        mark_repetitions(impressions, micros(pipeline.collapse), order)
+        self.impressions = [e for e in impressions if e["kept"] is e]
+        self.counts["collapsed"] = len(impressions) - len(self.impressions)
+        attribute(impressions, feedback, pipeline, order)
+        self.owned = defaultdict(list)
+        for event in feedback:
+            self.counts[event["lost"] or "feedback"] += 1
+            if event["of"] is not None:
+                self.owned[event["of"]["index"]].append(event)
+        self.sessions = defaultdict(list)
+        for event in [*impressions, *feedback]:
+            if event["session"] is not None:
+                self.sessions[event["user"], event["session"]].append(event)
+        for session in self.sessions.values():
+            session.sort(key=lambda e: e["time"])
+        self.feedback = feedback
+        self.past = Past(config, self.impressions, feedback)
+        self.waits = waits(config)
+        split = pipeline.split
+        if starts is None and split.by == "time" and isinstance(split.validation, datetime):
+            starts = micros(split.validation), micros(split.test)
+        self.starts = starts
+        self.open, self.embargoed = Counter(), defaultdict(Counter)
+        self.rows = [row for e in self.impressions if (row := self.example(e)) is not None]
+
+    def value(self, task, event):
+        """What a task's rule says of a logged impression."""
+        rule = task.label
+        if rule.rule == "impression":
+            return 1.0
+        if rule.rule == "event":
+            return event_label(rule, self.owned[event["index"]])
+        if rule.rule == "dwell":
+            if event["session"] is None:
+                return None
+            return dwell_label(rule, event, self.sessions[event["user"], event["session"]])
+        return row_label(rule, event["row"])
+
+    def closed(self, task, time, instant):
+        """Whether a task's label of an impression is closed as of an instant."""
+        return time + self.waits[task] < instant
+
+    def masks(self, time):
+        """Why a row is left out (or None), its split, and the tasks that are open and embargoed."""
+        tasks = list(self.config.contract.tasks)
+        opened, elsewhere = set(), set()
+        if self.config.pipeline.hold_back:
+            opened = {name for name in tasks if not self.closed(name, time, self.cut_off)}
+            if self.span:
+                elsewhere = {name for name in tasks if self.closed(name, time, self.span[0])}
+        elif self.span and time < self.span[0]:
+            return "outside", None, set(), set(), set()
+        if len(opened) == len(tasks):
+            return "held_back", None, opened, elsewhere, set()
+        if len(opened | elsewhere) == len(tasks):
+            return "outside", None, opened, elsewhere, set()
+        split, embargoed = None, set()
+        if self.starts is not None:
+            validation, test = self.starts
+            split = "train" if time < validation else "validation" if time < test else "test"
+            if split != "test" and self.config.pipeline.split.embargo:
+                end = validation if split == "train" else test
+                embargoed = {name for name in tasks if not self.closed(name, time, end)}
+        out = "embargoed" if len(embargoed) == len(tasks) else None
+        return out, split, opened, elsewhere, embargoed
+
+    def example(self, event):
+        """The example of a kept impression; None where it is left out."""
+        tasks = self.config.contract.tasks
+        out, split, opened, elsewhere, embargoed = self.masks(event["time"])
+        if out in ("held_back", "outside"):
+            self.counts[out] += 1
+            return None
+        self.counts["impressions"] += 1
+        labels = finish(tasks, {name: self.value(task, event) for name, task in tasks.items()})
+        self.open.update(opened)
+        labels = {n: None if n in opened | elsewhere else v for n, v in labels.items()}
+        self.embargoed[split].update(n for n in embargoed if labels[n] is not None)
+        labels = {n: None if n in embargoed else v for n, v in labels.items()}
+        if out is not None:
+            self.counts[out] += 1
+            return None
+        return {
+            "event": event,
+            "split": split,
+            "labels": labels,
+            "features": self.features(event, event["item"]),
+        }
+
+    def features(self, event, item):
+        """Histories and counters of an impression, with the item that is given."""
+        return {
+            name: self.past.feature(feature, event["user"], item, event["time"])
+            for name, feature in computed(self.config).items()
+        }
+
+    def negative(self, time):
+        """The labels of a sampled negative of a positive at a time."""
+        tasks = self.config.contract.tasks
+        rules = {n: 0.0 if t.label.rule == "impression" else None for n, t in tasks.items()}
+        labels = finish(tasks, rules)
+        _, _, opened, elsewhere, embargoed = self.masks(time)
+        gone = opened | elsewhere | embargoed
+        return {name: None if name in gone else value for name, value in labels.items()}
