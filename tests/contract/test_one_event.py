@@ -20,6 +20,8 @@ from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.rpc.server import Server
 
+KNOWN_AFTER = 600  # seconds, as the preset says
+
 
 @pytest.fixture(scope="module")
 def raw_log(small_run):
@@ -31,13 +33,16 @@ def raw_log(small_run):
 
 @pytest.fixture(scope="module")
 def event(raw_log):
-    """The log's last line whose user had clicked before and whose age is known."""
+    """The log's last closed line whose user had a click that was known and whose age is known."""
     return next(
         line
         for line in reversed(raw_log)
         if line["age"] is not None
+        and line["time"] + KNOWN_AFTER <= raw_log[-1]["time"]
         and any(
-            other["user_id"] == line["user_id"] and other["click"] and other["time"] < line["time"]
+            other["user_id"] == line["user_id"]
+            and other["click"]
+            and other["time"] + KNOWN_AFTER < line["time"]
             for other in raw_log
         )
     )
@@ -48,7 +53,7 @@ def features(event, raw_log):
     """The event's features as a client makes them from the raw log."""
     clicks = pl.DataFrame(
         [
-            {"user": line["user_id"], "time": line["time"], "item": line["item_id"]}
+            {"user": line["user_id"], "time": line["time"] + KNOWN_AFTER, "item": line["item_id"]}
             for line in raw_log
             if line["click"]
         ]
@@ -114,10 +119,8 @@ def test_the_served_score_is_the_models(features, row, small_run):
     # The watch has looked at the call before the server ended.
     gates = [np.asarray(one.weights) for one in ranker.forward(encoded).mixed.routings]
     evaluated = int((np.vstack(gates) > 0).any(0).sum())
-    counted = server.metrics.registry.get_sample_value(
-        "multigate_watched_experts_per_row_sum", {"model": "demo"}
-    )
-    assert counted == evaluated
+    said = f'multigate_watched_experts_per_row_sum{{model="demo"}} {evaluated}\n'
+    assert said in server.metrics.text()
 
 
 def test_every_feature_reaches_the_graph(features, small_run):
