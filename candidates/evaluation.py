@@ -11,6 +11,9 @@ There are two sets of questions:
   what a service is asked every day.
 - `from_the_start`: one question per user, at the user's first positive of the split; the answers
   are all of the user's positives in the split. This measures a list that is made in advance.
+
+`tfrs.metrics.FactorizedTopK` was considered: it has one answer per question, and cannot leave out
+the items that the user has seen.
 """
 
 from collections.abc import Callable, Iterator

@@ -43,7 +43,7 @@ class Exported:
         try:
             return str(json.loads(path.read_text(encoding="utf-8"))["positives"])
         except (OSError, ValueError, KeyError) as error:
-            raise ModelError(f"{path}: {error!r}; export the candidate model anew") from None
+            raise ModelError(f"{path}: {error!r}; export the candidate model again") from None
 
     def retrieve(self, users: Raw, k: int) -> np.ndarray:
         """Raw ids (U, K) of the best k items of U users, best first."""

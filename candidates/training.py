@@ -122,7 +122,7 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
     model = make(encoder, config)
     for name, variable in _variables(model).items():
         if name not in arrays or arrays[name].shape != tuple(variable.shape):
-            raise ModelError(f"{folder / WEIGHTS}: {name} is not as expected; train anew")
+            raise ModelError(f"{folder / WEIGHTS}: {name} is not as expected; train again")
         variable.assign(arrays[name])
     return model, config, frozen
 
@@ -135,7 +135,7 @@ def _write_inputs(folder: Path, config: Config, examples: Path) -> None:
     if schema != frozen.schema_fingerprint:
         raise ModelError(
             f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
-            f"contract has schema {schema}; build the examples anew with this configuration"
+            f"contract has schema {schema}; build the examples again with this configuration"
         )
     write_json(folder / CONFIG, config.model_dump(mode="json"))
     write_json(target.contract, frozen.model_dump(mode="json"))

@@ -1,4 +1,7 @@
-"""Atomic writes (a folder or file is complete or absent), and the layout of an examples folder."""
+"""Atomic writes (a folder or file is complete or absent), and the layout of an examples folder.
+
+The package atomicwrites was considered: it writes files only, no folders, and is not maintained.
+"""
 
 import fcntl
 import json

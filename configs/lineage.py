@@ -24,7 +24,7 @@ def check_examples(checkpoint: Path, contract: FrozenContract, examples: Path) -
         if ours != theirs:
             raise ModelError(
                 f"{checkpoint}: trained on examples of {kind} fingerprint {ours}, {examples} has "
-                f"{theirs}; use the examples that it was trained on, or train anew"
+                f"{theirs}; use the examples that it was trained on, or train again"
             )
 
 

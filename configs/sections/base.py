@@ -1,4 +1,8 @@
-"""Typed, frozen configuration: the base class and the YAML reader with readable errors."""
+"""Typed, frozen configuration: the base class and the YAML reader with readable errors.
+
+Built on pydantic. Hydra with OmegaConf was considered: it has neither discriminated unions, which
+the gates and labels are, nor checks across keys.
+"""
 
 import re
 from collections.abc import Hashable

@@ -2,6 +2,9 @@
 
 If it is started again after a kill, it goes on with the first stage that has no record. If the date
 is finished, it does nothing. Production changes by the last rename only, whatever fails before.
+
+Luigi, Prefect and Airflow were considered: each brings a scheduler or a service of its own, where a
+cron line and a folder of records are enough.
 """
 
 import logging

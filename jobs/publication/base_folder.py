@@ -182,7 +182,7 @@ class Base:
             if production != replaces:
                 raise RunError(
                     f"{self.root}: version {production} is in production, and the decision was "
-                    f"about version {replaces}; start the run again to decide anew"
+                    f"about version {replaces}; start the run again: it decides again"
                 )
             number = max(lowest, self.next_number())
             kept = self._checkpoints / str(number)

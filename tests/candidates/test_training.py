@@ -129,7 +129,7 @@ def test_examples_of_another_contract_are_refused(trained, tmp_path):
     other = trained.config.model_copy(
         update={"contract": contract.model_copy(update={"features": features})}
     )
-    with pytest.raises(ModelError, match="build the examples anew"):
+    with pytest.raises(ModelError, match="build the examples again"):
         train(other, trained.examples, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -20,7 +20,8 @@ ROOMS = sorted(
 def names_in(path: Path) -> set[str]:
     """What a module defines or imports at its top level."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    body = ast.parse(path.read_text()).body
+    for node in [*body, *(one for node in body if isinstance(node, ast.If) for one in node.body)]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.ImportFrom | ast.Import):
