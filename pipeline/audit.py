@@ -97,7 +97,9 @@ def audit(
         if problem is not None:
             raise DataError(f"{where}: {problem}")
         for name, feature in features.items():
-            past = others if isinstance(feature, NumberFeature) and _of(feature) == "item" else own
+            past = (
+                others if isinstance(feature, NumberFeature) and _side(feature) == "item" else own
+            )
             found = row[name]
             once = [event for event in past if not event["repeated"]]
             expected = compute(feature, once, row[TIME], config)
@@ -153,7 +155,7 @@ def _leak(
     config: Config,
     found: Any,
 ) -> str:
-    """What would explain a feature's wrong value, for the message."""
+    """Name the leak that explains a feature's wrong value, for the message."""
     if compute(feature, once, time, config, early=True) == found:
         return "; it counts feedback before it was known (known_after, known_at)"
     if compute(feature, past, time, config) == found:
@@ -162,7 +164,7 @@ def _leak(
     return "; it counts what happened at that time or later" if found in late else ""
 
 
-def _of(feature: NumberFeature) -> str:
+def _side(feature: NumberFeature) -> str:
     return feature.counter.of if feature.counter is not None else "user"
 
 
@@ -209,7 +211,7 @@ def _matches(config: Config, row: Row, lists: list[str]) -> tuple[int, ...]:
 def _partners(
     config: Config, folder: ExamplesFolder, rows: list[Row], lists: list[str]
 ) -> set[tuple[Any, ...]]:
-    """What the logged impressions of the sampled rows' requests match: see `_place`."""
+    """What the logged impressions of the sampled rows' requests match: see `_match_key`."""
     requests = pl.Series([row[REQUEST] for row in rows if row[SAMPLED]], dtype=pl.String)
     found = set()
     for name in SPLITS:
@@ -217,11 +219,11 @@ def _partners(
         logged = frame.filter(~pl.col(SAMPLED) & pl.col(REQUEST).is_in(requests.implode()))
         names = dict.fromkeys([config.contract.user, config.contract.item, *lists])
         for row in logged.select(*names, plain(TIME), REQUEST).collect().to_dicts():
-            found.add(_place(config, row, lists))
+            found.add(_match_key(config, row, lists))
     return found
 
 
-def _place(config: Config, row: Row, lists: list[str]) -> tuple[Any, ...]:
+def _match_key(config: Config, row: Row, lists: list[str]) -> tuple[Any, ...]:
     """Request, user, time and match counts: what a negative that matches shares with a positive."""
     key = (row[REQUEST], row[config.contract.user], row[TIME])
     return (*key, _matches(config, row, lists))
@@ -235,7 +237,7 @@ def _occurrence(
     lists: list[str],
     partners: set[tuple[Any, ...]],
 ) -> str | None:
-    """Say what is wrong with an example's being there, if anything is.
+    """Say why the run should not have made an example, if it should not have.
 
     Args:
         config: the configuration.
@@ -257,7 +259,7 @@ def _occurrence(
     ever = negatives.exclude == "ever"
     matches = dict(zip(lists, _matches(config, row, lists), strict=True))
     if any(matches.values()):
-        if _place(config, row, lists) not in partners:
+        if _match_key(config, row, lists) not in partners:
             stands = ", ".join(f"{count} times in {name!r}" for name, count in matches.items())
             return f"a sampled negative that stands {stands}, and no positive of its request does"
         own = []  # the positive had been touched as well

@@ -1,4 +1,4 @@
-"""The audit of labels: each is what followed its impression, and had closed in time."""
+"""The audit of labels: their values, and whether they had closed in time."""
 
 import itertools
 import json
@@ -24,9 +24,9 @@ class Instants:
     cut_off: datetime | None
     """Up to when the log is whole; None where no event has a time."""
     begins: dict[str, datetime]
-    """When the split after `train` or `validation` begins, at the latest."""
+    """By split (`train`, `validation`): when the next one begins, at the latest."""
     ends: dict[str, datetime]
-    """When the split after `train` or `validation` begins, at the earliest."""
+    """By split (`train`, `validation`): when the next one begins, at the earliest."""
     some_days: bool
     """Whether it is a run of some days, which holds the labels that close in them."""
 
@@ -116,7 +116,7 @@ def _impressions(config: Config, row: Row, own: list[Row]) -> list[Row]:
 
 
 def _too_early(config: Config, name: str, row: Row, instants: Instants) -> str | None:
-    """Why a label that is there should be masked."""
+    """Say why a label should be masked."""
     if row[TIME] is None:
         return None
     closes, split = row[TIME] + closes_after(name, config), row["split"]
@@ -142,7 +142,7 @@ def _embargo(config: Config) -> bool:
 def _masked(
     config: Config, name: str, row: Row, possible: list[Labels], instants: Instants
 ) -> str | None:
-    """Why a label that is not there should be."""
+    """Say why a label that is masked should not be."""
     expected = [labels[name] for labels in possible]
     unmatched = isinstance(config.contract.tasks[name].label, ImpressionLabel)
     if row[SAMPLED] or unmatched or instants.some_days or None in expected:

@@ -1,7 +1,7 @@
-"""What must be known of all items before negatives can be drawn.
+"""The item catalogue: which items the whole log showed when, and their features over time.
 
-Each bucket of users contributes a part, spread over buckets of items; merged, they are the pool of
-items in the order in which the log showed them, and the items' features over time.
+Negatives are drawn from it. Each bucket of users contributes a part, spread over buckets of items;
+the parts are then merged item by item.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from multigate.pipeline.columns import log_features
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What the buckets together say.
+    """The merged catalogue.
 
     `pool`: see `candidate_pool.thin`, sorted by time (null first) and item. `features`: item, time
     and the item features that the log holds, sorted by item and time, one row per change.
@@ -31,15 +31,15 @@ class Catalogue:
 
 
 def item_features(config: Config) -> list[str]:
-    """Features of the item that stand in the log; sampled negatives take them from here."""
+    """Features of the item that are columns of the log; sampled negatives take them from here."""
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
 
 
 def part(known: pl.DataFrame, negatives: Negatives, config: Config) -> pl.DataFrame:
-    """A bucket's contribution.
+    """Make a bucket's part of the catalogue.
 
     Args:
-        known: all of its impressions, which items were shown by.
+        known: all impressions of the bucket.
         negatives: how items are drawn.
         config: names the item features.
 
@@ -59,14 +59,14 @@ def part(known: pl.DataFrame, negatives: Negatives, config: Config) -> pl.DataFr
 def merge(
     parts: list[pl.DataFrame], negatives: Negatives, config: Config, items: pl.DataFrame | None
 ) -> Catalogue:
-    """Merge what all buckets of users say of the same items; the parts' order does not matter.
+    """Merge the parts of all buckets of users; their order does not matter.
 
     Args:
         parts: what `part` returned, or the same items' share of each; at least one.
         negatives: how items are drawn.
         config: names the item features.
-        items: the items' side table: what it lacks cannot be a negative where its features are
-            required.
+        items: the items' side table. Where its features are required, an item that lacks one of
+            them cannot be a negative.
     """
     shown, names = pl.concat(parts), item_features(config)
     pool = thin(shown.select("time", "item"), negatives)
@@ -83,7 +83,7 @@ def merge(
 
 
 def join(parts: list[Catalogue]) -> Catalogue:
-    """Put the catalogues of different items together, at least one."""
+    """Join at least one catalogue, each of other items."""
     pool = pl.concat([part.pool for part in parts]).sort("time", "item", nulls_last=False)
     features = pl.concat([part.features for part in parts])
     return Catalogue(pool, features.sort("item", maintain_order=True))

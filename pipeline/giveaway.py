@@ -40,10 +40,10 @@ _FEWEST_USERS = 5
 
 @dataclass(frozen=True)
 class GiveAway:
-    """How well sampled rows are told from logged ones.
+    """How well the classifier tells sampled rows from logged ones.
 
-    `auc` with its `interval` over resampled users; `pairs` that were compared. `clue`: what tells
-    most by itself, and `alone`: the AUC of that.
+    `auc`, with its `interval` over resampled users, of so many `pairs`. `clue`: the column that
+    tells most, and `alone`: the AUC of that column by itself.
     """
 
     auc: float
@@ -184,8 +184,8 @@ def _read(
 def _pairs(rows: pl.DataFrame, contract: Contract) -> tuple[Numbers, Numbers, Floats]:
     """Pairs (logged row, sampled row) of the same request, user and time, with their weights.
 
-    A logged row without any takes those of the logged row before it in time, whoever's they are:
-    else a folder where positives of one kind have no negatives at all would pass.
+    A logged row without negatives takes those of the row before it in time, of any user. Otherwise
+    a folder would pass whose positives of one kind have no negatives at all.
     """
     group = _group(contract)
     numbered = rows.with_row_index("__row").sort(TIME, IMPRESSION)

@@ -19,7 +19,7 @@ from multigate.pipeline.occurrences import UNKNOWN, Numbers, Occurrences, codes_
 from multigate.pipeline.split import uniform
 
 _AT_ONCE = 1 << 21  # list entries that are looked at together
-_SALT = 0x4D41_5443_48  # keeps these draws apart from those of the pool
+_SALT = 0x4D41_5443_48  # so that these draws differ from those of the pool
 
 
 class UserLists:
@@ -91,9 +91,9 @@ def draw_alike(
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Draw negatives for positives that match.
 
-    Every candidate gets a number by the hash of positive and item; the smallest ones are taken. For
-    popularity the numbers are exponential with the item's impressions for rate, which draws items
-    one after the other in proportion to them.
+    Every candidate gets a number: a hash of positive and item. The smallest ones are taken. For
+    popularity, the number is exponential and its rate is how often the item was shown: that draws
+    items one after the other in proportion to their impressions.
 
     Args:
         rows: (M,) the positives.

@@ -1,11 +1,12 @@
-"""Negatives: drawn where the log holds none, left out where it holds more than it takes.
+"""Negative sampling where the log holds no negatives; downsampling where it holds too many.
 
 A sampled negative differs from its positive in the item alone: it has the same user, time, context
 and position, and its item stands in the user's lists as often as the positive's does (`matching`).
 So no feature, and no function of features, tells sampled rows from logged ones but by the item.
 
-Every draw is a function of the seed, the positive's number and the draw's own number: it does not
-matter in which bucket or order the positives come.
+Every draw is a function of the seed, the positive's number and the draw's own number: neither
+buckets nor order change it. The samplers of RecBole and implicit were considered: they draw from
+all items, whatever the log had shown by then.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from multigate.pipeline.split import uniform
 from multigate.pipeline.touched import TouchedBefore, TouchedWithin
 
 _ATTEMPTS = 32
-_SALT = 0x4B45_4550  # keeps these draws apart from those of the negatives and the split
+_SALT = 0x4B45_4550  # so that these draws differ from those of the negatives and the split
 
 Refuse = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]]
 """Whether item code `items[i]` is no negative of positive `rows[i]`; the two broadcast."""
@@ -124,7 +125,7 @@ def draw(
 
 
 def keep(impressions: pl.DataFrame, splits: pl.Series, config: Config) -> pl.Series:
-    """Which logged impressions stay where negatives are downsampled.
+    """Choose the logged impressions that stay after downsampling.
 
     Args:
         impressions: columns `meta/impression` and `label/<task>`.
@@ -188,6 +189,6 @@ def _table(rows: NDArray[np.int64], items: pl.Series) -> pl.DataFrame:
 
 
 def numbers(positives: pl.Series, slots: pl.Series) -> pl.Series:
-    """Numbers of sampled negatives, functions of their positives' numbers and their slots."""
+    """Number sampled negatives by hashes of their positives' numbers and their slots."""
     hashes = combine(positives.to_numpy(), slots.to_numpy() + 1)
     return pl.Series(hashes >> np.uint64(1), dtype=pl.Int64)

@@ -1,8 +1,8 @@
-"""The stage that decides which examples a bucket gives: splits, negatives drawn, negatives kept.
+"""The sampling stage: assigns splits, draws negatives and downsamples.
 
-It writes no example yet, but one thin row for each: which impression, which draw, which item.
-Examples are wide (histories, features), and five times as many as impressions where four negatives
-are drawn; they are put together piece by piece when they are written (`assemble`).
+It writes one thin row for each example: which impression, which draw, which item. Examples are wide
+(histories, features), and with four negatives there are five for each impression; `assemble` puts
+them together piece by piece when they are written.
 """
 
 import polars as pl
@@ -26,7 +26,7 @@ def impression_tasks(config: Config) -> list[str]:
 
 
 def listed_items(config: Config) -> list[str]:
-    """The features, no histories, that list items beside the user: with the item's vocabulary."""
+    """Lists of items that come with the user or context as columns: they share the vocabulary."""
     contract = config.contract
     return [
         name

@@ -1,8 +1,9 @@
 """Simulates a feed's log: users with latent tastes, items with latent topics, known truth.
 
-Each user comes back over thirty days; each request shows ten items in random order. Whether an
-item is looked at depends on its position alone, so that the best possible score that may not know
-the position is exact: the mean over the ten positions, which are equally likely.
+Each user comes back over thirty days; each request shows ten items in random order. Whether a user
+looks at an item depends on its position alone. All ten positions are equally likely, so the best
+score without the position is known exactly: the mean over them. RecSim was considered: it trains
+agents, and gives no such truth.
 
 The tasks conflict on purpose. Clickbait raises clicks and dislikes, and lowers dwell, likes and
 ratings, so that one shared ranking cannot be best for engagement and satisfaction.
