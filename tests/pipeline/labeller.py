@@ -1,7 +1,7 @@
 """An independent labeller: plain loops over events, written from docs/labels.md alone.
 
-It shares no code with the job: it reads the raw files with csv and json of the standard library, and
-takes from the configuration only what the user wrote. It is slow and meant for tests. Where the page
+It shares no code with the job: it reads the raw files with csv and json of the standard library,
+and takes from the configuration only what the user wrote. It is slow, for tests. Where the page
 leaves a choice to a hash, `order` makes it: of equals, the row with the lowest rank counts.
 """
 
@@ -28,7 +28,7 @@ def micros(value):
     return (value - EPOCH if isinstance(value, datetime) else value) // MICROSECOND
 
 
-# Reading ----------------------------------------------------------------------------------------
+# Reading -----------------------------------------------------------------------------------------
 
 
 def texts(folder, pattern):
@@ -129,7 +129,7 @@ def read_events(config, folder):
     return events
 
 
-# The steps before the rules ------------------------------------------------------------------------
+# The steps before the rules ----------------------------------------------------------------------
 
 
 def without_duplicates(events, order):
@@ -162,7 +162,7 @@ def mark_repetitions(impressions, collapse, order):
 
 
 def attribute(impressions, feedback, pipeline, order):
-    """Give each feedback event to an impression: sets `of`, `delay`, and `lost` where none has it."""
+    """Give each feedback event to an impression: sets `of`, `delay` and `lost`."""
     limit, skew = micros(pipeline.attribution), micros(pipeline.clock_skew)
     of_pair = defaultdict(list)
     for event in impressions:
@@ -183,16 +183,18 @@ def attribute(impressions, feedback, pipeline, order):
             event["lost"] = "late"
         if skew is None:
             continue
-        # Repetitions are left out before this step: the next impression is the next kept one.
-        later = [c for c in candidates if c["time"] > event["time"] and c["kept"] is c]
+        # A repetition stands for its kept impression here as well: the feedback takes the time of
+        # the one that follows it, and its delay counts from the kept one.
+        later = [c for c in candidates if c["time"] > event["time"]]
         if later:
             first = min(c["time"] for c in later)
-            if first - event["time"] <= skew:
-                found = min((c for c in later if c["time"] == first), key=order)
-                event.update(of=found, delay=0, lost=None, time=first)
+            found = min((c for c in later if c["time"] == first), key=order)["kept"]
+            delay = first - found["time"]
+            if first - event["time"] <= skew and (limit is None or delay <= limit):
+                event.update(of=found, delay=delay, lost=None, time=first)
 
 
-# Rules ------------------------------------------------------------------------------------------
+# Rules -------------------------------------------------------------------------------------------
 
 
 def event_label(rule, feedback):
@@ -388,7 +390,58 @@ def computed(config):
     }
 
 
-# All of it ----------------------------------------------------------------------------------------
+# Sampled negatives -------------------------------------------------------------------------------
+
+
+class Candidates:
+    """Which items could be drawn for a positive; positives are asked for in order of time."""
+
+    def __init__(self, config, past):
+        self.rule, self.past = config.pipeline.negatives, past
+        features, item = config.contract.features, config.contract.item
+        self.lists = [n for n, f in features.items() if getattr(f, "share", None) == item]
+        shown = sorted((e["time"], e["item"]) for e in past.impressions)
+        self.coming, self.going = iter([*shown, None]), iter([*shown, None])
+        self.next, self.oldest = next(self.coming), next(self.going)
+        self.shown = Counter()
+        self.touched = defaultdict(list)
+        for event in sorted([*past.impressions, *past.feedback], key=lambda e: e["time"]):
+            self.touched[event["user"]].append((event["time"], event["item"]))
+
+    def move(self, time):
+        """Let `shown` hold the items that the log had shown in [time - recent, time)."""
+        while self.next is not None and self.next[0] < time:
+            self.shown[self.next[1]] += 1
+            self.next = next(self.coming)
+        recent = micros(self.rule.recent)
+        while recent is not None and self.oldest is not None and self.oldest[0] < time - recent:
+            self.shown[self.oldest[1]] -= 1
+            if not self.shown[self.oldest[1]]:
+                del self.shown[self.oldest[1]]
+            self.oldest = next(self.going)
+
+    def of(self, event, features):
+        """The items that may stand for a positive, and whether the log had shown its own."""
+        self.move(event["time"])
+        lists = [Counter(features[name]) for name in self.lists]
+        own = tuple(found[event["item"]] for found in lists)
+        listed = set().union(*lists)
+        if any(own):
+            items = {i for i in listed if tuple(found[i] for found in lists) == own}
+            items = {i for i in items if i in self.shown} - {event["item"]}
+        else:
+            since = micros(self.rule.exclude_within)
+            touched = set()
+            for time, item in self.touched[event["user"]]:
+                if time > event["time"] and self.rule.exclude == "past":
+                    break
+                if since is None or time >= event["time"] - since:
+                    touched.add(item)
+            items = set(self.shown) - touched - listed - {event["item"]}
+        return items, event["item"] in self.shown
+
+
+# All of it ---------------------------------------------------------------------------------------
 
 
 class Labelled:
@@ -443,13 +496,25 @@ class Labelled:
             starts = micros(split.validation), micros(split.test)
         self.starts = starts
         self.open, self.embargoed = Counter(), defaultdict(Counter)
+        if pipeline.negatives is not None:
+            self.find_candidates()
         self.rows = [row for e in self.impressions if (row := self.example(e)) is not None]
+
+    def find_candidates(self):
+        """Find each positive's possible negatives, and positives that can have none."""
+        rule = self.config.pipeline.negatives
+        candidates = Candidates(self.config, self.past)
+        for event in sorted(self.impressions, key=lambda e: e["time"]):
+            items, shown = candidates.of(event, self.features(event, event["item"]))
+            few = len(items) < rule.per_positive
+            event["candidates"] = set() if few else items
+            event["unmatched"] = rule.unmatched == "mask" and (few or not shown)
 
     def value(self, task, event):
         """What a task's rule says of a logged impression."""
         rule = task.label
         if rule.rule == "impression":
-            return 1.0
+            return None if event.get("unmatched") else 1.0
         if rule.rule == "event":
             return event_label(rule, self.owned[event["index"]])
         if rule.rule == "dwell":
@@ -509,11 +574,12 @@ class Labelled:
             "features": self.features(event, event["item"]),
         }
 
-    def features(self, event, item):
-        """Histories and counters of an impression, with the item that is given."""
+    def features(self, event, item, side=None):
+        """Histories and counters of an impression (of one side), with the item that is given."""
         return {
             name: self.past.feature(feature, event["user"], item, event["time"])
             for name, feature in computed(self.config).items()
+            if side is None or feature.side == side
         }
 
     def negative(self, time):

@@ -1,6 +1,7 @@
 """The job against the independent labeller: every row, label, history, counter and count."""
 
 import itertools
+import json
 import math
 import random
 from collections import Counter
@@ -8,10 +9,10 @@ from datetime import UTC, datetime
 
 import polars as pl
 import pytest
+from tests.pipeline.labeller import Labelled, micros
 
 from multigate.configs import load
 from multigate.pipeline.job import run
-from tests.pipeline.labeller import Labelled, computed, micros
 
 T = 1_767_225_600_000  # 2026-01-01, in milliseconds
 DAY = 86_400_000
@@ -149,7 +150,7 @@ def check_negatives(config, rows, found, labelled):
     # Of a positive and its negatives: the marker, or a request of their own where the log has none.
     mark = "row" if "row" in config.contract.features else "meta/request"
     positives = {row[mark]: row for row in found.values()}
-    per = Counter()
+    per, labels = Counter(), {}
     for row in rows:
         if not row["meta/sampled"]:
             continue
@@ -160,15 +161,16 @@ def check_negatives(config, rows, found, labelled):
         assert row[item] != positive[item]
         assert {n: row[n] for n in context} == {n: positive[n] for n in context}
         event = {"user": str(row[user]), "time": micros(row["meta/time"])}
-        for name, value in labelled.features(event, str(row[item])).items():
-            made = [str(x) for x in row[name]] if isinstance(row[name], list) else row[name]
-            assert same(made, value), (name, row)
-        for name, value in labelled.negative(event["time"]).items():
+        for name, value in labelled.features(event, str(row[item]), "item").items():
+            assert same(row[name], value), (name, row)
+        if event["time"] not in labels:
+            labels[event["time"]] = labelled.negative(event["time"])
+        for name, value in labels[event["time"]].items():
             assert same(row[f"label/{name}"], value), (name, row)
     assert set(per.values()) <= set(range(1, config.pipeline.negatives.per_positive + 1))
 
 
-# Deskdrop ------------------------------------------------------------------------------------------
+# Deskdrop ----------------------------------------------------------------------------------------
 
 
 def starts_of(examples):
@@ -178,16 +180,33 @@ def starts_of(examples):
     return tuple(map(micros, times))
 
 
-def test_deskdrop(real_data, read_examples, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "negatives",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="view labels are kept where fewer than per_positive negatives exist",
+            ),
+        ),
+    ],
+)
+def test_deskdrop(negatives, real_data, read_examples, tmp_path):
     folder = real_data("deskdrop/users_interactions.csv.zip").parent
     config = load("deskdrop")
+    if not negatives:
+        pipeline = config.pipeline.model_copy(update={"negatives": None})
+        config = config.model_copy(update={"pipeline": pipeline})
     manifest = run(config, folder, tmp_path / "out")
     examples = read_examples(tmp_path / "out")
     starts = starts_of(examples)
     compare(config, folder, tmp_path / "out", manifest, read_examples, starts=starts)
 
 
-# Event logs ----------------------------------------------------------------------------------------
+# Event logs --------------------------------------------------------------------------------------
 
 EVENT_TASKS = {
     "view": {"type": "binary", "label": {"rule": "impression"}},
@@ -362,6 +381,11 @@ VARIANTS = {
             "test": instant(DAY + 700_000),
         },
     },
+    "skew_collapse": {
+        "pipeline.collapse": "20s",
+        "pipeline.clock_skew": "10s",
+        "pipeline.attribution": "30s",
+    },
     "all": {
         "pipeline.collapse": "20s",
         "pipeline.attribute_by": "request",
@@ -422,10 +446,236 @@ def write_csv(path, lines):
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
 
 
+def story_lines(seed, users=150):
+    """Many users with a few events each, at distances at which the rules turn over."""
+    rng = random.Random(seed)
+    edges = [0, 5000, 10_000, 20_000, 30_000, 40_000, 60_000, 90_000, 120_000, 180_000, 300_000]
+    edges += [600_000, 1_200_000]
+    lines = []
+    for user in range(users):
+        at = rng.choice([0, DAY, DAY + 395_000, DAY + 400_000, DAY + 640_000, DAY + 880_000])
+        for _ in range(rng.randint(2, 8)):
+            at += rng.choice([0, *edges[: rng.randint(1, len(edges))]]) + rng.choice([0, 0, -1, 1])
+            kind = rng.choice(["VIEW", "VIEW", "VIEW", "LIKE", "HIDE", "PLAY", "CLOSE"])
+            lines.append(
+                {
+                    "time": T + max(0, at),
+                    "event": kind,
+                    "item": rng.choice("xxy"),
+                    "user": f"u{user}",
+                    "value": rng.choice(["", 8, 32]),
+                    "session": rng.choice(["", "s", "s", "s"]),
+                    "request": rng.choice(["", "r1", "r1", "r2"]),
+                    "event_id": "",
+                    "length": rng.choice(["", 0, 16, 64]),
+                    "row": len(lines),
+                }
+            )
+    return lines
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stories(variant, seed, event_config, read_examples, tmp_path):
+    write_csv(tmp_path / "log" / "log.csv", story_lines(seed * 100 + len(variant)))
+    config = event_config(**BASE | VARIANTS[variant])
+    manifest = run(config, tmp_path / "log", tmp_path / "out")
+    compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_feedback_in_files_of_its_own(seed, event_config, read_examples, tmp_path):
+    lines = event_lines(seed)
+    views = [line for line in lines if line["event"] == "VIEW"]
+    others = [line for line in lines if line["event"] != "VIEW"]
+    for line, view in zip(others[:8], views[:8], strict=True):  # the same ids in both files
+        view["event_id"] = line["event_id"] = f"{view['row']}-{line['row']}"
+    write_csv(tmp_path / "log" / "views.csv", views)
+    rows = [{k: v for k, v in line.items() if v != ""} for line in others]
+    times = [datetime.fromtimestamp(row["time"] / 1000, UTC).isoformat() for row in rows]
+    rows = [row | {"time": time} for row, time in zip(rows, times, strict=True)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "log" / "others.jsonl").write_text(text)
+    changes = {
+        "pipeline.log.files": ["views.csv"],
+        "pipeline.log.columns": {k: v for k, v in COLUMNS.items() if k not in ("event", "value")},
+        "pipeline.log.feedback": {
+            "files": ["others.jsonl"],
+            "format": {"type": "jsonl"},
+            "time_unit": "iso",
+            "columns": COLUMNS,
+        },
+    }
+    config = event_config(**BASE | VARIANTS["all"] | changes)
+    manifest = run(config, tmp_path / "log", tmp_path / "out")
+    compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
+
+
+@pytest.mark.parametrize("hold_back", [None, False])
+def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
+    stories = [line | {"row": line["row"] + 10_000} for line in story_lines(6, 50)]
+    write_csv(tmp_path / "log" / "log.csv", event_lines(5) + stories)
+    limits = EVENT_FEATURES | {
+        "viewed": EVENT_FEATURES["viewed"]
+        | {"history": {"events": VIEWS, "last": 5, "within": "1h"}},
+        "item_likes": EVENT_FEATURES["item_likes"]
+        | {"count": {"of": "item", "events": ["LIKE", "HIDE"], "within": "1d"}},
+        "age": EVENT_FEATURES["age"]
+        | {"since": {"of": "item", "events": VIEWS, "which": "first", "within": "2h"}},
+    }
+    changes = {"pipeline.cut_off": None, "pipeline.hold_back": hold_back}
+    changes |= {"contract.features": limits, "pipeline.collapse": "20s"}
+    config = event_config(**BASE | changes)
+    midnights = [datetime.fromtimestamp((T + n * DAY) / 1000, UTC) for n in range(4)]
+    if hold_back is False:
+        midnights.pop()  # nothing was shown on the third day
+    for begin, end in itertools.pairwise(midnights):
+        out = tmp_path / f"{begin:%d}"
+        manifest = run(config, tmp_path / "log", out, span=(begin, end))
+        span = micros(begin), micros(end)
+        compare(config, tmp_path / "log", out, manifest, read_examples, span=span)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_event_logs(variant, seed, event_config, read_examples, tmp_path):
     write_csv(tmp_path / "log" / "log.csv", event_lines(seed * 100 + len(variant)))
     config = event_config(**BASE | VARIANTS[variant])
+    manifest = run(config, tmp_path / "log", tmp_path / "out")
+    compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
+
+
+# Impression logs ---------------------------------------------------------------------------------
+
+IMPRESSION_TASKS = {
+    "click": {"type": "binary", "label": {"rule": "column", "column": "click"}},
+    "like": {"type": "binary", "label": {"rule": "column", "column": "like"}, "when": "click"},
+    "stars": {
+        "type": "regression",
+        "label": {"rule": "column", "column": "stars"},
+        "clip": [1.0, 5.0],
+    },
+    "high": {
+        "type": "binary",
+        "label": {"rule": "column", "column": "stars"},
+        "at_least": 4.0,
+        "without": "like",
+    },
+    "part": {
+        "type": "regression",
+        "label": {"rule": "ratio", "column": "watched", "over": "length"},
+    },
+    "long": {
+        "type": "binary",
+        "label": {"rule": "ratio", "column": "watched", "over": "length"},
+        "at_least": 0.5,
+        "clip": [0.25, 1.0],
+        "when": "click",
+    },
+}
+
+
+def past_of(events, **more):
+    """A history over columns."""
+    return {
+        "kind": "id_list",
+        "side": "user",
+        "dtype": "int",
+        "share": "item_id",
+        "history": {"events": events, "last": 4, **more},
+    }
+
+
+IMPRESSION_FEATURES = {
+    "user_id": {"kind": "id", "side": "user", "dtype": "int"},
+    "item_id": {"kind": "id", "side": "item", "dtype": "int"},
+    "row": {"kind": "id", "side": "context"},
+    "clicked": past_of(["click"]),
+    "either": past_of(["click", "like"], within="2m"),
+    "shown": past_of(["impression"]),
+    "item_shown": {
+        "kind": "number",
+        "side": "item",
+        "count": {"of": "item", "events": ["impression"], "within": "1m"},
+    },
+    "ctr": {
+        "kind": "number",
+        "side": "item",
+        "rate": {"of": "item", "events": ["click"], "per": ["impression"], "within": "3m"},
+        "missing": "indicator",
+    },
+    "since_like": {
+        "kind": "number",
+        "side": "user",
+        "since": {"of": "user", "events": ["like", "stars"], "which": "last"},
+        "missing": "indicator",
+    },
+}
+
+
+def impression_lines(seed, rows=400):
+    """An impression log with ties, duplicates, missing values and feedback known later."""
+    rng = random.Random(seed)
+    lines = []
+    for n in range(rows):
+        time = T // 1000 + 5 * rng.randint(0, 200)
+        late = rng.choice(["", "", -5, 0, 10, 60, 61, 300])
+        lines.append(
+            {
+                "time": time,
+                "user_id": rng.randint(1, 6),
+                "item_id": rng.choice([2, 9, 10, 11, 100]),
+                "request": rng.choice(["", "q1", "q2"]),
+                "click": rng.choice(["", 0, 0, 1]),
+                "like": rng.choice(["", 0, 1]),
+                "stars": rng.choice(["", 0, 2.5, 4, 9]),
+                "watched": rng.choice(["", 0, 10, 30, 80]),
+                "length": rng.choice(["", 0, 40, 64, -2]),
+                "click_time": "" if late == "" else time + late,
+                "event_id": "",
+                "row": n,
+            }
+        )
+    for n, line in enumerate(rng.sample(lines, 20)):  # ids, some of them of two rows
+        line["event_id"] = f"e{n}"
+        if n % 2:
+            later = line["time"] + rng.choice([1, 5, 60])
+            lines.append(line | {"time": later, "click": rng.choice([0, 1]), "row": len(lines)})
+    return lines + [dict(line) for line in rng.choices(lines, k=10)]
+
+
+IMPRESSION_BASE = {
+    "contract.tasks": grouped(IMPRESSION_TASKS),
+    "contract.features": IMPRESSION_FEATURES,
+    "pipeline.hold_back": None,
+    "pipeline.split": {
+        "by": "time",
+        "validation": instant(500_000),
+        "test": instant(800_000),
+    },
+    "pipeline.log.columns.event_id": "event_id",
+}
+
+IMPRESSION_VARIANTS = {
+    "known_after": {"pipeline.log.known_after": "60s"},
+    "known_at": {
+        "pipeline.log.known_after": "10s",
+        "pipeline.log.known_at": {"click": "click_time"},
+        "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
+    },
+    "known_at_alone": {
+        "pipeline.log.known_after": None,
+        "pipeline.log.known_at": dict.fromkeys(["click", "like", "stars"], "click_time"),
+        "pipeline.cut_off": instant(900_000),
+    },
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("variant", IMPRESSION_VARIANTS)
+def test_impression_logs(variant, seed, impression_config, read_examples, tmp_path):
+    lines = impression_lines(seed)
+    config = impression_config(**IMPRESSION_BASE | IMPRESSION_VARIANTS[variant])
+    write_csv(tmp_path / "log" / "log.csv", lines)
     manifest = run(config, tmp_path / "log", tmp_path / "out")
     compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
