@@ -2,7 +2,7 @@
 
     python benchmarks/feature_store.py [--items 1000000] [--candidates 500] [--repeats 300]
 
-One question for a user and all candidates, with seven features of both sides: the embedded snapshot
+One query for a user and all candidates, with seven features of both sides: the embedded snapshot
 with few items (ids and texts kept as objects) and with many (searched in their files), and Redis,
 where redis-server is installed. Beside them what every call pays for the watch when it is not
 sampled, for the counters of stored and missing values, and for the fields of its log lines.
@@ -31,8 +31,8 @@ from multigate.configs.sections.base import parse
 from multigate.serving.core import logs
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.feature_store.interface import Question, Store, stored_features
-from multigate.serving.feature_store.redis_loader import load
+from multigate.serving.feature_store.interface import FeatureQuery, FeatureStore, stored_features
+from multigate.serving.feature_store.redis_loader import load_snapshot
 from multigate.serving.feature_store.redis_store import RedisStore
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
@@ -114,28 +114,28 @@ def microseconds(run: Callable[[], Any], repeats: int, times: int = 1) -> float:
     return round(statistics.median(found), 2)
 
 
-def questions(ids: list[str], candidates: int) -> Iterator[Question]:
-    """Questions for different users and items."""
+def queries(ids: list[str], candidates: int) -> Iterator[FeatureQuery]:
+    """Queries for different users and items."""
     random = np.random.default_rng(1)
     names = {side: list(stored_features(CONTRACT, side)) for side in ("user", "item")}
     while True:
         items = np.array(
             [ids[n].encode() for n in random.integers(0, len(ids), candidates)], object
         )
-        yield Question(b"u%d" % random.integers(1000), names["user"], items, names["item"])
+        yield FeatureQuery(b"u%d" % random.integers(1000), names["user"], items, names["item"])
 
 
-def look_up(store: Store, ids: list[str], candidates: int, repeats: int) -> float:
-    """Microseconds of a question."""
-    asked = questions(ids, candidates)
+def look_up(store: FeatureStore, ids: list[str], candidates: int, repeats: int) -> float:
+    """Microseconds of a query."""
+    source = queries(ids, candidates)
     found = []
     for _ in range(repeats):
-        question = next(asked)
+        query = next(source)
         started = time.perf_counter()
-        stored = store.read(question)
+        answer = store.read(query)
         found.append((time.perf_counter() - started) * 1e6)
-        if stored.problem or not stored.columns["views"].present.all():
-            raise SystemExit(f"the store does not know what was loaded: {stored.problem}")
+        if answer.problem or not answer.columns["views"].present.all():
+            raise SystemExit(f"the store does not know what was loaded: {answer.problem}")
     return round(statistics.median(found), 1)
 
 
@@ -157,10 +157,10 @@ def main() -> None:
             print(f"embedded, {count} items: {result[f'embedded_{which}']} us")
             if which == "few" and shutil.which("redis-server"):
                 with redis(root) as address:
-                    load(root / which, address)
-                    asked = RedisStore(address, "benchmark", CONTRACT, schema, 5.0)
-                    result["redis"] = look_up(asked, ids, options.candidates, options.repeats)
-                    asked.close()
+                    load_snapshot(root / which, address)
+                    remote = RedisStore(address, "benchmark", CONTRACT, schema, 5.0)
+                    result["redis"] = look_up(remote, ids, options.candidates, options.repeats)
+                    remote.close()
                 print(f"Redis, {count} items: {result['redis']} us")
     metrics = ServerMetrics()
     watch = DriftMonitor(

@@ -19,7 +19,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     """
     from multigate.model.export import export as exporter
     from multigate.pipeline import data_report
-    from multigate.serving.feature_store.backends import FOLDER
+    from multigate.serving.feature_store.backends import SNAPSHOT_FOLDER
     from multigate.serving.feature_store.snapshot_writer import write_snapshot
     from multigate.serving.versions.folders import POPULAR
 
@@ -29,6 +29,6 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
             items, counts = ([row[key] for row in popular] for key in ("item", "positives"))
             write_json(folder / POPULAR, {"items": items, "counts": counts})
         if options.snapshot != "none":
-            write_snapshot(examples, folder / FOLDER, _SOURCES[options.snapshot])
+            write_snapshot(examples, folder / SNAPSHOT_FOLDER, _SOURCES[options.snapshot])
 
     return exporter.export(checkpoint, examples, out, version=version, finish=add_server_data)

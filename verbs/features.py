@@ -1,6 +1,7 @@
 """Load the features of users and items into the online store that servers read."""
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.serving.feature_store.redis_loader import load
+    from multigate.serving.feature_store.redis_loader import load_snapshot
 
-    loaded = load(options.snapshot, options.to, options.model_name, options.keep_seconds)
+    loaded = load_snapshot(options.snapshot, options.to, options.model_name, options.keep_seconds)
     print(
-        f"loaded {loaded['rows']['users']} users and {loaded['rows']['items']} items of "
-        f"{loaded['name']}, schema {loaded['schema']}, as of {loaded['cut_off']}"
+        f"loaded {loaded.rows['users']} users and {loaded.rows['items']} items of "
+        f"{loaded.name}, schema {loaded.schema}, as of {loaded.cut_off}"
     )
-    return loaded
+    return asdict(loaded)

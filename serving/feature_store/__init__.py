@@ -1,4 +1,6 @@
-"""The online feature store: a version's own snapshot, or Redis.
+"""The online feature store: where a Rank call's absent features come from.
+
+A version's own snapshot (memory-mapped files), or Redis.
 
 Public face: `backends`, `interface.OnlineFeatures`, `snapshot.Snapshot`, `snapshot_writer`,
 `redis_loader`.

@@ -1,18 +1,18 @@
-"""The feature store of a version: its own snapshot, Redis, or none."""
+"""Opens the feature store of a version: its own snapshot, Redis, or none."""
 
 import time
 from pathlib import Path
 
 from multigate.configs.contract import Contract
 from multigate.serving.core.metrics import ServerMetrics
-from multigate.serving.feature_store.interface import OnlineFeatures, Store, Stored
+from multigate.serving.feature_store.interface import FeatureAnswer, FeatureStore, OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 
-FOLDER = "assets.extra/snapshot"
-"""Where a version carries its own snapshot."""
+SNAPSHOT_FOLDER = "assets.extra/snapshot"
+"""Where a version folder keeps its own snapshot."""
 
 
-def open_store(
+def open_feature_store(
     model: str,
     version: Path,
     contract: Contract,
@@ -22,41 +22,44 @@ def open_store(
     clock: str,
     metrics: ServerMetrics,
 ) -> OnlineFeatures | None:
-    """Open what a version takes absent features from.
+    """Open the store that fills in features which requests leave out.
 
     Args:
-        model: its name.
-        version: its folder.
-        contract: its contract.
+        model: name of the model.
+        version: the version's folder.
+        contract: the version's contract.
         schema: the contract's fingerprint.
-        address: `version`, `none`, or an address of Redis.
-        seconds: how long to wait for Redis.
-        clock: `now` or `cut_off`: up to when times since an event grow.
-        metrics: where questions are counted.
+        address: `version`, `none`, or the address of a Redis.
+        seconds: time limit for Redis.
+        clock: `now` or `cut_off`: until when the times since an event grow.
+        metrics: counts the queries.
+
+    Returns:
+        None for `none`, and for `version` where the version has no snapshot.
 
     Raises:
-        ServingError: the version's snapshot is damaged, or the client of Redis is absent.
+        ServingError: the version's snapshot is damaged, or redis-py is not installed.
     """
-    store: Store
+    store: FeatureStore
     if address == "none":
         return None
     if address == "version":
-        if not (version / FOLDER).exists():
+        if not (version / SNAPSHOT_FOLDER).exists():
             return None
-        store = Snapshot(version / FOLDER, contract, schema)
+        store = Snapshot(version / SNAPSHOT_FOLDER, contract, schema)
     else:
         from multigate.serving.feature_store.redis_store import RedisStore
 
         store = RedisStore(address, model, contract, schema, seconds)
 
-    def observe(stored: Stored, seconds: float) -> None:
-        if stored.asked:
+    def observe(answer: FeatureAnswer, seconds: float) -> None:
+        if answer.queried:
             metrics.store_time.observe(seconds, model)
         else:
             metrics.store_skips.add(model)
-        if stored.problem:
+        if answer.problem:
             metrics.store_failures.add(model)
-        elif stored.cut_off is not None:
-            metrics.features_at.set(stored.cut_off, model)
+        elif answer.cut_off is not None:
+            metrics.features_at.set(answer.cut_off, model)
 
     return OnlineFeatures(contract, store, time.time if clock == "now" else None, observe)

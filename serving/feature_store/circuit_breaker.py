@@ -1,7 +1,7 @@
-"""Leaves a service alone for a moment that has failed several times in a row.
+"""Circuit breaker: stops calling a service that failed several times in a row, then tries again.
 
-Without it every call would wait out the time limit of a store that hangs, and keep a thread for
-as long.  After the pause one call tries; the others go on without, until it has succeeded.
+Without it, every call would wait for the time limit of a store that hangs, and block a thread
+meanwhile.  After a pause, one call tries the service; the others skip it until that call succeeds.
 """
 
 import logging
@@ -11,56 +11,56 @@ from collections.abc import Callable
 
 LOG = logging.getLogger("multigate.serving")
 
-FAILURES = 3
-"""In a row, after which the service is left alone."""
-PAUSE = 1.0
-"""Seconds until it is tried again."""
+MAX_FAILURES = 3
+"""Failures in a row that open the circuit."""
+PAUSE_SECONDS = 1.0
+"""How long the circuit stays open before one call tries again."""
 
 
-class Breaker:
-    """Says whether a service is worth asking; safe to share between threads."""
+class CircuitBreaker:
+    """Decides whether to call a service; thread-safe."""
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Watch over a service.
+    def __init__(self, service: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make a breaker whose circuit is closed: every call goes through.
 
         Args:
-            what: names it in the log.
-            clock: in seconds.
+            service: its name in the log.
+            clock: seconds.
         """
-        self._what = what
+        self._service = service
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
-        self._until = 0.0
+        self._open_until = 0.0
 
-    def allows(self) -> bool:
-        """Whether to ask now; whoever is let through after a pause is the only one."""
+    def allows_call(self) -> bool:
+        """Whether to call the service now; after a pause, only one caller gets True."""
         with self._lock:
-            if self._failures < FAILURES:
+            if self._failures < MAX_FAILURES:
                 return True
-            if self._clock() < self._until:
+            if self._clock() < self._open_until:
                 return False
-            self._until = self._clock() + PAUSE
+            self._open_until = self._clock() + PAUSE_SECONDS
             return True
 
-    def worked(self) -> None:
-        """The service has answered."""
+    def record_success(self) -> None:
+        """The service answered: close the circuit."""
         with self._lock:
-            was_open, self._failures = self._failures >= FAILURES, 0
+            was_open, self._failures = self._failures >= MAX_FAILURES, 0
         if was_open:
-            LOG.info("%s answers again", self._what)
+            LOG.info("%s answers again", self._service)
 
-    def failed(self, reason: str) -> None:
-        """The service has not answered."""
+    def record_failure(self, reason: str) -> None:
+        """The service did not answer; opens the circuit after `MAX_FAILURES` in a row."""
         with self._lock:
             self._failures += 1
-            self._until = self._clock() + PAUSE
-            opens = self._failures == FAILURES
+            self._open_until = self._clock() + PAUSE_SECONDS
+            opens = self._failures == MAX_FAILURES
         if opens:
             LOG.warning(
-                "%s: %d failures in a row, the last one %s; it is asked once in %g s",
-                self._what,
-                FAILURES,
+                "%s: failed %d times in a row, last with %s; now tried once every %g s",
+                self._service,
+                MAX_FAILURES,
                 reason,
-                PAUSE,
+                PAUSE_SECONDS,
             )

@@ -1,9 +1,12 @@
-"""Features that a Rank call leaves out: they come from a store of known users and items.
+"""The feature store's interface: looks up the features that a Rank call leaves out.
 
-A store holds the pipeline's snapshot: what an impression at the cut-off would see.  Numbers of
-`since` grow with the clock, as the pipeline's definition does while nothing new happens; counters
-and histories are as of the cut-off.  An id that the log does not name had no events: its counts are
-0, as the pipeline's are, and whatever else there is to know of it is missing.
+A store holds the pipeline's snapshot: the features that an impression at the cut-off would have.
+Counters and histories stay as of the cut-off.  Times `since` an event grow with the clock, as they
+would in the pipeline if nothing new happened.  An id that is not in the log had no events: its
+counts are 0, as in the pipeline, and its other features are missing.
+
+Feast was considered: its online stores have no clock for times since an event, and read their own
+table formats, not the pipeline's snapshot.
 """
 
 import json
@@ -23,22 +26,22 @@ from multigate.serving.core.layout import empty_like, value_dtype
 
 @dataclass(frozen=True)
 class Column:
-    """One feature of some rows."""
+    """The values of one feature for several rows."""
 
     values: np.ndarray
-    """(rows,), or of a list (rows, L), padded at the end; fillers where absent."""
+    """(rows,); for lists (rows, L), padded at the end.  Fillers where a value is missing."""
     present: np.ndarray
     """(rows,) bool."""
     lengths: np.ndarray | None = None
-    """(rows,) int64, of a list."""
+    """(rows,) int64; lists only."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """What a request leaves out."""
+class FeatureQuery:
+    """The ids and features to look up: those that a request leaves out."""
 
     user: bytes | int | None
-    """None: the user is not named, or no feature of the user is asked for."""
+    """None: the request names no user, or needs no feature of the user."""
     user_features: Sequence[str]
     items: np.ndarray
     """(N,) bytes objects or int64."""
@@ -46,49 +49,49 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a store has to say."""
+class FeatureAnswer:
+    """What a store found."""
 
     columns: Mapping[str, Column] = field(default_factory=dict)
-    """(1,) for features of the user, (N,) for those of items."""
+    """By feature: (1,) for features of the user, (N,) for those of items."""
     problem: str = ""
-    """Why the store said nothing."""
-    asked: bool = True
-    """Whether it was asked at all: one that fails again and again is left alone for a moment."""
+    """Why the store did not answer; empty where it did."""
+    queried: bool = True
+    """False where the circuit breaker kept the store from being called."""
     cut_off: float | None = None
-    """Seconds since 1970 up to which the features know the log."""
+    """Seconds since 1970; the features are computed from the log up to then."""
 
 
-class Store(Protocol):
-    """A source of features by id."""
+class FeatureStore(Protocol):
+    """Features of users and items by id."""
 
     remote: bool
-    """Whether an answer comes over a network, so that one has to wait for it."""
+    """Whether the store is behind a network, so that a query blocks."""
 
-    def read(self, question: Question) -> Stored:
-        """Answer, or name the problem; never raises for what a network does."""
+    def read(self, query: FeatureQuery) -> FeatureAnswer:
+        """Look up features; a network failure becomes the answer's `problem`, not an exception."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release connections and files."""
 
 
 class OnlineFeatures:
-    """A store as the request's reader asks it, with the clock taken into account."""
+    """A feature store as a request sees it: as of now, and with counts of 0 for unknown ids."""
 
     def __init__(
         self,
         contract: Contract,
-        store: Store,
+        store: FeatureStore,
         clock: Callable[[], float] | None = time.time,
-        observe: Callable[[Stored, float], None] = lambda stored, seconds: None,
+        observe: Callable[[FeatureAnswer, float], None] = lambda stored, seconds: None,
     ) -> None:
         """Wrap a store.
 
         Args:
-            contract: of the features.
-            store: holds them.
-            clock: seconds since 1970; None stops it at the cut-off.
-            observe: is told every answer and how many seconds it took.
+            contract: describes the features.
+            store: holds the features as of the cut-off.
+            clock: seconds since 1970; None keeps all times as of the cut-off.
+            observe: called with every answer and its seconds.
         """
         self._store = store
         self.remote = store.remote
@@ -99,46 +102,45 @@ class OnlineFeatures:
             for name, feature in contract.features.items()
             if isinstance(feature, NumberFeature) and feature.since is not None
         }
-
         self._counted = [
             name
             for name, feature in contract.features.items()
             if isinstance(feature, NumberFeature) and feature.count is not None
         ]
 
-    def read(self, question: Question) -> Stored:
-        """The features asked for, as of now."""
+    def read(self, query: FeatureQuery) -> FeatureAnswer:
+        """Look up features, as of now."""
         started = time.perf_counter()
-        stored = self._store.read(question)
-        self._observe(stored, time.perf_counter() - started)
+        answer = self._store.read(query)
+        self._observe(answer, time.perf_counter() - started)
         counted = {
             name: replace(column, present=np.ones_like(column.present))
             for name in self._counted
-            if (column := stored.columns.get(name)) is not None
+            if (column := answer.columns.get(name)) is not None
         }
-        stored = replace(stored, columns={**stored.columns, **counted})
-        if self._clock is None or stored.cut_off is None:
-            return stored
-        passed = max(self._clock() - stored.cut_off, 0.0)
+        answer = replace(answer, columns={**answer.columns, **counted})
+        if self._clock is None or answer.cut_off is None:
+            return answer
+        passed = max(self._clock() - answer.cut_off, 0.0)
         advanced = {
-            name: advance(stored.columns[name], passed, within)
+            name: advance(answer.columns[name], passed, within)
             for name, within in self._advancing.items()
-            if name in stored.columns
+            if name in answer.columns
         }
-        return replace(stored, columns={**stored.columns, **advanced})
+        return replace(answer, columns={**answer.columns, **advanced})
 
     def close(self) -> None:
-        """Give back what the store holds."""
+        """Close the store."""
         self._store.close()
 
 
 def advance(column: Column, seconds: float, within: timedelta | None = None) -> Column:
-    """Times since an event, so many seconds later, had nothing happened in between.
+    """Move times since an event forward, as if nothing happened in between.
 
     Args:
         column: seconds since the event.
-        seconds: how much later it is.
-        within: events longer ago are forgotten.
+        seconds: how much later it is now.
+        within: the value becomes missing once the event is longer ago than this.
     """
     later = column.values.astype(np.float64) + seconds
     limit = np.inf if within is None else within.total_seconds()
@@ -147,35 +149,35 @@ def advance(column: Column, seconds: float, within: timedelta | None = None) -> 
 
 
 def stored_features(contract: Contract, side: Side) -> dict[str, Any]:
-    """The features of a side that a store holds under the side's id, in the contract's order."""
+    """The features that a store holds by this side's id, in the contract's order: not the id."""
     ids = (contract.user, contract.item)
     return {name: feature for name, feature in contract.of_side(side) if name not in ids}
 
 
-def absent(feature: Any, rows: int) -> Column:
+def missing_column(feature: Any, rows: int) -> Column:
     """A column of missing values."""
-    dtype, nothing = value_dtype(feature), np.zeros(rows, bool)
+    dtype, all_missing = value_dtype(feature), np.zeros(rows, bool)
     if isinstance(feature, IdListFeature):
-        return Column(empty_like(dtype, (rows, 1)), nothing, np.zeros(rows, np.int64))
-    return Column(empty_like(dtype, (rows,)), nothing)
+        return Column(empty_like(dtype, (rows, 1)), all_missing, np.zeros(rows, np.int64))
+    return Column(empty_like(dtype, (rows,)), all_missing)
 
 
-def padded(flat: np.ndarray, lengths: np.ndarray, dtype: str) -> np.ndarray:
-    """Lists one after the other as (rows, L), padded at the end."""
+def pad_lists(flat: np.ndarray, lengths: np.ndarray, dtype: str) -> np.ndarray:
+    """Concatenated lists as (rows, L), each padded at the end."""
     values = empty_like(dtype, (len(lengths), max(int(lengths.max(initial=0)), 1)))
     values[np.arange(values.shape[1]) < lengths[:, None]] = flat
     return values
 
 
-def column_of(feature: Any, values: Sequence[Any]) -> Column:
-    """A column from Python values, None where missing; lists without None and empty texts."""
+def to_column(feature: Any, values: Sequence[Any]) -> Column:
+    """A column from Python values.  None is missing; lists hold neither None nor empty texts."""
     dtype = value_dtype(feature)
     present = np.fromiter((value is not None for value in values), bool, len(values))
     if isinstance(feature, IdListFeature):
         lists = [(value or ())[-feature.max_length :] for value in values]
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         flat = _array(dtype, [value for values_ in lists for value in values_])
-        return Column(padded(flat, lengths, dtype), present, lengths)
+        return Column(pad_lists(flat, lengths, dtype), present, lengths)
     filler = "" if dtype == "string" else 0
     return Column(_array(dtype, [filler if v is None else v for v in values]), present)
 
@@ -188,21 +190,21 @@ def _array(dtype: str, values: list[Any]) -> np.ndarray:
     return found
 
 
-def read_cut_off(text: str | None) -> float | None:
-    """Seconds since 1970 of a manifest's cut-off."""
+def parse_cut_off(text: str | None) -> float | None:
+    """A manifest's cut-off (ISO 8601) as seconds since 1970."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """A snapshot's manifest.
+    """The manifest of a snapshot, or of the examples that it comes from.
 
     Raises:
-        ServingError: it is absent or damaged.
+        ServingError: the file is absent or damaged.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ServingError(f"{path}: not a snapshot's manifest: {error}") from None
+        raise ServingError(f"{path}: cannot be read as a snapshot's manifest: {error}") from None
     if not isinstance(values, dict):
         raise ServingError(f"{path}: expected a JSON object")
     return values

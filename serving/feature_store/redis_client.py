@@ -1,4 +1,4 @@
-"""A client of Redis as the feature store uses it."""
+"""Connects to the Redis of the feature store."""
 
 import importlib
 from typing import Any
@@ -7,10 +7,14 @@ from multigate.configs.errors import ServingError
 
 
 def connect(address: str, seconds: float | None = None) -> Any:
-    """A client of Redis that tries once.
+    """A redis-py client that does not retry.
+
+    Args:
+        address: such as `redis://localhost:6379/0`.
+        seconds: time limit for connecting and for each answer; None waits for ever.
 
     Raises:
-        ServingError: the client is not installed, or the address cannot be understood.
+        ServingError: redis-py is not installed, or the address is malformed.
     """
     try:
         redis = importlib.import_module("redis")
@@ -18,7 +22,7 @@ def connect(address: str, seconds: float | None = None) -> Any:
         backoff = importlib.import_module("redis.backoff")
     except ImportError:
         raise ServingError(
-            f"{address}: needs the client of Redis, which is not installed: pip install redis"
+            f"{address}: needs the package redis, which is not installed: pip install redis"
         ) from None
     try:
         return redis.Redis.from_url(

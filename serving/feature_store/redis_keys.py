@@ -1,24 +1,26 @@
-"""Where the feature store's values lie in Redis.
+"""The feature store's keys in Redis.
 
     multigate:NAME:SCHEMA:current           JSON: generation, cut_off, and rows by side
-    multigate:NAME:SCHEMA:loading           who loads at the moment
-    multigate:NAME:SCHEMA:GENERATION:u:ID   the features of a user, a JSON list in the contract's
-    multigate:NAME:SCHEMA:GENERATION:i:ID   order; of an item
+    multigate:NAME:SCHEMA:loading           lock of the loader that runs now
+    multigate:NAME:SCHEMA:GENERATION:u:ID   features of a user, a JSON list in the contract's order
+    multigate:NAME:SCHEMA:GENERATION:i:ID   features of an item, likewise
 
-A new snapshot is written beside the one in use; then `current` moves on, in one step, and what it
-left behind expires.  The schema is part of the key, so that a model never reads features of another
-contract.  The client of a cluster would need keys on one node; one Redis, or one with replicas, is
-what this is for.
+A new snapshot is written as a new generation beside the one in use.  Then `current` is switched to
+it in one step, and the old generation expires.  The schema is part of the key, so that a model
+never reads features of another contract.
+
+Works with one Redis, or one with replicas.  Redis Cluster is not supported: one command reads keys
+that would lie on several nodes.
 """
 
 from multigate.configs.contract import Side
 
 SIDES: tuple[tuple[Side, str, str], ...] = (("user", "users", "u"), ("item", "items", "i"))
-"""Side, name of its part of a snapshot, and letter of its keys."""
+"""Side, its folder in a snapshot, and its letter in keys."""
 
 
 def prefix(name: str, schema: str) -> str:
-    """What all keys of a model begin with."""
+    """The prefix of all keys of a model."""
     return f"multigate:{name}:{schema}"
 
 
@@ -28,10 +30,10 @@ def current(begin: str) -> str:
 
 
 def loading(begin: str) -> str:
-    """The key of whoever loads."""
+    """The key of the loader's lock."""
     return f"{begin}:loading"
 
 
 def rows(begin: str, generation: str, letter: str) -> str:
-    """What the keys of one side's rows begin with; the id follows."""
+    """The prefix of the keys of one side's rows; the id follows."""
     return f"{begin}:{generation}:{letter}:"

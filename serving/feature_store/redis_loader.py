@@ -1,4 +1,8 @@
-"""Puts a snapshot into the feature store in Redis: `multigate features load`."""
+"""Loads a snapshot into the feature store in Redis: `multigate features load`.
+
+Feast's materialize was considered: it overwrites rows one by one, so that servers would read a mix
+of the old and the new snapshot.
+"""
 
 import importlib
 import json
@@ -7,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +22,38 @@ from multigate.serving.feature_store import redis_keys
 from multigate.serving.feature_store.interface import read_manifest, stored_features
 from multigate.serving.feature_store.redis_client import connect
 
-_LOCK_SECONDS = 60  # a loader that dies keeps others out for so long
-_AT_ONCE = 1000  # keys of one write
+_LOCK_SECONDS = 60  # a loader that dies blocks others for so long
+_BATCH = 1000  # keys per command
 
 
-def load(
+@dataclass(frozen=True)
+class LoadedSnapshot:
+    """What `load_snapshot` wrote."""
+
+    name: str
+    """Of the model."""
+    schema: str
+    generation: str
+    cut_off: str | None
+    """ISO 8601."""
+    rows: dict[str, int]
+    """By source: `users`, `items`."""
+
+
+def load_snapshot(
     snapshot: Path, address: str, name: str | None = None, keep_seconds: int = 3600
-) -> dict[str, Any]:
-    """Put a snapshot into Redis and let servers use it.
+) -> LoadedSnapshot:
+    """Write a snapshot to Redis and switch servers to it.
 
     Args:
         snapshot: a folder of examples, or the `snapshot/` in it.
         address: such as `redis://localhost:6379/0`.
-        name: of the model; that of the configuration where absent.
-        keep_seconds: how long what was there before stays.
-
-    Returns:
-        `name`, `schema`, `generation`, `cut_off`, and `rows` by source.
+        name: of the model; default: the name in the examples' manifest.
+        keep_seconds: when the snapshots that were there before expire.
 
     Raises:
-        DataError: there is no snapshot.
-        ServingError: Redis cannot be used, or somebody else is loading.
+        DataError: the folder has no snapshot.
+        ServingError: Redis does not work, or another load is running.
     """
     folder = ExamplesFolder(snapshot.parent if snapshot.name == "snapshot" else snapshot)
     frozen = FrozenContract.read(folder.contract)
@@ -47,7 +63,7 @@ def load(
     generation = f"{time.time_ns():x}{secrets.token_hex(4)}"
     redis = connect(address)
     try:
-        with _alone(redis, redis_keys.loading(begin)):
+        with _lock(redis, redis_keys.loading(begin)):
             rows = {
                 source: _write(
                     redis,
@@ -60,18 +76,15 @@ def load(
                 )
                 for side, source, letter in redis_keys.SIDES
             }
-            said = {
-                "generation": generation,
-                "cut_off": manifest["cut_off"],
-                "rows": rows,
-            }
-            redis.set(redis_keys.current(begin), json.dumps(said))
+            cut_off = manifest["cut_off"]
+            value = {"generation": generation, "cut_off": cut_off, "rows": rows}
+            redis.set(redis_keys.current(begin), json.dumps(value))
             _expire(redis, begin, generation, keep_seconds)
     except importlib.import_module("redis").RedisError as error:
-        raise ServingError(f"{address}: {error}; what servers use is as it was") from None
+        raise ServingError(f"{address}: {error}; servers keep the features they had") from None
     finally:
         redis.close()
-    return {"name": name, "schema": frozen.schema_fingerprint, **said}
+    return LoadedSnapshot(name, frozen.schema_fingerprint, generation, cut_off, rows)
 
 
 def _write(
@@ -83,16 +96,19 @@ def _write(
     side: Side,
     lock: str,
 ) -> int:
-    """One side's rows, whose keys begin so; returns how many there are."""
+    """Write one side's rows under keys that start with `begin`; returns their number."""
     parquet = importlib.import_module("pyarrow.parquet")
     parts = sorted(folder.snapshot(source).glob("*.parquet"))
     if not parts:
-        raise DataError(f"{folder.snapshot(source)}: no snapshot here; make the examples anew")
+        raise DataError(
+            f"{folder.snapshot(source)}: no snapshot here; make the examples again with "
+            "`multigate examples`"
+        )
     key = contract.user if side == "user" else contract.item
     features = stored_features(contract, side)
     count = 0
     for part in parts:
-        for batch in parquet.ParquetFile(part).iter_batches(_AT_ONCE):
+        for batch in parquet.ParquetFile(part).iter_batches(_BATCH):
             columns = {name: batch.column(name).to_pylist() for name in (key, *features)}
             values = [
                 [_value(feature, value) for value in columns[name]]
@@ -112,7 +128,7 @@ def _write(
 
 
 def _value(feature: Any, value: Any) -> Any:
-    """As JSON holds it: empty texts are missing, lists keep what the model reads."""
+    """A value as JSON: empty texts are missing, lists keep only what the model reads."""
     if isinstance(feature, IdListFeature):
         return [one for one in value or () if one not in (None, "")][-feature.max_length :]
     nan = isinstance(value, float) and math.isnan(value)
@@ -120,12 +136,13 @@ def _value(feature: Any, value: Any) -> Any:
 
 
 @contextmanager
-def _alone(redis: Any, key: str) -> Iterator[None]:
-    """Keep other loaders out."""
+def _lock(redis: Any, key: str) -> Iterator[None]:
+    """Hold the lock of loaders during the block."""
     mine = secrets.token_hex(8)
     if not redis.set(key, mine, nx=True, ex=_LOCK_SECONDS):
         raise ServingError(
-            f"{key}: another load is under way, or died less than {_LOCK_SECONDS} s ago; try again"
+            f"{key}: another load is running, or died less than {_LOCK_SECONDS} s ago; try again "
+            "later"
         )
     try:
         yield
@@ -135,17 +152,17 @@ def _alone(redis: Any, key: str) -> Iterator[None]:
 
 
 def _expire(redis: Any, begin: str, generation: str, seconds: int) -> None:
-    """Let all generations but one go, those of loads that never ended too."""
+    """Let all generations but one expire, also those of loads that were cut off."""
     kept = (f"{begin}:{generation}:".encode(), redis_keys.current(begin).encode())
     pipeline = redis.pipeline(transaction=False)
-    for key in redis.scan_iter(match=f"{_literal(begin)}:*", count=_AT_ONCE):
+    for key in redis.scan_iter(match=f"{_literal(begin)}:*", count=_BATCH):
         if not key.startswith(kept) and key != redis_keys.loading(begin).encode():
             pipeline.expire(key, seconds, nx=True)
-            if len(pipeline) >= _AT_ONCE:
+            if len(pipeline) >= _BATCH:
                 pipeline.execute()
     pipeline.execute()
 
 
 def _literal(text: str) -> str:
-    """A text in a pattern of Redis that stands for itself."""
+    """Escape a text for a Redis pattern, so that it matches only itself."""
     return "".join(f"\\{one}" if one in "*?[]\\^-" else one for one in text)

@@ -1,8 +1,10 @@
-"""The feature store in Redis as a server asks it, in one round trip.
+"""The feature store in Redis, as servers read it: one round trip per query.
 
-A question carries the generation in use along, so that a server follows a load by itself: the first
-question after it is asked twice.  `serving.feature_store.redis_keys` says what lies where,
-`serving.feature_store.redis_loader` puts it there.
+Every query also reads the generation in use, so that a server notices a load by itself; it then
+repeats that query once.  `serving.feature_store.redis_keys` defines the keys,
+`serving.feature_store.redis_loader` writes them.
+
+Feast's Redis store was considered: it cannot switch to a new snapshot in one step.
 """
 
 import importlib
@@ -14,19 +16,24 @@ from typing import Any
 
 from multigate.configs.contract import Contract, Side
 from multigate.serving.feature_store import redis_keys
-from multigate.serving.feature_store.circuit_breaker import Breaker
+from multigate.serving.feature_store.circuit_breaker import CircuitBreaker
 from multigate.serving.feature_store.interface import (
     Column,
-    Question,
-    Stored,
-    absent,
-    column_of,
-    read_cut_off,
+    FeatureAnswer,
+    FeatureQuery,
+    missing_column,
+    parse_cut_off,
     stored_features,
+    to_column,
 )
 from multigate.serving.feature_store.redis_client import connect
 
-_UNREADABLE = (ValueError, LookupError, TypeError, StopIteration)  # what others wrote
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    StopIteration,
+)  # a value that the loader did not write
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class _Current:
     """The generation in use."""
 
     text: bytes | None = None
-    """As Redis has it; None where nothing was found yet."""
+    """The value in Redis; None where none was found yet."""
     generation: str = ""
     cut_off: float | None = None
 
@@ -47,17 +54,17 @@ class RedisStore:
     def __init__(
         self, address: str, name: str, contract: Contract, schema: str, seconds: float
     ) -> None:
-        """Connect, and find the generation in use.
+        """Connect, and read the generation in use.
 
         Args:
             address: such as `redis://localhost:6379/0`.
             name: of the model.
-            contract: its contract.
+            contract: the version's contract.
             schema: the contract's fingerprint.
-            seconds: how long to wait for a connection or an answer.
+            seconds: time limit for connecting and for each answer.
 
         Raises:
-            ServingError: the client is not installed, or the address cannot be understood.
+            ServingError: redis-py is not installed, or the address is malformed.
         """
         self._redis = connect(address, seconds)
         self._error = importlib.import_module("redis").RedisError
@@ -70,54 +77,56 @@ class RedisStore:
             for place, name in enumerate(features)
         }
         self._current = _Current()
-        self._breaker = Breaker(f"feature store of model {name!r}")
-        with suppress(self._error, *_UNREADABLE):  # a question will find out, and say so
-            self._follow(self._redis.get(redis_keys.current(self._prefix)))
+        self._breaker = CircuitBreaker(f"feature store of model {name!r}")
+        with suppress(self._error, *_UNREADABLE):  # the first query reports it
+            self._switch_to(self._redis.get(redis_keys.current(self._prefix)))
 
-    def read(self, question: Question) -> Stored:
-        """The features asked for; the problem where Redis does not answer in time.
+    def read(self, query: FeatureQuery) -> FeatureAnswer:
+        """Look up features; names the problem where Redis does not answer in time.
 
-        A Redis that has not answered several times in a row is asked again after a moment only.
+        A circuit breaker skips Redis for a moment after several failures in a row.
         """
-        if not self._breaker.allows():
-            return Stored(problem="no answer several times in a row; not asked", asked=False)
+        if not self._breaker.allows_call():
+            return FeatureAnswer(problem="no answer several times in a row; skipped", queried=False)
         try:
-            return self._ask(question)
+            return self._query(query)
         except self._error as error:
             reason = f"{type(error).__name__}: {error}"
-            self._breaker.failed(reason)
-            return Stored(problem=f"no answer within {self._seconds:g} s ({reason:.100})")
+            self._breaker.record_failure(reason)
+            return FeatureAnswer(problem=f"no answer within {self._seconds:g} s ({reason:.100})")
         except _UNREADABLE as error:
-            return Stored(problem=f"an answer that cannot be read ({error!r:.100}); load it anew")
+            return FeatureAnswer(
+                problem=f"an unreadable answer ({error!r:.100}); load the snapshot again"
+            )
 
-    def _ask(self, question: Question) -> Stored:
-        asked = self._current
+    def _query(self, query: FeatureQuery) -> FeatureAnswer:
+        used = self._current
         keys: list[Any] = [redis_keys.current(self._prefix)]
-        asks_user = question.user is not None and bool(question.user_features)
-        if asks_user:
-            keys += self._keys(asked, "u", [question.user])
-        if question.item_features:
-            keys += self._keys(asked, "i", question.items.tolist())
+        needs_user = query.user is not None and bool(query.user_features)
+        if needs_user:
+            keys += self._keys(used, "u", [query.user])
+        if query.item_features:
+            keys += self._keys(used, "i", query.items.tolist())
         current, *rows = self._redis.mget(keys)
-        self._breaker.worked()
+        self._breaker.record_success()
         if current is None:
-            return Stored(problem="no features are loaded for this model and schema")
-        if current != asked.text:
-            self._follow(current)
-            return self._ask(question)
+            return FeatureAnswer(problem="no features are loaded for this model and schema")
+        if current != used.text:
+            self._switch_to(current)
+            return self._query(query)
         columns: dict[str, Column] = {}
-        if asks_user:
-            columns |= self._columns("user", rows[:1], question.user_features)
-        if question.item_features:
-            columns |= self._columns("item", rows[asks_user:], question.item_features)
-        return Stored(columns, cut_off=asked.cut_off)
+        if needs_user:
+            columns |= self._columns("user", rows[:1], query.user_features)
+        if query.item_features:
+            columns |= self._columns("item", rows[needs_user:], query.item_features)
+        return FeatureAnswer(columns, cut_off=used.cut_off)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._redis.close()
 
-    def _keys(self, asked: _Current, letter: str, ids: Sequence[Any]) -> list[bytes]:
-        begin = redis_keys.rows(self._prefix, asked.generation, letter).encode()
+    def _keys(self, used: _Current, letter: str, ids: Sequence[Any]) -> list[bytes]:
+        begin = redis_keys.rows(self._prefix, used.generation, letter).encode()
         return [begin + (one if isinstance(one, bytes) else b"%d" % one) for one in ids]
 
     def _columns(
@@ -126,18 +135,18 @@ class RedisStore:
         features = self._features[side]
         known = [row for row in rows if row is not None]
         if not known:
-            return {name: absent(features[name], len(rows)) for name in names}
-        # One text is read several times faster than its parts.
+            return {name: missing_column(features[name], len(rows)) for name in names}
+        # Parsing one joined text is several times faster than parsing its parts.
         lists = iter(json.loads(b"[" + b",".join(known) + b"]"))
-        nothing = [None] * len(features)
-        values = [nothing if row is None else next(lists) for row in rows]
+        all_missing = [None] * len(features)
+        values = [all_missing if row is None else next(lists) for row in rows]
         return {
-            name: column_of(features[name], [row[self._place[name]] for row in values])
+            name: to_column(features[name], [row[self._place[name]] for row in values])
             for name in names
         }
 
-    def _follow(self, current: bytes | None) -> None:
-        """Take notice of the generation in use."""
+    def _switch_to(self, current: bytes | None) -> None:
+        """Use the generation that Redis names."""
         if current is not None:
-            said = json.loads(current)
-            self._current = _Current(current, said["generation"], read_cut_off(said["cut_off"]))
+            value = json.loads(current)
+            self._current = _Current(current, value["generation"], parse_cut_off(value["cut_off"]))

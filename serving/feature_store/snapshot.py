@@ -1,22 +1,25 @@
-"""The embedded feature store: the pipeline's snapshot as memory-mapped arrays of one version.
+"""The embedded feature store: the pipeline's snapshot as memory-mapped arrays in a version folder.
 
     snapshot/manifest.json          schema fingerprint, cut-off, rows, CRC-32 of every file
     snapshot/{users,items}/         one row per id, in the order of `keys`
-        keys.npy                    (R,) int64 ids; or of texts their CRC-32, with the texts
+        keys.npy                    (R,) int64 ids; for text ids their CRC-32, beside the texts
         NAME.npy                    (R,) float32 (NaN: missing) or int64; lists: values end to end
-        NAME.present.npy            (R,) bool, of int64
-        NAME.ends.npy               (R + 1,) int64, of lists: where each row's values begin and end
+        NAME.present.npy            (R,) bool, for int64 only
+        NAME.ends.npy               (R + 1,) int64, for lists: where each row's values begin and end
         NAME.codes.npy              in place of NAME.npy for texts: (R,) int32, -1 missing, into
-        NAME.texts.npy              the different texts end to end, uint8, with
+        NAME.texts.npy              the distinct texts end to end, uint8, and
         NAME.places.npy             (P + 1,) int64, where each begins and ends
 
-Ids are found by binary search; what is asked for is gathered with a few operations on whole
-arrays.  Needs NumPy only; `serving.feature_store.snapshot_writer` writes it.
+Ids are found by binary search, and values are gathered with a few operations on whole arrays.
+Needs NumPy only; `serving.feature_store.snapshot_writer` writes it.
+
+LMDB and Arrow files were considered: LMDB reads and decodes one id at a time, and Arrow would make
+pyarrow a requirement of every server.
 """
 
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
@@ -25,11 +28,11 @@ from multigate.configs.errors import ServingError
 from multigate.serving.core.layout import value_dtype
 from multigate.serving.feature_store.interface import (
     Column,
-    Question,
-    Stored,
-    absent,
-    padded,
-    read_cut_off,
+    FeatureAnswer,
+    FeatureQuery,
+    missing_column,
+    pad_lists,
+    parse_cut_off,
     read_manifest,
     stored_features,
 )
@@ -40,8 +43,21 @@ SOURCES: tuple[tuple[Side, str], ...] = (("user", "users"), ("item", "items"))
 KEYS = "keys"
 
 _KEPT_TEXTS = 1 << 16
-"""Different texts of a feature, and ids of a side, that are kept as objects, some 5 MB: a look-up
-of 500 ids takes 40 us instead of 200.  Larger tables stay in their files."""
+"""Up to so many distinct texts of a feature, or ids of a side, are kept as Python objects (some
+5 MB): a look-up of 500 ids takes 40 us instead of 200.  Larger tables stay in their files."""
+
+
+class SnapshotManifest(TypedDict):
+    """The snapshot's `manifest.json`."""
+
+    format: int
+    schema: str
+    cut_off: str | None
+    """ISO 8601."""
+    rows: dict[str, int]
+    """By source: `users`, `items`."""
+    files: dict[str, int]
+    """CRC-32 by path."""
 
 
 class Snapshot:
@@ -55,50 +71,51 @@ class Snapshot:
         Args:
             folder: holds `manifest.json`.
             contract: of the version.
-            schema: its fingerprint.
+            schema: the contract's fingerprint.
 
         Raises:
             ServingError: the snapshot is damaged, or of another schema.
         """
-        manifest = read_manifest(folder / MANIFEST)
+        manifest = cast(SnapshotManifest, read_manifest(folder / MANIFEST))
         try:
             if (manifest["format"], manifest["schema"]) != (FORMAT, schema):
                 raise ServingError(
                     f"{folder}: expected format {FORMAT} and schema {schema}, received format "
-                    f"{manifest['format']} and schema {manifest['schema']}; export the version anew"
+                    f"{manifest['format']} and schema {manifest['schema']}; export the version "
+                    "again"
                 )
             for name, recorded in manifest["files"].items():
                 if checksum(folder / name) != recorded:
-                    raise ServingError(f"{folder / name}: damaged; export the version anew")
-            self._cut_off = read_cut_off(manifest["cut_off"])
-            self.rows: dict[str, int] = manifest["rows"]
+                    raise ServingError(f"{folder / name}: damaged; export the version again")
+            self._cut_off = parse_cut_off(manifest["cut_off"])
+            self.rows = manifest["rows"]
             self._sides = {
                 side: _Side(folder / source, contract, side, manifest["rows"][source])
                 for side, source in SOURCES
                 if source in manifest["rows"]
             }
         except (OSError, EOFError) as error:
-            raise ServingError(f"{folder}: not a whole snapshot: {error}") from None
+            raise ServingError(f"{folder}: incomplete snapshot: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ServingError(f"{folder}: not a whole snapshot: {error!r}") from None
+            raise ServingError(f"{folder}: incomplete snapshot: {error!r}") from None
 
-    def read(self, question: Question) -> Stored:
-        """The features asked for; ids that are not here have none."""
+    def read(self, query: FeatureQuery) -> FeatureAnswer:
+        """Look up features; those of ids that are not here are missing."""
         columns: dict[str, Column] = {}
-        if (users := self._sides.get("user")) and question.user is not None:
-            ids = np.empty(1, np.int64 if isinstance(question.user, int) else object)
-            ids[0] = question.user
-            columns |= users.read(ids, question.user_features)
-        if (items := self._sides.get("item")) and question.item_features:
-            columns |= items.read(question.items, question.item_features)
-        return Stored(columns, cut_off=self._cut_off)
+        if (users := self._sides.get("user")) and query.user is not None:
+            ids = np.empty(1, np.int64 if isinstance(query.user, int) else object)
+            ids[0] = query.user
+            columns |= users.read(ids, query.user_features)
+        if (items := self._sides.get("item")) and query.item_features:
+            columns |= items.read(query.items, query.item_features)
+        return FeatureAnswer(columns, cut_off=self._cut_off)
 
     def close(self) -> None:
-        """The files are unmapped when the last answer is gone."""
+        """Nothing to do: the files are unmapped once no answer refers to them."""
 
 
 class _Side:
-    """The users or the items."""
+    """The table of users, or of items."""
 
     def __init__(self, folder: Path, contract: Contract, side: Side, rows: int) -> None:
         name = contract.user if side == "user" else contract.item
@@ -122,12 +139,12 @@ class _Side:
         rows = self._find(ids)
         known = rows >= 0
         if not known.any():
-            return {name: absent(self._features[name], len(ids)) for name in names}
+            return {name: missing_column(self._features[name], len(ids)) for name in names}
         rows = np.where(known, rows, 0)
         return {name: self._columns[name].read(rows, known) for name in names}
 
     def _find(self, ids: np.ndarray) -> np.ndarray:
-        """Row of each id, -1 where it is not here: (N,) int64."""
+        """Row of each id, -1 where it is not in the table: (N,) int64."""
         if (row_of := self._row_of) is not None:
             return np.array([row_of.get(text, -1) for text in ids.tolist()], np.int64)
         found = np.full(len(ids), -1)
@@ -136,23 +153,23 @@ class _Side:
         else:
             keys = np.fromiter(map(zlib.crc32, ids.tolist()), np.uint32, len(ids))
         at = np.searchsorted(self._keys, keys)
-        waiting = np.arange(len(ids))
-        # One round, and another one for each text whose CRC-32 an earlier one has as well.
-        while len(waiting):
-            waiting = waiting[at[waiting] < self._rows]
-            waiting = waiting[self._keys[at[waiting]] == keys[waiting]]
+        left = np.arange(len(ids))
+        # One round; texts that share a CRC-32 need one round more each.
+        while len(left):
+            left = left[at[left] < self._rows]
+            left = left[self._keys[at[left]] == keys[left]]
             if self._texts is None:
-                same = np.ones(len(waiting), bool)
+                same = np.ones(len(left), bool)
             else:
-                same = self._texts.take(at[waiting]) == ids[waiting]
-            found[waiting[same]] = at[waiting[same]]
-            waiting = waiting[~same]
-            at[waiting] += 1
+                same = self._texts.take(at[left]) == ids[left]
+            found[left[same]] = at[left[same]]
+            left = left[~same]
+            at[left] += 1
         return found
 
 
 class _File:
-    """One feature of all rows."""
+    """One feature's values, for all rows."""
 
     def __init__(self, folder: Path, name: str, feature: Any) -> None:
         self._feature = feature
@@ -172,11 +189,11 @@ class _File:
             stops = self._ends[rows + 1]
             lengths = np.minimum(stops - self._ends[rows], self._feature.max_length)
             lengths = np.where(known, lengths, 0)
-            # Values stop - length, ..., stop - 1 of every row, one after another.
+            # Positions stop - length, ..., stop - 1 of every row, concatenated.
             last = np.cumsum(lengths)
             places = np.arange(last[-1]) + np.repeat(stops - last, lengths)
-            flat = self._of(self._values[places])
-            return Column(padded(flat, lengths, self._dtype), known, lengths)
+            flat = self._decode(self._values[places])
+            return Column(pad_lists(flat, lengths, self._dtype), known, lengths)
         values = self._values[rows]
         if self._texts is not None:
             known = known & (values >= 0)
@@ -188,12 +205,12 @@ class _File:
             known = known & self._present[rows]
         return Column(np.where(known, values, 0).astype(self._dtype), known)
 
-    def _of(self, values: np.ndarray) -> np.ndarray:
+    def _decode(self, values: np.ndarray) -> np.ndarray:
         return values if self._texts is None else self._texts.take(values)
 
 
 class _Texts:
-    """Texts end to end."""
+    """Texts stored end to end."""
 
     def __init__(self, folder: Path, name: str, *, keep: bool) -> None:
         self._places = _mapped(folder, f"{name}.places")
@@ -204,18 +221,18 @@ class _Texts:
             self._kept = np.append(self.take(np.arange(count)), np.array([b""], object))
 
     def take(self, codes: np.ndarray) -> np.ndarray:
-        """Bytes objects, (n,); the empty text for -1."""
+        """Texts by code, (n,) bytes objects; the empty text for -1."""
         if self._kept is not None:
             return self._kept[codes]
         found = np.empty(len(codes), object)
         starts, ends = self._places[codes].tolist(), self._places[codes + 1].tolist()
-        # -1 is from the last place to the first: nothing.
+        # Code -1 spans from the last place to the first: empty.
         found[:] = [self._bytes[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
         return found
 
 
 def _mapped(folder: Path, name: str) -> np.ndarray:
-    """An array in a file, read when it is touched; one without elements cannot be mapped."""
+    """An array in a file, read page by page as it is used."""
     path = folder / f"{name}.npy"
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     return np.asarray(array)

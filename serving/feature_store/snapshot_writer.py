@@ -1,6 +1,7 @@
-"""Writes the embedded feature store (`snapshot`) from the pipeline's snapshot.
+"""Writes the embedded feature store (module `snapshot`) from the pipeline's snapshot.
 
-Runs where models are exported: needs pyarrow.  A side's table must fit in memory.
+Runs at export and needs pyarrow.  The table of users, and that of items, must fit in memory.
+`snapshot` says which libraries were considered.
 """
 
 import zlib
@@ -18,18 +19,25 @@ from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.serving.core.layout import value_dtype
 from multigate.serving.feature_store.interface import read_manifest, stored_features
-from multigate.serving.feature_store.snapshot import FORMAT, KEYS, MANIFEST, SOURCES, checksum
+from multigate.serving.feature_store.snapshot import (
+    FORMAT,
+    KEYS,
+    MANIFEST,
+    SOURCES,
+    SnapshotManifest,
+    checksum,
+)
 
 
 def write_snapshot(
     examples: Path, out: Path, sources: Collection[str] = ("users", "items")
 ) -> dict[str, int]:
-    """Write the snapshot of a folder of examples as a feature store.
+    """Write the snapshot of a folder of examples as an embedded feature store.
 
     Args:
-        examples: what the pipeline wrote.
-        out: the folder to make.
-        sources: which of `users` and `items` it is to hold.
+        examples: a folder that the pipeline wrote.
+        out: the folder to create.
+        sources: which tables to write: `users`, `items` or both.
 
     Returns:
         Rows by source.
@@ -50,16 +58,14 @@ def write_snapshot(
             (made / source).mkdir()
             rows[source] = _write(made / source, table, key, stored_features(contract, side))
         files = sorted(path for path in made.rglob("*.npy"))
-        write_json(
-            made / MANIFEST,
-            {
-                "format": FORMAT,
-                "schema": frozen.schema_fingerprint,
-                "cut_off": read_manifest(folder.manifest)["cut_off"],
-                "rows": rows,
-                "files": {path.relative_to(made).as_posix(): checksum(path) for path in files},
-            },
-        )
+        manifest: SnapshotManifest = {
+            "format": FORMAT,
+            "schema": frozen.schema_fingerprint,
+            "cut_off": read_manifest(folder.manifest)["cut_off"],
+            "rows": rows,
+            "files": {path.relative_to(made).as_posix(): checksum(path) for path in files},
+        }
+        write_json(made / MANIFEST, manifest)
     return rows
 
 
@@ -67,19 +73,21 @@ def read_source(folder: ExamplesFolder, source: str) -> pa.Table:
     """The snapshot's table of `users` or `items`.
 
     Raises:
-        DataError: there is none.
+        DataError: the examples have no snapshot.
     """
     path = folder.snapshot(source)
     if not any(path.glob("*.parquet")):
-        raise DataError(f"{path}: no snapshot here; make the examples anew")
+        raise DataError(
+            f"{path}: no snapshot here; make the examples again with `multigate examples`"
+        )
     return pq.read_table(path)
 
 
 def last_values(feature: IdListFeature, lists: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """The values of lists that a model reads: no nulls, no empty texts, the last ones only.
+    """The values of lists that a model reads: the last ones, without nulls and empty texts.
 
     Returns:
-        The values end to end, and (R + 1,) int64 where each row's begin and end.
+        The values end to end, and (R + 1,) int64: where each row's values begin and end.
     """
     lists = lists.cast(pa.large_list(lists.type.value_type))
     counts = np.asarray(pc.list_value_length(lists).fill_null(0), np.int64)
@@ -98,7 +106,7 @@ def last_values(feature: IdListFeature, lists: pa.Array) -> tuple[pa.Array, np.n
 
 
 def _write(folder: Path, table: pa.Table, key: str, features: dict[str, Any]) -> int:
-    """One side; the number of its rows."""
+    """Write one side's table; returns its number of rows."""
     ids = table[key].combine_chunks()
     if pa.types.is_integer(ids.type):
         keys = np.asarray(ids, np.int64)
@@ -121,12 +129,12 @@ def _write_feature(folder: Path, name: str, feature: Any, column: pa.Array) -> N
         _save(folder, f"{name}.ends", ends)
     if value_dtype(feature) == "string":
         encoded = pc.dictionary_encode(column.cast(pa.large_string()))
-        different = [text.encode() for text in encoded.dictionary.to_pylist()]
+        distinct = [text.encode() for text in encoded.dictionary.to_pylist()]
         codes = np.array(encoded.indices.fill_null(-1), np.int32)
-        # An empty text is a missing one.
-        codes[np.isin(codes, [at for at, text in enumerate(different) if not text])] = -1
+        # An empty text is missing.
+        codes[np.isin(codes, [at for at, text in enumerate(distinct) if not text])] = -1
         _save(folder, f"{name}.codes", codes)
-        _write_texts(folder, name, different)
+        _write_texts(folder, name, distinct)
     elif isinstance(feature, NumberFeature):
         numbers = column.cast(pa.float32()).fill_null(np.nan)
         _save(folder, name, np.asarray(numbers, np.float32))

@@ -1,4 +1,4 @@
-"""From a Rank message to the inputs of the `rank` signature, or to a clear error.
+"""Turns a Rank message into the inputs of the `rank` signature, or into a clear error.
 
 Public face: `rank_request.RequestReader`.
 """

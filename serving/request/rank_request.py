@@ -1,7 +1,10 @@
-"""A Rank request against the contract: inputs of the `rank` signature, or a clear error.
+"""Checks a Rank request against the contract and makes the inputs of the `rank` signature.
 
-A feature that is not named at all comes from the feature store, where that knows the id, or else is
-missing; `serving.request.feature_values` reads those that are named.
+`serving.request.feature_values` reads the features that a request names.  Other features come from
+the feature store if it knows the id; otherwise they are missing.
+
+protovalidate was considered: its rules are fixed in the .proto file, these come from the contract
+of each loaded version.
 """
 
 import math
@@ -15,12 +18,12 @@ from multigate.configs.contract import PRESENT, Contract, Side
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
 from multigate.serving.core.status import InvalidRequestError, StoreError
 from multigate.serving.feature_store.interface import (
+    FeatureAnswer,
+    FeatureQuery,
     OnlineFeatures,
-    Question,
-    Stored,
     stored_features,
 )
-from multigate.serving.request.feature_values import readers_of
+from multigate.serving.request.feature_values import feature_readers
 
 _SIDES: tuple[Side, ...] = ("user", "context", "item")
 _NO_ITEMS = np.empty(0, object)
@@ -28,27 +31,27 @@ _NO_ITEMS = np.empty(0, object)
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What a valid request asks for."""
+    """A valid request, ready to run."""
 
     inputs: Arrays
-    """Of the `rank` signature, with M = 1."""
+    """Of the `rank` signature, for one user (M = 1)."""
     rows: int
     """N candidates."""
     floors: dict[str, tuple[float, float]]
-    """Lowest and highest score that stays, by task."""
+    """By task: items whose score is below the first or above the second number are dropped."""
     limit: int
-    """Items of the answer at most."""
+    """Most items of the answer."""
     missing: dict[str, int]
-    """Values for which a missing rule stood in, by feature."""
-    stored: dict[str, int]
-    """Values that came from the feature store, by feature."""
+    """By feature: number of missing values, which its missing rule replaced."""
+    from_store: dict[str, int]
+    """By feature: number of values that the feature store gave."""
     problem: str = ""
-    """Why the feature store said nothing."""
+    """Why the feature store did not answer; empty where it did."""
 
     def warnings(self) -> list[str]:
-        """The missing values, in words."""
-        said = [f"feature store: {self.problem}"] if self.problem else []
-        return said + [
+        """For the answer: the store's problem, and the missing values."""
+        problems = [f"feature store: {self.problem}"] if self.problem else []
+        return problems + [
             f"feature {name!r}: {count} missing value{'s' if count > 1 else ''}; "
             "its missing rule stood in"
             for name, count in self.missing.items()
@@ -56,28 +59,27 @@ class ParsedRequest:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Features of some sides, as they are used."""
+class FeatureInputs:
+    """Inputs of the `rank` signature for the features of some sides."""
 
     inputs: Arrays
-    """Of the `rank` signature."""
     missing: dict[str, int]
-    stored: dict[str, int]
+    from_store: dict[str, int]
     problem: str = ""
-    """All three as in `ParsedRequest`."""
+    """All fields as in `ParsedRequest`."""
 
-    def joined(self, other: "Part") -> "Part":
-        """Both parts as one."""
-        return Part(
+    def merged(self, other: "FeatureInputs") -> "FeatureInputs":
+        """The inputs of both."""
+        return FeatureInputs(
             self.inputs | other.inputs,
             self.missing | other.missing,
-            self.stored | other.stored,
+            self.from_store | other.from_store,
             self.problem or other.problem,
         )
 
 
 class RequestReader:
-    """Reads the Rank requests for one contract."""
+    """Reads the Rank requests of one contract."""
 
     def __init__(
         self, contract: Contract, max_candidates: int, store: OnlineFeatures | None = None
@@ -85,19 +87,19 @@ class RequestReader:
         self._contract = contract
         self._max_candidates = max_candidates
         self._store = store
-        self._sides = {side: readers_of(contract, side) for side in _SIDES}
+        self._sides = {side: feature_readers(contract, side) for side in _SIDES}
         self._stored = {side: list(stored_features(contract, side)) for side in _SIDES}
         self._weights = np.array(
             [[task.score_weight for task in contract.tasks.values()]], np.float32
         )
 
-    def read(self, request: Any, user: Part | None = None) -> ParsedRequest:
+    def read(self, request: Any, user: FeatureInputs | None = None) -> ParsedRequest:
         """Validate a RankRequest.
 
         Args:
             request: the message.
-            user: its user and context, where `read_user` has read them already; the message's own
-                are not looked at then.
+            user: what `read_user` has read already; the message's own user and context are then
+                ignored.
 
         Raises:
             InvalidRequestError: the first thing that contradicts the contract.
@@ -115,10 +117,10 @@ class RequestReader:
             raise InvalidRequestError(f"candidate column {item!r}: these values belong in item_id")
         given[item] = candidates.item_id
         if user is None:
-            part = self._read(_SIDES, given, rows)
+            features = self._read(_SIDES, given, rows)
         else:
-            part = user.joined(self._read(("item",), given, rows))
-        inputs = part.inputs | {
+            features = user.merged(self._read(("item",), given, rows))
+        inputs = features.inputs | {
             USER_INDEX: np.zeros(rows, np.int32),
             TASK_WEIGHTS: self._read_weights(request.task_weights),
         }
@@ -129,28 +131,32 @@ class RequestReader:
             rows,
             self._read_floors(request.floors),
             request.limit or rows,
-            part.missing,
-            part.stored,
-            part.problem,
+            features.missing,
+            features.from_store,
+            features.problem,
         )
 
-    def read_user(self, request: Any) -> Part:
-        """Validate what a request says of the user and the context.
+    def read_user(self, request: Any) -> FeatureInputs:
+        """Validate the user and the context of a RecommendRequest, before there are candidates.
 
         Args:
-            request: a RecommendRequest; of the candidates, which are not known yet, nothing.
+            request: the message.
 
         Raises:
             InvalidRequestError: the first thing that contradicts the contract.
-            StoreError: a feature is due that the feature store cannot give.
+            StoreError: the feature store does not answer, and the contract requires the feature.
         """
         return self._read(("user", "context"), self._of_user(request), 1)
 
     def read_ids(self, where: str, ids: Any) -> list[bytes | int]:
-        """Ids of items as the graph has them.
+        """Read `ItemIds` as ids that the graph takes.
+
+        Args:
+            where: the field's name, for error messages.
+            ids: the message.
 
         Raises:
-            InvalidRequestError: they are of another type, or too many.
+            InvalidRequestError: ids of another type, or too many.
         """
         which = ids.WhichOneof("values")
         if which is None:
@@ -164,7 +170,7 @@ class RequestReader:
         return list(column.values.tolist())
 
     def _of_user(self, request: Any) -> dict[str, Any]:
-        """What a request holds of the user and the context, by feature."""
+        """A request's messages for the user and the context, by feature."""
         given: dict[str, Any] = {}
         sides: tuple[tuple[Side, str, Any], ...] = (
             ("user", "user features", request.user),
@@ -177,18 +183,18 @@ class RequestReader:
                 given[name] = values[name]
         return given
 
-    def _read(self, sides: Sequence[Side], given: Mapping[str, Any], rows: int) -> Part:
-        """Inputs of some sides' features, from the request, the store, or the missing rule.
+    def _read(self, sides: Sequence[Side], given: Mapping[str, Any], rows: int) -> FeatureInputs:
+        """Inputs of the features of some sides: from the request, the store, or the missing rule.
 
         Args:
-            sides: whose features are due.
-            given: messages by feature: Value of the user and the context, ItemIds of the item, and
-                Column of its other features.
+            sides: `user`, `context`, `item`.
+            given: the request's message for each feature: `ItemIds` for the item's id, `Column` for
+                other item features, `Value` for the user and the context.
             rows: N.
         """
         contract = self._contract
         missing: dict[str, int] = {}
-        stored: dict[str, int] = {}
+        from_store: dict[str, int] = {}
         inputs: Arrays = {}
         if "user" in sides:
             reader, value = self._sides["user"][contract.user], given.get(contract.user)
@@ -197,35 +203,37 @@ class RequestReader:
         if "item" in sides:
             reader = self._sides["item"][contract.item]
             inputs |= reader.inputs(reader.of_ids(given[contract.item], rows), missing)
-        found = self._ask(sides, inputs, given)
+        found = self._query_store(sides, inputs, given)
         for side in sides:
             for name, reader in self._sides[side].items():
                 if name in inputs:
                     continue
-                due = rows if side == "item" else 1
+                count = rows if side == "item" else 1
                 if (message := given.get(name)) is not None:
                     column = (
-                        reader.of_column(message, due)
+                        reader.of_column(message, count)
                         if side == "item"
                         else reader.of_value(message)
                     )
                 elif (known := found.columns.get(name)) is not None:
                     column = known
-                    stored[name] = int(np.count_nonzero(column.present))
+                    from_store[name] = int(np.count_nonzero(column.present))
                 elif found.problem and reader.feature.missing == "error":
                     raise StoreError(
-                        f"feature {name!r}: the request leaves it out, and the feature store gave "
-                        f"{found.problem}; send it, or try again"
+                        f"feature {name!r}: the request leaves it out, and the feature store did "
+                        f"not give it ({found.problem}); send it, or try again"
                     )
                 else:
-                    column = reader.absent(due)
+                    column = reader.absent(count)
                 inputs |= reader.inputs(column, missing)
-        return Part(inputs, missing, stored, found.problem)
+        return FeatureInputs(inputs, missing, from_store, found.problem)
 
-    def _ask(self, sides: Sequence[Side], inputs: Arrays, given: Mapping[str, Any]) -> Stored:
-        """What the feature store knows of what the request does not name, in one question."""
+    def _query_store(
+        self, sides: Sequence[Side], inputs: Arrays, given: Mapping[str, Any]
+    ) -> FeatureAnswer:
+        """Look up the features that the request does not name, in one query."""
         if self._store is None:
-            return Stored()
+            return FeatureAnswer()
         contract = self._contract
         of_user, of_items = (
             [name for name in self._stored[side] if side in sides and name not in given]
@@ -236,12 +244,12 @@ class RequestReader:
         if of_user and (known is None or known[0]):
             user = inputs[contract.user].tolist()[0]
         if user is None and not of_items:
-            return Stored()
+            return FeatureAnswer()
         items = inputs.get(contract.item, _NO_ITEMS)
-        return self._store.read(Question(user, of_user, items, of_items))
+        return self._store.read(FeatureQuery(user, of_user, items, of_items))
 
     def _count(self, candidates: Any) -> int:
-        """N."""
+        """The number of candidates, N."""
         which = candidates.item_id.WhichOneof("values")
         rows = len(getattr(candidates.item_id, which).values) if which else 0
         if rows == 0:
@@ -249,7 +257,7 @@ class RequestReader:
         if rows > self._max_candidates:
             raise InvalidRequestError(
                 f"candidates: expected at most {self._max_candidates}, received {rows}; "
-                "rank them in parts"
+                "rank them in several calls"
             )
         return rows
 
@@ -257,13 +265,13 @@ class RequestReader:
         home = next((s for s, features in self._sides.items() if name in features), None)
         if home is not None:
             raise InvalidRequestError(
-                f"{where}: feature {name!r} is of side {home!r}; send it there"
+                f"{where}: feature {name!r} is of side {home!r}, not {side!r}; send it there"
             )
         known = ", ".join(self._sides[side]) or "none"
         raise InvalidRequestError(f"{where}: unknown feature {name!r}; expected some of {known}")
 
     def _read_weights(self, given: Mapping[str, float]) -> np.ndarray:
-        """Task weights (1, T): the contract's, with the request's in their place."""
+        """Task weights (1, T): the request's, else the contract's."""
         if not given:
             return self._weights
         weights = self._weights.copy()

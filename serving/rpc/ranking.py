@@ -20,7 +20,7 @@ from multigate.serving.core.wire import packed
 from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.impressions import ImpressionLog, Ranked
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
-from multigate.serving.request.rank_request import ParsedRequest, Part
+from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
 from multigate.serving.rpc.recommendation import CandidateFinder, to_rank
 from multigate.serving.versions.loaded import Served
 from multigate.serving.versions.models import Models
@@ -112,7 +112,12 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             return response
 
     async def _rank(
-        self, request: Any, request_id: str, served: Served, call: Call, user: Part | None = None
+        self,
+        request: Any,
+        request_id: str,
+        served: Served,
+        call: Call,
+        user: FeatureInputs | None = None,
     ) -> Any:
         """Answer a RankRequest, whose user may have been read already."""
         apart = served.apart(request)
@@ -121,8 +126,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self._metrics.candidates.observe(parsed.rows, served.model)
         if parsed.missing:
             self._metrics.missing.add_all(served.model, parsed.missing)
-        if parsed.stored:
-            self._metrics.stored.add_all(served.model, parsed.stored)
+        if parsed.from_store:
+            self._metrics.stored.add_all(served.model, parsed.from_store)
         if request.returns not in _RETURNS:
             raise InvalidRequestError(
                 f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "

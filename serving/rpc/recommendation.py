@@ -18,7 +18,7 @@ from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, Call, InvalidRequestError, NotServedError
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.request.rank_request import Part
+from multigate.serving.request.rank_request import FeatureInputs
 from multigate.serving.versions.loaded import Served
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.popular import Id
@@ -66,7 +66,7 @@ class CandidateFinder:
         """Wait for the runs under way."""
         self._threads.shutdown()
 
-    async def find(self, request: Any, served: Served, user: Part, call: Call) -> Found:
+    async def find(self, request: Any, served: Served, user: FeatureInputs, call: Call) -> Found:
         """Candidates for a RecommendRequest.
 
         Args:

@@ -10,7 +10,7 @@ from multigate.serving.core.layout import Layout, ranker_layouts
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG
-from multigate.serving.feature_store.backends import open_store
+from multigate.serving.feature_store.backends import open_feature_store
 from multigate.serving.feature_store.interface import OnlineFeatures
 from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.versions.batching import Batcher
@@ -122,7 +122,7 @@ class Served(Version):
     ) -> Self:
         """Open the version's feature store, and read what else it carries."""
         popular = read_popular(folder, servable.contract)
-        store = open_store(
+        store = open_feature_store(
             model,
             folder,
             servable.contract,

@@ -25,7 +25,7 @@ from multigate.model.training import train
 from multigate.pipeline import job
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.feature_store.interface import OnlineFeatures, Question, stored_features
+from multigate.serving.feature_store.interface import FeatureQuery, OnlineFeatures, stored_features
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.rpc.server import Server
@@ -157,8 +157,8 @@ def test_stored_features_are_those_of_the_rows(run, rows):
     assert len(names["user"]) + len(names["item"]) == len(contract.features) - 2
     for row in rows.to_pylist():
         ids = np.array([row["item_id"].encode()], object)
-        question = Question(row["user_id"].encode(), names["user"], ids, names["item"])
-        for name, column in store.read(question).columns.items():
+        query = FeatureQuery(row["user_id"].encode(), names["user"], ids, names["item"])
+        for name, column in store.read(query).columns.items():
             (value,) = column.values.tolist()
             if column.lengths is not None:
                 value = [one.decode() for one in value[: column.lengths[0]]]
@@ -183,9 +183,9 @@ def test_time_passes_as_in_the_pipelines_definition(events, small_config, tmp_pa
         stores.append(Snapshot(tmp_path / f"{name}-store", contract, schema))
     items = pl.read_parquet(tmp_path / "later/snapshot/items/*.parquet")["item_id"]
     ids = np.array([item.encode() for item in items], object)
-    question = Question(None, [], ids, ["item_age", "item_views"])
-    then, computed = (store.read(question).columns for store in stores)
-    advanced = OnlineFeatures(contract, stores[0], later.timestamp).read(question).columns
+    query = FeatureQuery(None, [], ids, ["item_age", "item_views"])
+    then, computed = (store.read(query).columns for store in stores)
+    advanced = OnlineFeatures(contract, stores[0], later.timestamp).read(query).columns
     assert np.array_equal(advanced["item_age"].values, computed["item_age"].values)
     grown = (computed["item_age"].values - then["item_age"].values)[then["item_age"].present]
     assert len(grown) > 500

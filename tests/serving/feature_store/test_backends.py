@@ -18,8 +18,8 @@ from multigate.configs.errors import DataError, ServingError
 from multigate.configs.sections.base import parse
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.feature_store import redis_client, snapshot
-from multigate.serving.feature_store.interface import OnlineFeatures, Question, stored_features
-from multigate.serving.feature_store.redis_loader import load
+from multigate.serving.feature_store.interface import FeatureQuery, OnlineFeatures, stored_features
+from multigate.serving.feature_store.redis_loader import load_snapshot
 from multigate.serving.feature_store.redis_store import RedisStore
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
@@ -118,7 +118,7 @@ def bytes_of(values):
 
 def everything(contract, user, items):
     names = [list(stored_features(contract, side)) for side in ("user", "item")]
-    return Question(user, names[0], bytes_of(items), names[1])
+    return FeatureQuery(user, names[0], bytes_of(items), names[1])
 
 
 def plain(column, row):
@@ -165,9 +165,9 @@ def test_the_snapshot_answers_what_the_tables_hold(examples, contract, tmp_path,
 
 
 def test_redis_answers_what_the_tables_hold_in_one_command(examples, contract, store_of_redis):
-    loaded = load(examples, store_of_redis.address)
-    assert loaded["rows"] == {"users": 3, "items": 6}
-    assert (loaded["name"], loaded["cut_off"]) == ("small", CUT_OFF)
+    loaded = load_snapshot(examples, store_of_redis.address)
+    assert loaded.rows == {"users": 3, "items": 6}
+    assert (loaded.name, loaded.cut_off) == ("small", CUT_OFF)
     store = RedisStore(
         store_of_redis.address, "small", contract, contract.schema_fingerprint(), 5.0
     )
@@ -199,20 +199,20 @@ def test_whole_number_ids(tmp_path, store_of_redis):
         table = pa.table({k: pa.array(v, types.get(k)) for k, v in columns.items()})
         pq.write_table(table, folder / "snapshot" / source / "part.parquet")
     write_snapshot(folder, tmp_path / "out")
-    load(folder / "snapshot", store_of_redis.address)
+    load_snapshot(folder / "snapshot", store_of_redis.address)
     schema = contract.schema_fingerprint()
     stores = [
         Snapshot(tmp_path / "out", contract, schema),
         RedisStore(store_of_redis.address, "small", contract, schema, 5.0),
     ]
-    question = Question(2**60, ["recent"], np.array([2**62, 8, -7, 7]), ["price"])
+    query = FeatureQuery(2**60, ["recent"], np.array([2**62, 8, -7, 7]), ["price"])
     for store in stores:
-        columns = store.read(question).columns
+        columns = store.read(query).columns
         assert columns["recent"].values.tolist() == [[2, 3]]
         assert columns["price"].values.tolist() == [3.0, 0.0, 0.0, 0.25]
         assert columns["price"].present.tolist() == [True, False, False, True]
         assert columns["recent"].values.dtype == np.int64
-        none = store.read(Question(5, ["recent"], np.array([8]), ["price"])).columns
+        none = store.read(FeatureQuery(5, ["recent"], np.array([8]), ["price"])).columns
         assert (none["recent"].lengths.tolist(), none["price"].present.tolist()) == ([0], [False])
         store.close()
 
@@ -245,7 +245,7 @@ def client(request, base, examples, run_server):
     options = {}
     if request.param == "redis":
         server = request.getfixturevalue("store_of_redis")
-        load(examples, server.address)
+        load_snapshot(examples, server.address)
         shutil.rmtree(base / "1/assets.extra/snapshot")
         options = {"feature_store": server.address, "feature_store_timeout_ms": 5000}
     with (
@@ -334,10 +334,10 @@ def test_another_snapshot_comes_with_another_version(base, publish, run_server, 
     ("file", "content", "reason"),
     [
         ("manifest.json", lambda text: text.replace(b'"schema": "', b'"schema": "0'), "schema"),
-        ("manifest.json", lambda text: text[:-20], "not a snapshot's manifest"),
+        ("manifest.json", lambda text: text[:-20], "cannot be read as a snapshot's manifest"),
         ("items/length.npy", lambda text: text[:-1] + b"\1", "length.npy: damaged"),
         ("users/keys.npy", lambda text: text[:-4], "keys.npy: damaged"),
-        ("items/tags.codes.npy", None, "not a whole snapshot: .*tags.codes.npy"),
+        ("items/tags.codes.npy", None, "incomplete snapshot: .*tags.codes.npy"),
     ],
 )
 def test_a_snapshot_that_does_not_fit_keeps_its_version_from_serving(
@@ -372,7 +372,7 @@ def test_no_store_is_asked_where_none_is_wanted(base, run_server):
 
 
 def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of_redis):
-    load(examples, store_of_redis.address)
+    load_snapshot(examples, store_of_redis.address)
     features, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 100}
     with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
@@ -389,24 +389,24 @@ def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of
         assert scores(rank(client)) == scores(quick) == scores(complete)
 
 
-def test_redis_that_hangs_is_left_alone_for_a_moment(
+def test_the_circuit_breaker_skips_a_redis_that_hangs(
     base, examples, run_server, store_of_redis, monkeypatch
 ):
-    monkeypatch.setattr("multigate.serving.feature_store.circuit_breaker.PAUSE", 3600.0)
-    load(examples, store_of_redis.address)
+    monkeypatch.setattr("multigate.serving.feature_store.circuit_breaker.PAUSE_SECONDS", 3600.0)
+    load_snapshot(examples, store_of_redis.address)
     _, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 50}
     with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
         store_of_redis.client.client_pause(2000)
-        said = [rank(client, columns=columns).warnings[0] for _ in range(10)]
+        warnings = [rank(client, columns=columns).warnings[0] for _ in range(10)]
         stored = {
             name: running.metric(f"multigate_feature_store_{name}", model="small")
             for name in ("failures_total", "skips_total", "seconds_count")
         }
-    timed_out = [text for text in said if "no answer within 0.05 s (Timeout" in text]
-    assert said[: len(timed_out)] == timed_out
+    timed_out = [text for text in warnings if "no answer within 0.05 s (Timeout" in text]
+    assert warnings[: len(timed_out)] == timed_out
     assert len(timed_out) == 3
-    assert set(said[3:]) == {"feature store: no answer several times in a row; not asked"}
+    assert set(warnings[3:]) == {"feature store: no answer several times in a row; skipped"}
     assert stored == {"failures_total": 10, "skips_total": 7, "seconds_count": 3}
 
 
@@ -414,21 +414,21 @@ def test_a_new_snapshot_in_redis_replaces_the_old_one_in_one_step(
     examples, contract, tmp_path, store_of_redis
 ):
     client, schema = store_of_redis.client, contract.schema_fingerprint()
-    first = load(examples, store_of_redis.address)
+    first = load_snapshot(examples, store_of_redis.address)
     store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
-    question = everything(contract, b"u1", ["i1"])
-    assert store.read(question).columns["age"].values[0] == 30.5
+    query = everything(contract, b"u1", ["i1"])
+    assert store.read(query).columns["age"].values[0] == 30.5
     rows = {**ROWS, "users": {**ROWS["users"], "age": [99.0, None, 7.0]}}
     later = write_examples(tmp_path / "later", contract, rows)
     client.set(f"multigate:small:{schema}:loading", "somebody", ex=60)
-    with pytest.raises(ServingError, match="another load is under way"):
-        load(later, store_of_redis.address)
-    assert store.read(question).columns["age"].values[0] == 30.5
+    with pytest.raises(ServingError, match="another load is running"):
+        load_snapshot(later, store_of_redis.address)
+    assert store.read(query).columns["age"].values[0] == 30.5
     client.delete(f"multigate:small:{schema}:loading")
-    second = load(later, store_of_redis.address, keep_seconds=50)
-    assert store.read(question).columns["age"].values[0] == 99.0
-    for generation, expires in ((first, True), (second, False)):
-        keys = list(client.scan_iter(f"*:{generation['generation']}:*"))
+    second = load_snapshot(later, store_of_redis.address, keep_seconds=50)
+    assert store.read(query).columns["age"].values[0] == 99.0
+    for loaded, expires in ((first, True), (second, False)):
+        keys = list(client.scan_iter(f"*:{loaded.generation}:*"))
         assert len(keys) == 9
         assert all((0 < client.ttl(key) <= 50) == expires for key in keys)
     assert not client.exists(f"multigate:small:{schema}:loading")
@@ -436,15 +436,17 @@ def test_a_new_snapshot_in_redis_replaces_the_old_one_in_one_step(
 
 
 def test_a_load_that_fails_changes_nothing(examples, contract, store_of_redis, monkeypatch):
-    load(examples, store_of_redis.address)
+    load_snapshot(examples, store_of_redis.address)
     before = store_of_redis.client.get(f"multigate:small:{contract.schema_fingerprint()}:current")
     shutil.rmtree(examples / "snapshot/items")
     with pytest.raises(DataError, match="items: no snapshot here"):
-        load(examples, store_of_redis.address)
+        load_snapshot(examples, store_of_redis.address)
     after = store_of_redis.client.get(f"multigate:small:{contract.schema_fingerprint()}:current")
     assert before == after
-    with pytest.raises(ServingError, match=r"unix:///nowhere\.sock: .*as it was"):
-        load(examples, "unix:///nowhere.sock")
+    with pytest.raises(
+        ServingError, match=r"unix:///nowhere\.sock: .*servers keep the features they had"
+    ):
+        load_snapshot(examples, "unix:///nowhere.sock")
     monkeypatch.setattr(redis_client.importlib, "import_module", _absent)
     with pytest.raises(ServingError, match="pip install redis"):
         redis_client.connect("redis://localhost")
@@ -466,19 +468,19 @@ def test_a_store_without_features_says_so(contract, store_of_redis):
 
 @pytest.mark.parametrize("key", ["*:current", "*:u:u1"])
 @pytest.mark.parametrize("text", ["", "{}", "[]", "\xff", "[1", "7"])
-def test_what_somebody_else_wrote_there_is_a_problem_and_no_crash(
+def test_a_value_that_cannot_be_read_is_a_problem_and_no_crash(
     examples, contract, store_of_redis, key, text
 ):
-    load(examples, store_of_redis.address)
+    load_snapshot(examples, store_of_redis.address)
     schema = contract.schema_fingerprint()
     store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
-    question = everything(contract, b"u1", ["i1"])
-    assert store.read(question).problem == ""
+    query = everything(contract, b"u1", ["i1"])
+    assert store.read(query).problem == ""
     (name,) = store_of_redis.client.scan_iter(key)
     store_of_redis.client.set(name, text)
     again = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
     for one in (store, again):
-        assert "an answer that cannot be read" in one.read(question).problem
+        assert "an unreadable answer" in one.read(query).problem
         one.close()
 
 
@@ -511,8 +513,8 @@ def test_who_is_not_in_the_log_has_counts_of_zero(tmp_path):
         write_examples(tmp_path / "examples", contract, rows), tmp_path / "out", ["items"]
     )
     store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
-    question = Question(b"nobody", ["views"], bytes_of(["j", "new", "i"]), ["clicks"])
-    columns = OnlineFeatures(contract, store).read(question).columns
+    query = FeatureQuery(b"nobody", ["views"], bytes_of(["j", "new", "i"]), ["clicks"])
+    columns = OnlineFeatures(contract, store).read(query).columns
     assert columns["clicks"].values.tolist() == [5, 0, 4]
     assert columns["clicks"].present.all()
     assert "views" not in columns  # of users, this store knows nothing
@@ -538,19 +540,19 @@ def test_times_since_an_event_grow_with_the_clock(tmp_path):
     }
     write_snapshot(write_examples(tmp_path / "examples", contract, rows), tmp_path / "out")
     store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
-    question = Question(b"a", ["idle", "age"], bytes_of(["i"]), [])
-    cut_off = store.read(question).cut_off
+    query = FeatureQuery(b"a", ["idle", "age"], bytes_of(["i"]), [])
+    cut_off = store.read(query).cut_off
     for clock, idle in (
         (lambda: cut_off + 3600, 3610),
         (lambda: cut_off - 3600, 10),  # a clock that is behind
         (None, 10),
     ):
-        columns = OnlineFeatures(contract, store, clock).read(question).columns
+        columns = OnlineFeatures(contract, store, clock).read(query).columns
         assert (columns["idle"].values.tolist(), columns["age"].values.tolist()) == ([idle], [30])
     for passed, present in ((3590, True), (3591, False)):  # an event longer ago than an hour
         clock = OnlineFeatures(contract, store, lambda passed=passed: cut_off + passed)
-        lately = clock.read(Question(b"a", ["lately"], bytes_of(["i"]), [])).columns["lately"]
+        lately = clock.read(FeatureQuery(b"a", ["lately"], bytes_of(["i"]), [])).columns["lately"]
         assert (lately.present[0], lately.values[0]) == (present, 3600 * present)
     later = OnlineFeatures(contract, store, lambda: cut_off + 3600)
-    nothing = later.read(Question(b"b", ["idle"], bytes_of(["i"]), [])).columns["idle"]
+    nothing = later.read(FeatureQuery(b"b", ["idle"], bytes_of(["i"]), [])).columns["idle"]
     assert (nothing.present.tolist(), nothing.values.tolist()) == ([False], [0])

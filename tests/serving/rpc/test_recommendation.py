@@ -218,7 +218,10 @@ def test_a_failing_retrieval_is_stood_in_for(client, both, helpers, caplog):
             "exclude: expected at most 10000 ids, received 10001",
         ),
         ({"user": {"age": {"number": 1}}}, "'user_id': .*missing"),
-        ({"user": {"topic": {"text": "a"}}}, "feature 'topic' is of side 'item'; send it there"),
+        (
+            {"user": {"topic": {"text": "a"}}},
+            "feature 'topic' is of side 'item', not 'user'; send it there",
+        ),
         ({"user": {"nobody": {"text": "a"}}}, "user features: unknown feature 'nobody'"),
         ({"task_weights": {"share": 1}}, "task_weights: unknown task 'share'"),
         ({"floors": {"click": {"min": 2, "max": 1}}}, "floors: task 'click': expected min <= max"),
