@@ -99,18 +99,22 @@ def load_model(base: Path) -> tuple[Any, Any, Any]:
     """The version as our server loads it, the layout of `rank`, and a reader of requests."""
     from multigate.serving.core.layout import rank_layout
     from multigate.serving.request.rank_request import RequestReader
-    from multigate.serving.versions.saved_model import Servable
+    from multigate.serving.versions.saved_model import SavedModel
 
     version, folder = next(iter(scan(base).items()))
-    servable = Servable.load(version, folder)
-    return servable, rank_layout(servable.contract), RequestReader(servable.contract, 10_000)
+    saved_model = SavedModel.load(version, folder)
+    return (
+        saved_model,
+        rank_layout(saved_model.contract),
+        RequestReader(saved_model.contract, 10_000),
+    )
 
 
 def infer_requests(base: Path, candidates: int, message: Any) -> list[bytes]:
     """The same requests as tensors of the open inference protocol, a batch of one call each."""
     from multigate.serving.protos import ranking_pb2
 
-    servable, layout, reader = load_model(base)
+    saved_model, layout, reader = load_model(base)
     names = {"string": "BYTES", "int64": "INT64", "float32": "FP32", "bool": "BOOL"}
     found = []
     for raw in rank_requests(base, candidates):
@@ -128,7 +132,7 @@ def infer_requests(base: Path, candidates: int, message: Any) -> list[bytes]:
                 else values.tobytes()
             )
         found.append(request.SerializeToString())
-    servable.retire()
+    saved_model.retire()
     return found
 
 
@@ -138,9 +142,9 @@ def joined_rank(base: Path) -> tuple[Any, Any, Callable[[dict[str, Any]], dict[s
     Returns:
         The version, the layout, and the callable, whose outputs are (B, N).
     """
-    servable, layout, _ = load_model(base)
-    signature = servable.signatures["rank"]
-    item = servable.contract.item
+    saved_model, layout, _ = load_model(base)
+    signature = saved_model.signatures["rank"]
+    item = saved_model.contract.item
 
     def run(inputs: dict[str, Any]) -> dict[str, Any]:
         calls, rows = inputs[item].shape[:2]
@@ -148,7 +152,7 @@ def joined_rank(base: Path) -> tuple[Any, Any, Callable[[dict[str, Any]], dict[s
         flat["user_index"] = np.repeat(np.arange(calls, dtype=np.int32), rows)
         return {name: values.reshape(calls, rows) for name, values in signature(flat).items()}
 
-    return servable, layout, run
+    return saved_model, layout, run
 
 
 def announce(port: int, method: str, requests: list[bytes], folder: str) -> None:
@@ -268,7 +272,7 @@ def serve_pytriton(base: Path, candidates: int, folder: str) -> None:
     from pytriton.triton import Triton, TritonConfig
     from tritonclient.grpc import service_pb2
 
-    servable, layout, run = joined_rank(base)
+    saved_model, layout, run = joined_rank(base)
     kinds = {"string": bytes, "int64": np.int64, "float32": np.float32, "bool": np.bool_}
     grpc_port, http_port = free_ports(2)
     config = TritonConfig(
@@ -290,7 +294,7 @@ def serve_pytriton(base: Path, candidates: int, folder: str) -> None:
             ],
             outputs=[
                 Tensor(name=name, dtype=np.float32, shape=(-1,))
-                for name in servable.signatures["rank"].outputs
+                for name in saved_model.signatures["rank"].outputs
             ],
             config=ModelConfig(max_batch_size=MOST_JOINED, batcher=DynamicBatcher()),
         )
@@ -357,15 +361,15 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
 def model_alone(base: Path, candidates: int, seconds: float) -> None:
     """Print CPU seconds per call of the callable, by number of joined calls."""
     from multigate.serving.protos import ranking_pb2
-    from multigate.serving.versions.batching import join
+    from multigate.serving.versions.batching import join_calls
 
-    servable, layout, reader = load_model(base)
-    signature = servable.signatures["rank"]
+    saved_model, layout, reader = load_model(base)
+    signature = saved_model.signatures["rank"]
     raw = rank_requests(base, candidates)
     parsed = [reader.read(ranking_pb2.RankRequest.FromString(one)).inputs for one in raw]
     costs = {}
     for count in JOINED:
-        inputs = join(parsed[:count], layout)
+        inputs = join_calls(parsed[:count], layout)
         for _ in range(50):
             signature(inputs)
         runs, cpu, until = 0, time.process_time(), time.monotonic() + seconds / len(JOINED)
@@ -373,7 +377,7 @@ def model_alone(base: Path, candidates: int, seconds: float) -> None:
             signature(inputs)
             runs += 1
         costs[count] = (time.process_time() - cpu) / runs / count
-    servable.retire()
+    saved_model.retire()
     print(json.dumps(costs))
 
 

@@ -23,7 +23,7 @@ from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG
-from multigate.serving.versions.loaded import Served
+from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.reference import Reference, stability_index
 
 WATCH = "watch"
@@ -71,7 +71,7 @@ class DriftMonitor:
         self._share_threshold = options.watch_share
         self._metrics = metrics
         self._changed = threading.Condition()
-        self._queue: deque[tuple[Served, Arrays, Arrays]] = deque()
+        self._queue: deque[tuple[RankerVersion, Arrays, Arrays]] = deque()
         self._closed = False
         self._windows: dict[tuple[str, int], _Window] = {}
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
@@ -80,17 +80,17 @@ class DriftMonitor:
             self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
             self._thread.start()
 
-    def add(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
+    def add(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:
         """Queue a call, if it is sampled and there is room; never waits."""
         if random.random() >= self._rate:
             return
         with self._changed:
             full = self._closed or len(self._queue) >= _QUEUED_CALLS
             if not full:
-                self._queue.append((served, inputs, outputs))
+                self._queue.append((ranker, inputs, outputs))
                 self._changed.notify()
         if full:
-            self._metrics.watched.add(served.model, "dropped")
+            self._metrics.watched.add(ranker.model, "dropped")
 
     def close(self) -> None:
         """Process what is queued, then stop."""
@@ -108,23 +108,23 @@ class DriftMonitor:
                     self._changed.wait()
                 if not self._queue:
                     return
-                served, inputs, outputs = self._queue.popleft()
+                ranker, inputs, outputs = self._queue.popleft()
             try:
-                self._process(served, inputs, outputs)
-                self._metrics.watched.add(served.model, "watched")
+                self._process(ranker, inputs, outputs)
+                self._metrics.watched.add(ranker.model, "watched")
             except Exception:
-                LOG.exception("model %s: drift: a sampled call cannot be processed", served.model)
-                self._metrics.watched.add(served.model, "failed")
+                LOG.exception("model %s: drift: a sampled call cannot be processed", ranker.model)
+                self._metrics.watched.add(ranker.model, "failed")
 
-    def _process(self, served: Served, inputs: Arrays, outputs: Arrays) -> None:
-        model, rows = served.model, len(outputs[SCORE])
-        window = self._window(served)
+    def _process(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:
+        model, rows = ranker.model, len(outputs[SCORE])
+        window = self._window(ranker)
         window.calls += 1
         window.rows += rows
-        counted = self._counted(served, inputs)
+        counted = self._counted(ranker, inputs)
         if (experts := counted.get(EXPERTS)) is not None:
             self._metrics.row_experts.observe_all(experts, model)
-        for name, feature in served.servable.contract.of_side("user", "context", "item"):
+        for name, feature in ranker.contract.of_side("user", "context", "item"):
             # The user's one value counts for each of the N items.
             times = 1 if feature.side == "item" else rows
             count = window.features.setdefault(name, _Count())
@@ -139,37 +139,37 @@ class DriftMonitor:
             count.unseen += times * unseen
             self._metrics.ids.add(model, name, "unseen", by=unseen)
             self._metrics.ids.add(model, name, "seen", by=values - unseen)
-        for task in served.servable.contract.tasks:
+        for task in ranker.contract.tasks:
             self._metrics.scores.observe_all(outputs[task], model, task)
-            if served.reference is not None and task in served.reference.scores:
-                counts = served.reference.scores[task].count(outputs[task])
+            if ranker.reference is not None and task in ranker.reference.scores:
+                counts = ranker.reference.scores[task].count(outputs[task])
                 window.scores[task] = window.scores.get(task, 0) + counts
         if (
-            served.reference is not None
+            ranker.reference is not None
             and time.monotonic() - window.since >= self._seconds
             and window.calls >= _LEAST_CALLS
             and window.rows >= _LEAST_ROWS
         ):
-            self._compare(model, served.reference, window)
-            del self._windows[model, served.servable.version]
+            self._compare(model, ranker.reference, window)
+            del self._windows[model, ranker.number]
 
-    def _window(self, served: Served) -> _Window:
-        key = served.model, served.servable.version
+    def _window(self, ranker: RankerVersion) -> _Window:
+        key = ranker.model, ranker.number
         if key not in self._windows:
             if len(self._windows) > 100:  # most are of versions that are gone
                 self._windows.clear()
             self._windows[key] = _Window(time.monotonic())
         return self._windows[key]
 
-    def _counted(self, served: Served, inputs: Arrays) -> Arrays:
+    def _counted(self, ranker: RankerVersion, inputs: Arrays) -> Arrays:
         """What the version counts; nothing where it has no such signature, or is gone."""
-        signature = served.signature(WATCH)
-        if signature is None or not served.servable.acquire():
+        signature = ranker.signature(WATCH)
+        if signature is None or not ranker.saved_model.acquire():
             return {}
         try:
             return signature(inputs)
         finally:
-            served.servable.release()
+            ranker.saved_model.release()
 
     def _compare(self, model: str, reference: Reference, window: _Window) -> None:
         """Compare a window with the test split; log where they differ."""

@@ -1,4 +1,4 @@
-"""The gRPC services, and what every call goes through.
+"""The gRPC services, and the interceptor that every call passes.
 
 Public face: `server.serve`, `server.Server`.
 """

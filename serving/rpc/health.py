@@ -1,7 +1,7 @@
-"""`grpc.health.v1`: what answers, and what is ready.
+"""`grpc.health.v1`: liveness and readiness.
 
-The servicer of grpcio-health-checking for event loops forgets all who watch a service once one of
-them leaves, and waits for a slow one before it tells the others.
+grpcio-health-checking's asyncio servicer was considered: once one watcher of a service leaves, it
+forgets the others, and a slow watcher delays the others.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Condition()
 
     async def set(self, names: tuple[str, ...], status: int) -> None:
-        """Change the health of services, and tell those who watch them."""
+        """Set the health of services, and notify their watchers."""
         async with self._changed:
             self._known.update(dict.fromkeys(names, status))
             self._changed.notify_all()
@@ -31,21 +31,21 @@ class Health(health_pb2_grpc.HealthServicer):
         """The health of one service."""
         if request.service not in self._known:
             known = ", ".join(repr(name) for name in self._known)
-            raise NotServedError(f"service {request.service!r}: not known; expected one of {known}")
+            raise NotServedError(f"service {request.service!r}: unknown; expected one of {known}")
         return _STATUS(status=self._known[request.service])
 
     async def Watch(self, request: Any, context: Any) -> None:
-        """The health of one service, and each change of it."""
-        told = None
+        """The health of one service now, and after each change."""
+        sent = None
         while True:
-            status = self._of(request.service)
-            if status != told:
+            status = self._status_of(request.service)
+            if status != sent:
                 await context.write(_STATUS(status=status))
-                told = status
+                sent = status
             async with self._changed:
-                while self._of(request.service) == told:
+                while self._status_of(request.service) == sent:
                     await self._changed.wait()
 
-    def _of(self, service: str) -> int:
+    def _status_of(self, service: str) -> int:
         unknown: int = _STATUS.SERVICE_UNKNOWN
         return self._known.get(service, unknown)

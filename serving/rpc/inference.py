@@ -13,9 +13,9 @@ from tensorflow_serving.apis import (
 from multigate.serving.core.layout import DEFAULT, Arrays
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError
-from multigate.serving.rpc.prediction import Prediction, requested
-from multigate.serving.versions.loaded import Served
+from multigate.serving.rpc.prediction import Prediction, read_tf_model_spec
 from multigate.serving.versions.models import Models
+from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
@@ -23,7 +23,7 @@ _SCORES, _CLASSES, _OUTPUTS = "scores", "classes", "outputs"
 
 
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
-    """The whole of TensorFlow Serving's PredictionService."""
+    """TensorFlow Serving's PredictionService, all five methods."""
 
     def __init__(self, models: Models, threads: Threads) -> None:
         self._models = models
@@ -39,7 +39,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         return await self._threads.run(self._prediction.get_model_metadata, request)
 
     async def Classify(self, request: Any, context: Any) -> Any:
-        """Classes with scores, for each tf.Example."""
+        """Classes with scores for each tf.Example."""
         Call(context).check("before the request was read")
         return await self._threads.run(self._classify, request)
 
@@ -54,19 +54,19 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         return await self._threads.run(self._infer, request)
 
     def _classify(self, request: Any) -> Any:
-        with self._models.use(*requested(request.model_spec)) as served:
-            name, outputs = _run(served, request.model_spec, request.input, CLASSIFY)
+        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
+            name, outputs = _run(ranker, request.model_spec, request.input, CLASSIFY)
             response = classification_pb2.ClassificationResponse()
             response.result.CopyFrom(_classifications(outputs))
-            _say_which(response.model_spec, served, name)
+            _fill_model_spec(response.model_spec, ranker, name)
             return response
 
     def _regress(self, request: Any) -> Any:
-        with self._models.use(*requested(request.model_spec)) as served:
-            name, outputs = _run(served, request.model_spec, request.input, REGRESS)
+        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
+            name, outputs = _run(ranker, request.model_spec, request.input, REGRESS)
             response = regression_pb2.RegressionResponse()
             response.result.CopyFrom(_regressions(outputs))
-            _say_which(response.model_spec, served, name)
+            _fill_model_spec(response.model_spec, ranker, name)
             return response
 
     def _infer(self, request: Any) -> Any:
@@ -78,42 +78,42 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
                 raise InvalidRequestError(
                     f"tasks: expected method {CLASSIFY} or {REGRESS}, received {task.method_name!r}"
                 )
-            with self._models.use(*requested(task.model_spec)) as served:
-                name, outputs = _run(served, task.model_spec, request.input, task.method_name)
+            with self._models.use(*read_tf_model_spec(task.model_spec)) as ranker:
+                name, outputs = _run(ranker, task.model_spec, request.input, task.method_name)
                 result = response.results.add()
                 if task.method_name == CLASSIFY:
                     result.classification_result.CopyFrom(_classifications(outputs))
                 else:
                     result.regression_result.CopyFrom(_regressions(outputs))
-                _say_which(result.model_spec, served, name)
+                _fill_model_spec(result.model_spec, ranker, name)
         return response
 
 
-def _say_which(spec: Any, served: Served, signature: str) -> None:
-    spec.name = served.model
-    spec.version.value = served.servable.version
+def _fill_model_spec(spec: Any, ranker: RankerVersion, signature: str) -> None:
+    spec.name = ranker.model
+    spec.version.value = ranker.number
     spec.signature_name = signature
 
 
-def _run(served: Served, spec: Any, given: Any, method: str) -> tuple[str, Arrays]:
-    """Run a signature over serialised examples; its name and outputs."""
+def _run(ranker: RankerVersion, spec: Any, given: Any, method: str) -> tuple[str, Arrays]:
+    """Run a signature over tf.Examples; returns its name and outputs."""
     name = spec.signature_name or DEFAULT
-    signature = served.signature(name)
-    if signature is None or not _offers(signature, method):
-        offered = [s.name for s in served.servable.signatures.values() if _offers(s, method)]
+    signature = ranker.signature(name)
+    if signature is None or not _supports(signature, method):
+        offered = [s.name for s in ranker.saved_model.signatures.values() if _supports(s, method)]
         raise InvalidRequestError(
-            f"signature {name!r}: expected one that serves {method}, which are "
-            f"{', '.join(offered) or 'none of this version'}"
+            f"signature {name!r}: expected one that supports {method}: "
+            f"{', '.join(offered) or 'this version has none'}"
         )
     (key,) = signature.inputs
     examples = _serialised(given)
     return name, signature({key: examples})
 
 
-def _offers(signature: Signature, method: str) -> bool:
-    """Whether a signature takes tf.Examples and gives what the method answers.
+def _supports(signature: Signature, method: str) -> bool:
+    """Whether a signature takes tf.Examples and has the outputs that the method needs.
 
-    Told by inputs and outputs: TensorFlow 2 writes Predict's method name into every signature.
+    A signature's method name does not help: TensorFlow 2 writes Predict's into every signature.
     """
     needed = {_SCORES} if method == CLASSIFY else {_OUTPUTS}
     return (
@@ -124,16 +124,16 @@ def _offers(signature: Signature, method: str) -> bool:
 
 
 def _serialised(given: Any) -> np.ndarray:
-    """The examples of an Input, (N,) bytes, each with its context's features."""
+    """The tf.Examples of an Input as (N,) bytes, each merged with the Input's context."""
     kind = given.WhichOneof("kind")
-    held = getattr(given, kind) if kind else None
-    if held is None or not held.examples:
+    chosen = getattr(given, kind) if kind else None
+    if chosen is None or not chosen.examples:
         raise InvalidRequestError("input: expected at least one tf.Example, received none")
     texts = []
-    for example in held.examples:
+    for example in chosen.examples:
         if kind == "example_list_with_context":
             merged = type(example)()
-            merged.CopyFrom(held.context)
+            merged.CopyFrom(chosen.context)
             merged.MergeFrom(example)
             texts.append(merged.SerializeToString())
         else:
@@ -144,7 +144,7 @@ def _serialised(given: Any) -> np.ndarray:
 
 
 def _classifications(outputs: Arrays) -> Any:
-    """Scores (N, C) or (N,), and classes of the same shape where the signature names them."""
+    """Outputs as a ClassificationResult: scores (N, C) or (N,), classes of that shape or none."""
     scores = outputs[_SCORES].reshape(len(outputs[_SCORES]), -1)
     names = outputs.get(_CLASSES)
     labels = None if names is None else np.broadcast_to(names, scores.shape)
@@ -158,7 +158,7 @@ def _classifications(outputs: Arrays) -> Any:
 
 
 def _regressions(outputs: Arrays) -> Any:
-    """Values (N,) or (N, 1)."""
+    """Outputs as a RegressionResult: values (N,) or (N, 1)."""
     result = regression_pb2.RegressionResult()
     for value in outputs[_OUTPUTS].reshape(-1).tolist():
         result.regressions.add(value=value)

@@ -1,4 +1,7 @@
-"""What every call goes through: its token, its message, its status, its line in metrics and log."""
+"""The interceptor of every call: checks token and message, maps errors to status, counts and logs.
+
+grpc-interceptor was considered: it would replace only the mapping of exceptions to status.
+"""
 
 import asyncio
 import random
@@ -25,14 +28,14 @@ _NO_MESSAGE = "the bytes received are not its request message"
 
 
 class _Malformed:
-    """Stands for a message whose bytes are not of its type."""
+    """Stands for a request message that cannot be parsed."""
 
 
 class StatusInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method: maps failures to status, refuses calls while draining, counts.
+    """Wraps every method: maps exceptions to status, refuses calls while draining, counts calls.
 
-    Where there are tokens, every call must show one, streams too, but for questions about health:
-    the probes of an orchestrator have none.
+    If there are tokens, every call and stream must carry one, except health checks: the probes of
+    an orchestrator have no token.
     """
 
     def __init__(
@@ -45,14 +48,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         """Make the interceptor of a server.
 
         Args:
-            metrics: where calls are counted.
-            tokens: of which every call must show one; none: everybody may call.
-            log_calls: share of the calls that get a line in the log.
-            max_streams: calls of many messages that may be open at once.
+            metrics: counts the calls.
+            tokens: the valid ones; none: no token is needed.
+            log_calls: share of the calls to log.
+            max_streams: most open streams.
         """
         self.draining = False
-        self.under_way = 0
-        """Calls of one message that are worked on."""
+        self.calls_in_flight = 0
+        """Unary calls that are being handled."""
         self.streams = Streams(max_streams)
         self._log_calls = log_calls
         self._metrics = metrics
@@ -62,7 +65,7 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], call: Any
     ) -> Any:
-        """The method's handler, wrapped once per method."""
+        """The method's wrapped handler, made once per method."""
         method = call.method
         if (
             self._tokens
@@ -79,8 +82,8 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         return self._handlers[method]
 
     async def _refuse(self, requests: Any, context: Any) -> None:
-        """Answers any method, of one message or of many, without reading the request."""
-        # Not by method: a caller without a token could make any number of names up.
+        """Refuse a call of any method without reading its messages."""
+        # One label for all methods: a caller without a token could invent any number of names.
         self._metrics.answered("unauthenticated", UnauthenticatedError.code.name, 0.0)
         await context.abort(
             UnauthenticatedError.code, "expected a valid token in metadata: authorization: Bearer"
@@ -88,37 +91,37 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, path: str, handler: Any) -> Any:
         method = path.rpartition("/")[2]
-        always = path == f"{_HEALTH}Check"  # must answer while draining
+        answers_while_draining = path == f"{_HEALTH}Check"
 
         async def answer(request: Any, context: Any) -> Any:
             started = time.perf_counter()
-            self.under_way += 1
+            self.calls_in_flight += 1
             logs.begin()
             code, message, response = grpc.StatusCode.OK, "", None
             try:
-                if self.draining and not always:
-                    raise DrainingError("the server is stopping; call another one")
+                if self.draining and not answers_while_draining:
+                    raise DrainingError("the server is stopping; call another server")
                 if isinstance(request, _Malformed):
                     raise InvalidRequestError(f"{method}: {_NO_MESSAGE}")
                 response = await handler.unary_unary(request, context)
             except asyncio.CancelledError:
-                code, message = _over(context), "the caller no longer waits"
+                code, message = _cancel_code(context), "the caller no longer waits"
                 raise
             except Exception as error:
                 code, message = status_of(method, error)
             finally:
-                self.under_way -= 1
+                self.calls_in_flight -= 1
                 seconds = time.perf_counter() - started
                 self._metrics.answered(method, code.name, seconds)
-                said = logs.end()
+                fields = logs.end()
                 if self._log_calls and random.random() < self._log_calls:
-                    _log(method, code, seconds, message, said)
+                    _log(method, code, seconds, message, fields)
             if response is None:
                 await context.abort(code, message)
             return response
 
         return grpc.unary_unary_rpc_method_handler(
-            answer, _forgiving(handler.request_deserializer), handler.response_serializer
+            answer, _marking_malformed(handler.request_deserializer), handler.response_serializer
         )
 
     def _wrap_stream(self, path: str, handler: Any) -> Any:
@@ -128,19 +131,19 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
                 await context.abort(InvalidRequestError.code, message)
 
         return self.streams.wrap(
-            handler, _forgiving(handler.request_deserializer), refuse_malformed
+            handler, _marking_malformed(handler.request_deserializer), refuse_malformed
         )
 
 
-def _over(context: Any) -> grpc.StatusCode:
+def _cancel_code(context: Any) -> grpc.StatusCode:
     """Why gRPC cancelled a call: its deadline passed, or the caller went away."""
     remaining = context.time_remaining()
     late = remaining is not None and remaining <= 0
     return grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
 
 
-def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """GRPC would answer INTERNAL for bytes that do not parse, as if the bug were ours."""
+def _marking_malformed(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return `_Malformed` for bytes that do not parse, for which gRPC would answer INTERNAL."""
 
     def read(data: bytes) -> Any:
         try:
@@ -152,10 +155,10 @@ def _forgiving(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _log(
-    method: str, code: grpc.StatusCode, seconds: float, message: str, said: dict[str, Any]
+    method: str, code: grpc.StatusCode, seconds: float, message: str, fields: dict[str, Any]
 ) -> None:
-    """One line of a call."""
-    fields = {"method": method, "status": code.name, "seconds": round(seconds, 6), **said}
+    """Log one line about a call."""
+    fields = {"method": method, "status": code.name, "seconds": round(seconds, 6), **fields}
     if message:
         fields["error"] = message
     text = " ".join(f"{name}={value}" for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's ModelService: the state of each version, and another set of models."""
+"""TensorFlow Serving's ModelService: states of versions, and reloads of the set of models."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,8 +18,8 @@ from multigate.serving.core.status import (
     RequestError,
     WrongStateError,
 )
-from multigate.serving.rpc.prediction import requested
-from multigate.serving.versions.manager import Record
+from multigate.serving.rpc.prediction import read_tf_model_spec
+from multigate.serving.versions.manager import VersionRecord
 from multigate.serving.versions.model_config import ModelConfig, model_configs
 from multigate.serving.versions.models import Models
 
@@ -27,13 +27,13 @@ _UNKNOWN = 2  # google.rpc.Code: the version failed; the message says why
 
 
 class Workers(Protocol):
-    """All processes of a server that has several."""
+    """All worker processes of a server."""
 
     def apply(self, configs: Sequence[ModelConfig]) -> None:
-        """Serve these models in all of them, or change nothing."""
+        """Replace the models in every worker, or in none."""
 
-    def known(self, name: str) -> Sequence[dict[int, Record]]:
-        """State of a model's versions in each."""
+    def known_records(self, name: str) -> Sequence[dict[int, VersionRecord]]:
+        """For each worker, the state of a model's versions."""
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):
@@ -45,18 +45,20 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
         self._workers = workers
 
     async def GetModelStatus(self, request: Any, context: Any) -> Any:
-        """State of one version, or of all that were ever tried."""
+        """State of one version, or of all versions that were ever loaded or tried."""
         return await self._threads.run(self._status, request)
 
     async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        """Serve the models of the request, and no others; all of it or nothing."""
+        """Replace the models by those of the request; a failure changes nothing."""
         return await self._threads.run(self._reload, request)
 
     def _status(self, request: Any) -> Any:
-        records = self._models.records(*requested(request.model_spec))
+        records = self._models.records(*read_tf_model_spec(request.model_spec))
         if self._workers is not None:
-            known = self._workers.known(request.model_spec.name)
-            records = {number: combined([one.get(number) for one in known]) for number in records}
+            known = self._workers.known_records(request.model_spec.name)
+            records = {
+                number: combine_states([one.get(number) for one in known]) for number in records
+            }
         response = get_model_status_pb2.GetModelStatusResponse()
         states = get_model_status_pb2.ModelVersionStatus.State
         for number, record in reversed(records.items()):
@@ -69,12 +71,12 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
         return response
 
     def _reload(self, request: Any) -> Any:
-        """Load and replace.
+        """Load the models of a request, and replace the present ones.
 
         Raises:
-            InvalidRequestError: the configuration contradicts itself.
-            WrongStateError: a model cannot serve; what served goes on.
-            DrainingError: the server stops while the models are loaded.
+            InvalidRequestError: the configuration is invalid.
+            WrongStateError: a model cannot be loaded; nothing changed.
+            DrainingError: the server stopped during the load.
         """
         try:
             configs = model_configs(request.config)
@@ -88,22 +90,26 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
             if self._models.stopping:
                 raise DrainingError("the server is stopping; nothing was changed") from None
             raise WrongStateError(f"config: {error}; nothing was changed") from None
-        LOG.info("models by request: %s", ", ".join(config.name for config in configs))
+        LOG.info(
+            "reload request: the models are now %s", ", ".join(config.name for config in configs)
+        )
         return model_management_pb2.ReloadConfigResponse()
 
 
-def combined(records: Sequence[Record | None]) -> Record:
-    """State of a version in several workers as one: available where it is so in all.
+def combine_states(records: Sequence[VersionRecord | None]) -> VersionRecord:
+    """One state for a version in several workers: AVAILABLE only where it is so in every worker.
 
     Args:
-        records: of each worker; None where it has not seen the version yet.
+        records: one per worker; None where the worker has not seen the version yet.
     """
     failed = next((record for record in records if record is not None and record.error), None)
     if failed is not None:
         return failed
     states = {"LOADING" if record is None else record.state for record in records}
     if states == {"AVAILABLE", "END"}:
-        return Record("UNLOADING")
+        return VersionRecord("UNLOADING")
     return next(
-        Record(state) for state in ("LOADING", "UNLOADING", "AVAILABLE", "END") if state in states
+        VersionRecord(state)
+        for state in ("LOADING", "UNLOADING", "AVAILABLE", "END")
+        if state in states
     )

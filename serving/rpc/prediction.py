@@ -12,43 +12,43 @@ from multigate.serving.core.layout import DEFAULT, USER_INDEX, Arrays, Layout, m
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode, encode
-from multigate.serving.versions.loaded import Served
 from multigate.serving.versions.models import Models
+from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
 
 _METADATA = "signature_def"
 
 
 class Prediction:
-    """Raw tensors of any signature; failures leave as the exceptions of `serving.core.status`."""
+    """Predict and GetModelMetadata; failures are exceptions of `serving.core.status`."""
 
     def __init__(self, models: Models, threads: Threads) -> None:
         self._models = models
         self._threads = threads
 
     async def predict(self, request: Any, context: Any) -> Any:
-        """Run one signature on a PredictRequest."""
+        """Run one signature on the tensors of a PredictRequest."""
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*requested(request.model_spec)) as served:
+        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
             name = request.model_spec.signature_name or DEFAULT
-            signature = served.signature(name)
+            signature = ranker.signature(name)
             if signature is None:
                 raise WrongStateError(
-                    f"signature {name!r}: not in version {served.servable.version}; expected one "
-                    f"of {', '.join(served.servable.signatures)}"
+                    f"signature {name!r}: not in version {ranker.number}; expected one "
+                    f"of {', '.join(ranker.saved_model.signatures)}"
                 )
             wanted = _filter(request.output_filter, signature)
             if signature.layout is None:
                 outputs = await self._threads.run(_run, request.inputs, signature)
             else:
                 inputs, rows = await self._threads.run_if(
-                    served.apart(request), _read, request.inputs, signature, served
+                    ranker.is_slow_to_read(request), _read, request.inputs, signature, ranker
                 )
-                outputs = await served.batchers[name].run(inputs, rows, call)
+                outputs = await ranker.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()
-            response.model_spec.name = served.model
-            response.model_spec.version.value = served.servable.version
+            response.model_spec.name = ranker.model
+            response.model_spec.version.value = ranker.number
             response.model_spec.signature_name = name
             for output in wanted:
                 response.outputs[output].CopyFrom(encode(outputs[output]))
@@ -63,12 +63,12 @@ class Prediction:
                 raise InvalidRequestError(
                     f"metadata_field: expected {_METADATA!r}, received {field!r}"
                 )
-        with self._models.use(*requested(request.model_spec)) as served:
+        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
             response = get_model_metadata_pb2.GetModelMetadataResponse()
-            response.model_spec.name = served.model
-            response.model_spec.version.value = served.servable.version
+            response.model_spec.name = ranker.model
+            response.model_spec.version.value = ranker.number
             signatures = get_model_metadata_pb2.SignatureDefMap()
-            for name, definition in served.servable.definitions.items():
+            for name, definition in ranker.saved_model.definitions.items():
                 signatures.signature_def[name].CopyFrom(definition)
             packed = any_pb2.Any()
             packed.Pack(signatures)
@@ -77,19 +77,19 @@ class Prediction:
 
 
 def _run(tensors: Any, signature: Signature) -> Arrays:
-    """Outputs of a signature that no contract describes."""
+    """Run a signature that the contract does not describe, such as `classify`."""
     return signature(read_inputs(tensors, signature))
 
 
-def _read(tensors: Any, signature: Signature, served: Served) -> tuple[Arrays, int]:
-    """Checked inputs of a signature that the contract describes, and N."""
+def _read(tensors: Any, signature: Signature, ranker: RankerVersion) -> tuple[Arrays, int]:
+    """Read and check the inputs of a signature that the contract describes; also returns N."""
     assert signature.layout is not None
     inputs = read_inputs(tensors, signature)
-    return check_inputs(inputs, signature.layout, served.servable.contract, served.max_rows)
+    return check_inputs(inputs, signature.layout, ranker.contract, ranker.max_rows)
 
 
-def requested(spec: Any) -> tuple[str, int | None, str]:
-    """Name, version and label of TensorFlow Serving's ModelSpec."""
+def read_tf_model_spec(spec: Any) -> tuple[str, int | None, str]:
+    """Name, version and label in TensorFlow Serving's ModelSpec."""
     which = spec.WhichOneof("version_choice")
     return (
         spec.name,
@@ -102,7 +102,7 @@ def read_inputs(tensors: Any, signature: Signature) -> Arrays:
     """Decode the inputs of a request.
 
     Raises:
-        InvalidRequestError: inputs are missing or not the signature's, or one does not decode.
+        InvalidRequestError: an input is missing, unknown, or malformed.
     """
     absent = signature.inputs.keys() - tensors.keys()
     extra = tensors.keys() - signature.inputs.keys()
@@ -116,50 +116,50 @@ def read_inputs(tensors: Any, signature: Signature) -> Arrays:
 
 
 def check_inputs(
-    inputs: Arrays, layout: Layout, contract: Contract, most: int
+    inputs: Arrays, layout: Layout, contract: Contract, max_rows: int
 ) -> tuple[Arrays, int]:
-    """Hold decoded inputs to the contract.
+    """Check decoded inputs against the contract.
 
-    An empty text is a missing value, and lists longer than the contract's keep their last values,
-    as everywhere.
+    As in Rank, an empty text is a missing value, and a list that is longer than the contract allows
+    keeps its last values.
 
     Args:
         inputs: arrays of the signature's dtypes and shapes.
         layout: the signature's inputs.
-        contract: whose missing rules count.
-        most: rows, of items and of users.
+        contract: gives the rules for missing values.
+        max_rows: most rows of items, and of users.
 
     Returns:
         The inputs, and N.
 
     Raises:
-        InvalidRequestError: axes that differ, no rows or too many, NaN or infinity, a missing value
-            whose rule is error, lengths or indices out of range.
+        InvalidRequestError: different numbers of rows, no rows or too many; NaN or infinity; a
+            missing value under the rule `error`; a length or an index out of range.
     """
     checked = dict(inputs)
     sizes: dict[str, tuple[str, int]] = {}
-    for name, what in layout.inputs.items():
+    for name, spec in layout.inputs.items():
         rows = len(inputs[name])
-        first, expected = sizes.setdefault(what.axis, (name, rows))
+        first, expected = sizes.setdefault(spec.axis, (name, rows))
         if rows != expected:
             raise InvalidRequestError(
                 f"input {name!r}: expected {expected} rows as in {first!r}, received {rows}"
             )
         if rows == 0:
             raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
-        if rows > most:
+        if rows > max_rows:
             raise InvalidRequestError(
-                f"input {name!r}: expected at most {most} rows, received {rows}; send them in parts"
+                f"input {name!r}: expected at most {max_rows} rows, received {rows}; split the call"
             )
-    for name, what in layout.inputs.items():
+    for name, spec in layout.inputs.items():
         values = inputs[name]
-        if what.role == "value":
+        if spec.role == "value":
             _check_values(name, contract.features[name], checked)
-        elif what.role == "list":
+        elif spec.role == "list":
             _check_list(name, contract.features[name], checked)
-        elif what.role == "weights":
+        elif spec.role == "weights":
             _refuse_non_finite(name, values)
-        elif what.role == "index":
+        elif spec.role == "index":
             users = sizes["users"][1]
             outside = (values < 0) | (values >= users)
             if outside.any():
@@ -223,8 +223,8 @@ def _refuse_non_finite(name: str, values: np.ndarray) -> None:
 
 
 def _filter(wanted: Sequence[str], signature: Signature) -> list[str]:
-    """The outputs to answer with: all, or those that the request's filter names."""
-    if len(wanted) > len(signature.outputs):  # millions of names would take the loop seconds
+    """The outputs that the request's filter names; without a filter, all."""
+    if len(wanted) > len(signature.outputs):  # checking millions of names would block the loop
         raise InvalidRequestError(
             f"output_filter: expected at most {len(signature.outputs)} outputs, each once, "
             f"received {len(wanted)}"

@@ -1,7 +1,7 @@
-"""`multigate.RankingService`: a user in, ranked items with a score per task out.
+"""`multigate.RankingService`: takes a user, answers ranked items with a score per task.
 
-Rank is given the candidates; Recommend has `serving.rpc.recommendation` find them, and then ranks
-them as Rank does.
+A Rank request names the candidates.  For Recommend, `serving.rpc.recommendation` finds them; they
+are then ranked as in Rank.
 """
 
 import time
@@ -21,14 +21,14 @@ from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.impressions import ImpressionLog, Ranked
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
-from multigate.serving.rpc.recommendation import CandidateFinder, to_rank
-from multigate.serving.versions.loaded import Served
+from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_request
 from multigate.serving.versions.models import Models
+from multigate.serving.versions.ranker_version import RankerVersion
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 _RETURNS = frozenset(ranking_pb2.Return.values())
 _LONGEST_ID = 256
-"""Characters of a request id: the log has it in every line, the impression log in every row."""
+"""Characters of a request id, which every line of the log and every impression row repeats."""
 _SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
@@ -58,20 +58,20 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*requested(request.model)) as served:
-            say(model=served.model, version=served.servable.version)
-            return await self._rank(request, request_id, served, call)
+        with self._models.use(*_read_model_spec(request.model)) as ranker:
+            say(model=ranker.model, version=ranker.number)
+            return await self._rank(request, request_id, ranker, call)
 
     async def Recommend(self, request: Any, context: Any) -> Any:
         """Find candidates for one user, and rank them."""
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*requested(request.model)) as served:
-            say(model=served.model, version=served.servable.version)
-            apart = served.apart(request)
-            user = await self._threads.run_if(apart, served.reader.read_user, request)
-            found = await self._finder.find(request, served, user, call)
+        with self._models.use(*_read_model_spec(request.model)) as ranker:
+            say(model=ranker.model, version=ranker.number)
+            slow = ranker.is_slow_to_read(request)
+            user = await self._threads.run_if(slow, ranker.reader.read_user, request)
+            found = await self._finder.find(request, ranker, user, call)
             say(source=ranking_pb2.Source.Name(found.source))
             response = ranking_pb2.RecommendResponse(
                 candidates_name=found.model,
@@ -79,32 +79,32 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 source=found.source,
             )
             if found.items:
-                ranking = to_rank(request, found.items)
-                ranked = await self._rank(ranking, request_id, served, call, user)
+                ranking = to_rank_request(request, found.items)
+                ranked = await self._rank(ranking, request_id, ranker, call, user)
                 response.ranking.CopyFrom(ranked)
             else:
-                response.ranking.CopyFrom(_described(served, request_id))
-            # What was found comes before what it was ranked by.
+                response.ranking.CopyFrom(_empty_response(ranker, request_id))
+            # Warnings about candidates come before those about ranking.
             warnings = [*found.warnings, *response.ranking.warnings]
             response.ranking.ClearField("warnings")
             response.ranking.warnings.extend(warnings)
             return response
 
     async def GetContract(self, request: Any, context: Any) -> Any:
-        """What a request may say."""
-        with self._models.use(*requested(request.model)) as served:
-            contract = served.servable.contract
+        """The features, tasks and limits of a model."""
+        with self._models.use(*_read_model_spec(request.model)) as ranker:
+            contract = ranker.contract
             response = ranking_pb2.GetContractResponse(
-                model_name=served.model,
-                model_version=served.servable.version,
-                schema=served.servable.schema,
+                model_name=ranker.model,
+                model_version=ranker.number,
+                schema=ranker.schema,
                 user=contract.user,
                 item=contract.item,
                 combine=contract.combine.kind,
                 max_candidates=self._max_candidates,
             )
             for name, feature in contract.of_side("user", "context", "item"):
-                response.features.append(_feature(name, feature))
+                response.features.append(_feature_message(name, feature))
             for name, task in contract.tasks.items():
                 response.tasks.add(
                     name=name, group=task.group, type=task.type, score_weight=task.score_weight
@@ -115,48 +115,48 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self,
         request: Any,
         request_id: str,
-        served: Served,
+        ranker: RankerVersion,
         call: Call,
         user: FeatureInputs | None = None,
     ) -> Any:
-        """Answer a RankRequest, whose user may have been read already."""
-        apart = served.apart(request)
-        parsed = await self._threads.run_if(apart, served.reader.read, request, user)
+        """Answer a RankRequest; `user` replaces the request's own user and context."""
+        slow = ranker.is_slow_to_read(request)
+        parsed = await self._threads.run_if(slow, ranker.reader.read, request, user)
         say(candidates=parsed.rows)
-        self._metrics.candidates.observe(parsed.rows, served.model)
+        self._metrics.candidates.observe(parsed.rows, ranker.model)
         if parsed.missing:
-            self._metrics.missing.add_all(served.model, parsed.missing)
+            self._metrics.missing.add_all(ranker.model, parsed.missing)
         if parsed.from_store:
-            self._metrics.stored.add_all(served.model, parsed.from_store)
+            self._metrics.stored.add_all(ranker.model, parsed.from_store)
         if request.returns not in _RETURNS:
             raise InvalidRequestError(
                 f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
                 f"received number {request.returns}"
             )
-        outputs = await served.batchers[RANK].run(parsed.inputs, parsed.rows, call)
+        outputs = await ranker.batchers[RANK].run(parsed.inputs, parsed.rows, call)
         _refuse_overflow(outputs)
-        answer = self._answer(request, request_id, served, parsed, outputs)
+        answer = self._answer(request, request_id, ranker, parsed, outputs)
         if self._drift is not None:
-            self._drift.add(served, parsed.inputs, outputs)
+            self._drift.add(ranker, parsed.inputs, outputs)
         return answer
 
     def _answer(
         self,
         request: Any,
         request_id: str,
-        served: Served,
+        ranker: RankerVersion,
         parsed: ParsedRequest,
         outputs: Arrays,
     ) -> Any:
         order = rank_order(outputs, parsed)
-        servable = served.servable
+        saved_model = ranker.saved_model
         if self._impressions is not None:
             self._impressions.add(
                 Ranked(
-                    served.model,
-                    servable.version,
-                    servable.schema,
-                    servable.contract,
+                    ranker.model,
+                    saved_model.version,
+                    saved_model.schema,
+                    saved_model.contract,
                     request_id,
                     parsed.inputs,
                     outputs,
@@ -164,23 +164,23 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     time.time(),
                 )
             )
-        response = _described(served, request_id)
+        response = _empty_response(ranker, request_id)
         response.item_index.extend(order.tolist())
         if parsed.missing or parsed.problem:
             response.warnings.extend(parsed.warnings())
         which = request.candidates.item_id.WhichOneof("values")
-        # Texts are their bytes already, which protobuf takes as well.
-        ids = parsed.inputs[servable.contract.item][order].tolist()
+        # Text ids are bytes here; protobuf accepts them.
+        ids = parsed.inputs[saved_model.contract.item][order].tolist()
         getattr(response.item_id, which).values.extend(ids)
         if request.returns == ranking_pb2.TASK_SCORES:
             response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
-            for task in servable.contract.tasks:
+            for task in saved_model.contract.tasks:
                 response.task_scores[task].MergeFromString(packed(outputs[task][order]))
         return response
 
 
 def _request_id(request: Any) -> str:
-    """The caller's id, or a new one; from here on the lines of the log carry it."""
+    """The caller's request id, or a new one; adds it to the log lines of this call."""
     request_id: str = request.request_id or uuid.uuid4().hex
     if len(request_id) > _LONGEST_ID:
         raise InvalidRequestError(
@@ -190,22 +190,22 @@ def _request_id(request: Any) -> str:
     return request_id
 
 
-def _described(served: Served, request_id: str) -> Any:
-    """An answer without items."""
+def _empty_response(ranker: RankerVersion, request_id: str) -> Any:
+    """A RankResponse without items."""
     return ranking_pb2.RankResponse(
-        model_name=served.model,
-        model_version=served.servable.version,
-        schema=served.servable.schema,
+        model_name=ranker.model,
+        model_version=ranker.number,
+        schema=ranker.schema,
         request_id=request_id,
     )
 
 
 def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
-    """Indices of the candidates that stay, best first; equals keep the caller's order.
+    """Indices of the ranked candidates, best first; equal scores keep the caller's order.
 
     Args:
         outputs: of the `rank` signature, (N,) each.
-        parsed: says floors and limit.
+        parsed: gives floors and limit.
 
     Returns:
         (K,) with K <= limit.
@@ -220,8 +220,8 @@ def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
     return candidates[order][: parsed.limit]
 
 
-def requested(model: Any) -> tuple[str, int | None, str]:
-    """Name, version and label of our ModelSpec."""
+def _read_model_spec(model: Any) -> tuple[str, int | None, str]:
+    """Name, version and label in multigate's ModelSpec."""
     which = model.WhichOneof("version_choice")
     return (
         model.name,
@@ -231,7 +231,7 @@ def requested(model: Any) -> tuple[str, int | None, str]:
 
 
 def _refuse_overflow(outputs: Arrays) -> None:
-    """Numbers may be finite and yet too large to compute with; such a score has no rank."""
+    """Refuse scores that are not finite: finite inputs can be too large to compute with."""
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
         if not np.logical_and.reduce(finite):
@@ -242,8 +242,8 @@ def _refuse_overflow(outputs: Arrays) -> None:
             )
 
 
-def _feature(name: str, feature: Any) -> Any:
-    """A feature as GetContract tells it."""
+def _feature_message(name: str, feature: Any) -> Any:
+    """A feature as a message of GetContract."""
     described = ranking_pb2.Feature(
         name=name,
         side=feature.side,

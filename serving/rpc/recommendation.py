@@ -1,8 +1,9 @@
-"""Candidates for one user: from the ranker's candidate model, or else the popular items.
+"""Finds the candidates of a Recommend call: from the candidate model, or else the popular items.
 
-Retrieval runs in threads of its own, so that it can be given up when it is late; a run that is
-under way ends unheard.  What the request excludes and what the user's history names is left out
-afterwards: so many more are asked for, so that the list stays full.
+Retrieval runs in threads of its own, so that a call need not wait for a late run, whose result is
+ignored.  Items that the request excludes, or that the user's histories name, are removed after
+retrieval.  To keep the list full, that many more items are retrieved.  Example: if 500 candidates
+are wanted and 20 items excluded, 520 are retrieved.
 """
 
 import asyncio
@@ -19,24 +20,24 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, Call, InvalidRequestError, NotServedError
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.request.rank_request import FeatureInputs
-from multigate.serving.versions.loaded import Served
+from multigate.serving.versions.candidate_version import CandidateVersion
 from multigate.serving.versions.models import Models
-from multigate.serving.versions.popular import Id
-from multigate.serving.versions.retriever import Retriever
+from multigate.serving.versions.popular import ItemId
+from multigate.serving.versions.ranker_version import RankerVersion
 
-_MOST = 2**31 - 1  # of an int32
+_MAX_COUNT = 2**31 - 1  # of an int32
 
 
 @dataclass(frozen=True)
-class Found:
-    """Candidates, and where they come from."""
+class FoundCandidates:
+    """Candidates, and their source."""
 
-    items: list[Id]
-    """Best first, without those that are excluded."""
+    items: list[ItemId]
+    """Best first, without excluded items."""
     model: str
     """The candidate model."""
     version: int | None
-    """None where none serves."""
+    """None where no version is available."""
     source: ranking_pb2.Source
     """`RETRIEVED` or `POPULAR`."""
     warnings: list[str] = field(default_factory=list)
@@ -44,10 +45,10 @@ class Found:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why there is no answer of the candidate model."""
+    """Why the candidate model gave no candidates."""
 
     kind: str
-    """In metrics: unready, late, failed or unknown_user."""
+    """Label in metrics: unready, late, failed or unknown_user."""
     reason: str
 
 
@@ -58,118 +59,126 @@ class CandidateFinder:
         self._models = models
         self._metrics = metrics
         self._count = options.recommend_candidates
-        self._most = options.max_candidates
+        self._max_candidates = options.max_candidates
         self._seconds = options.retrieval_timeout_ms / 1e3
         self._threads = ThreadPoolExecutor(options.batch_slots, "retrieval")
 
     def close(self) -> None:
-        """Wait for the runs under way."""
+        """Wait for the current runs."""
         self._threads.shutdown()
 
-    async def find(self, request: Any, served: Served, user: FeatureInputs, call: Call) -> Found:
+    async def find(
+        self, request: Any, ranker: RankerVersion, user: FeatureInputs, call: Call
+    ) -> FoundCandidates:
         """Candidates for a RecommendRequest.
 
         Args:
             request: the message.
-            served: the ranker's version.
-            user: the user's and the context's features.
-            call: whose deadline counts.
+            ranker: the version that will rank the candidates.
+            user: inputs of the user's and the context's features.
+            call: limits the time.
 
         Raises:
-            InvalidRequestError: `limit`, `candidates` or `exclude` is not what it may be.
+            InvalidRequestError: `limit`, `candidates` or `exclude` is invalid.
             WrongStateError: the ranker has no candidate model.
-            NotServedError: nothing was found, and no popular items stand in.
-            TooLateError: the deadline passed meanwhile.
+            NotServedError: retrieval failed, and there are no popular items.
+            TooLateError: the deadline passed during retrieval.
         """
         wanted = self._wanted(request)
-        contract = served.servable.contract
-        excluded = {*served.reader.read_ids("exclude", request.exclude)}
-        excluded |= seen(contract, user.inputs)
-        manager = self._models.candidates(served.model)
+        contract = ranker.contract
+        excluded = {*ranker.reader.read_ids("exclude", request.exclude)}
+        excluded |= history_items(contract, user.inputs)
+        manager = self._models.candidates(ranker.model)
         try:
-            retriever = manager.acquire()
+            candidate_version = manager.acquire()
         except NotServedError as error:
-            version, popular = None, served.popular
-            answer: list[Id] | _Failure = _Failure("unready", str(error))
+            version, popular = None, ranker.popular
+            answer: list[ItemId] | _Failure = _Failure("unready", str(error))
         else:
-            version, popular = retriever.servable.version, retriever.popular
-            answer = await self._retrieve(retriever, user.inputs, wanted + len(excluded), call)
+            version, popular = candidate_version.number, candidate_version.popular
+            answer = await self._retrieve(
+                candidate_version, user.inputs, wanted + len(excluded), call
+            )
         source, warnings, label = ranking_pb2.RETRIEVED, [], "retrieved"
         if isinstance(answer, _Failure):
-            warnings.append(f"candidates: {answer.reason}; popular items stand in")
+            warnings.append(f"candidates: {answer.reason}; popular items are used instead")
             source, label = ranking_pb2.POPULAR, f"popular: {answer.kind}"
             if not popular:
                 raise NotServedError(
-                    f"model {served.model!r}: no candidates: {answer.reason}, and no popular items "
-                    "stand in for it; see the server's log"
+                    f"model {ranker.model!r}: no candidates: {answer.reason}, and there are no "
+                    "popular items; see the server's log"
                 )
             answer = popular
-        self._metrics.recommendations.add(served.model, label)
+        self._metrics.recommendations.add(ranker.model, label)
         items = [item for item in answer if item not in excluded][:wanted]
-        asked = max(request.candidates, request.limit)
+        requested = max(request.candidates, request.limit)
         if not items:
-            warnings.append(f"candidates: all {len(answer)} items that there are, are excluded")
-        elif len(items) < asked:
-            warnings.append(f"candidates: {asked} asked for, there are {len(items)} to recommend")
-        return Found(items, manager.name, version, source, warnings)
+            warnings.append(f"candidates: all {len(answer)} items found are excluded")
+        elif len(items) < requested:
+            warnings.append(f"candidates: {requested} requested, only {len(items)} found")
+        return FoundCandidates(items, manager.name, version, source, warnings)
 
     def _wanted(self, request: Any) -> int:
-        """How many candidates to rank."""
+        """The number of candidates to rank."""
         for name in ("limit", "candidates"):
             value = getattr(request, name)
-            if not 0 <= value <= self._most:
+            if not 0 <= value <= self._max_candidates:
                 raise InvalidRequestError(
-                    f"{name}: expected 0 (the default) to {self._most}, received {value}"
+                    f"{name}: expected 0 (the default) to {self._max_candidates}, received {value}"
                 )
         if 0 < request.candidates < request.limit:
             raise InvalidRequestError(
                 f"candidates: expected at least the limit of {request.limit}, received "
                 f"{request.candidates}"
             )
-        return request.candidates or max(min(self._count, self._most), request.limit)
+        return request.candidates or max(min(self._count, self._max_candidates), request.limit)
 
     async def _retrieve(
-        self, retriever: Retriever, user: Arrays, count: int, call: Call
-    ) -> list[Id] | _Failure:
-        """What the candidate model finds in time; releases it when it has ended."""
+        self, candidate_version: CandidateVersion, user: Arrays, count: int, call: Call
+    ) -> list[ItemId] | _Failure:
+        """Candidates that are found in time; releases the version when the run has ended."""
         started = time.perf_counter()
-        run = self._threads.submit(retriever.find, user, min(count, _MOST))
-        run.add_done_callback(lambda _: retriever.servable.release())
+        run = self._threads.submit(candidate_version.retrieve, user, min(count, _MAX_COUNT))
+        run.add_done_callback(lambda _: candidate_version.saved_model.release())
         remaining = call.remaining()
         seconds = self._seconds if remaining is None else min(self._seconds, remaining)
-        version = f"{retriever.model} version {retriever.servable.version}"
+        name = f"{candidate_version.model} version {candidate_version.number}"
         try:
-            # When it is given up it is cancelled, if it has not begun.
+            # On a timeout the run is cancelled, unless it has begun.
             items, known = await asyncio.wait_for(asyncio.wrap_future(run), max(seconds, 0.0))
         except TimeoutError:
             call.check("in retrieval")
-            return _Failure("late", f"{version} gave no answer within {1e3 * self._seconds:g} ms")
+            return _Failure("late", f"{name} gave no answer within {1e3 * self._seconds:g} ms")
         except Exception:
-            LOG.exception("%s failed", version)
-            return _Failure("failed", f"{version} failed")
+            LOG.exception("%s: retrieval failed", name)
+            return _Failure("failed", f"{name} failed")
         finally:
-            self._metrics.retrieval_time.observe(time.perf_counter() - started, retriever.model)
+            self._metrics.retrieval_time.observe(
+                time.perf_counter() - started, candidate_version.model
+            )
         if not known:
-            return _Failure("unknown_user", f"{version} knows neither the user nor a history")
+            return _Failure(
+                "unknown_user", f"{name} knows neither the user nor an item of a history"
+            )
         return items
 
 
-def seen(contract: Contract, user: Arrays) -> set[Id]:
-    """Items that the user's histories name: lists of the user that share the item's vocabulary.
+def history_items(contract: Contract, user: Arrays) -> set[ItemId]:
+    """Items in the user's histories: the user's lists that share the item's vocabulary.
 
     Args:
-        contract: of the features.
+        contract: describes the features.
         user: inputs of `rank` for one user.
     """
-    found: set[Id] = set()
+    found: set[ItemId] = set()
     for name, feature in contract.of_side("user"):
         if isinstance(feature, IdListFeature) and feature.share == contract.item:
             found.update(user[name][0, : user[name + LENGTH][0]].tolist())
     return found
 
 
-def to_rank(request: Any, items: Iterable[Id]) -> Any:
-    """The RankRequest that is left of a RecommendRequest once its user is read."""
+def to_rank_request(request: Any, items: Iterable[ItemId]) -> Any:
+    """A RankRequest for these items, with the other fields of a RecommendRequest; no user."""
     ranked = ranking_pb2.RankRequest(limit=request.limit, returns=request.returns)
     ranked.task_weights.MergeFrom(request.task_weights)
     ranked.floors.MergeFrom(request.floors)

@@ -1,4 +1,4 @@
-"""The server, its life from top to bottom: load, warm, serve, drain, close."""
+"""The server's life, in the order of this file: load, warm up, serve, drain, close."""
 
 import threading
 import time
@@ -47,17 +47,17 @@ SERVICES = tuple(
     )
 )
 LIVENESS = "liveness"
-"""Health of this name is SERVING as long as the process answers."""
+"""Health service that is SERVING as long as the process answers."""
 READINESS = ("", *SERVICES)
-"""Health of these names is SERVING from when all models are loaded until the server drains."""
+"""Health services that are SERVING once all models are loaded, until the server drains."""
 
-_UNREAD = 2.0
-"""Seconds after the last call that is worked on for which a drain waits for streams whose readers
-do not read: they cannot be told of the end."""
+_UNREAD_SECONDS = 2.0
+"""How long a drain waits, after the last unary call, for streams whose clients do not read: such a
+client does not notice that the stream ends."""
 
 
 class Server:
-    """One server: `start` returns when it is ready, `stop` when it has drained."""
+    """A gRPC server: `start` returns once it is ready, `stop` once it has drained."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class Server:
 
         Args:
             options: of the server.
-            configs: its models; those that the options name where absent.
-            workers: the processes with which it shares its port.
+            configs: its models; default: those of the options.
+            workers: the processes that share its port.
         """
         self.options = options
         self._configs = configs
@@ -81,7 +81,7 @@ class Server:
         self.metrics_port: int | None = None
         self.models = Models(options, self.metrics)
         file = options.auth_token_file
-        self._status = StatusInterceptor(
+        self._interceptor = StatusInterceptor(
             self.metrics,
             read_tokens(file) if file else (),
             options.log_calls,
@@ -99,10 +99,10 @@ class Server:
         self._finder = CandidateFinder(self.models, self.metrics, options)
 
     def start(self) -> None:
-        """Load and warm a version, then listen.
+        """Load and warm up the models, then listen.
 
         Raises:
-            ServingError: no version can serve, or the port is taken.
+            ServingError: a model has no version that can be loaded, or the port is taken.
         """
         CALLS.enter()
         self._entered = True
@@ -117,7 +117,7 @@ class Server:
                 self.metrics_port, self._close_exporter = start_exporter(
                     self.options.host, self.options.metrics_port, self.metrics.registry
                 )
-            CALLS.submit(self._answer()).result()
+            CALLS.submit(self._open_for_calls()).result()
         except BaseException:
             self.stop(grace=0)
             raise
@@ -126,8 +126,8 @@ class Server:
         """Drain: report NOT_SERVING, refuse new calls, let calls in flight finish, close.
 
         Args:
-            grace: seconds for the calls in flight; the option's where absent.
-            force: ends the calls in flight at once when set.
+            grace: seconds for the calls in flight; default: `--drain_grace_seconds`.
+            force: once set, calls in flight are ended at once.
         """
         if not self._entered:
             return
@@ -135,11 +135,11 @@ class Server:
         force = force or threading.Event()
         stopping = self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
         CALLS.submit(stopping).result()
-        self._status.draining = True
+        self._interceptor.draining = True
         self.models.stop_loading()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
-        self._end_calls(self.options.drain_grace_seconds if grace is None else grace, force)
+        self._drain_calls(self.options.drain_grace_seconds if grace is None else grace, force)
         self._threads.close()
         self._finder.close()
         self._close_exporter()
@@ -151,10 +151,10 @@ class Server:
         CALLS.leave()
 
     def describe(self) -> str:
-        """Models and versions that serve, in words."""
+        """The models and their available versions, in words."""
         return ", ".join(
             f"{name} version {' and '.join(map(str, versions)) or '(none yet)'}"
-            for name, versions in self.models.serving().items()
+            for name, versions in self.models.available_versions().items()
         )
 
     def __enter__(self) -> "Server":
@@ -165,47 +165,47 @@ class Server:
         self.stop()
 
     async def _open(self) -> int:
-        """Make the gRPC server, in the loop that it belongs to; its port."""
+        """Make the gRPC server in the event loop; returns its port."""
         options = self.options
         self._grpc = grpc.aio.server(
-            interceptors=[self._status],
+            interceptors=[self._interceptor],
             maximum_concurrent_rpcs=options.max_concurrent_calls,
             options=[
                 *_keepalive(options),
                 ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
                 ("grpc.max_send_message_length", -1),
-                # Two servers on one port share its connections at random, as workers do.
+                # Workers share the port: the kernel deals connections out at random.
                 ("grpc.so_reuseport", int(self._workers is not None)),
             ],
         )
         self._register(self._grpc)
         return self._bind(self._grpc)
 
-    async def _answer(self) -> None:
-        """Take calls, and say so."""
+    async def _open_for_calls(self) -> None:
+        """Take calls, and report SERVING."""
         assert self._grpc is not None
         await self._grpc.start()
         await self._health.set((*READINESS, LIVENESS), health_pb2.HealthCheckResponse.SERVING)
 
-    def _end_calls(self, grace: float, force: threading.Event) -> None:
-        """Take no more calls, and wait for those in flight; end them after `grace` or `force`."""
+    def _drain_calls(self, grace: float, force: threading.Event) -> None:
+        """Take no more calls; end those in flight after `grace` seconds, or once `force` is set."""
         if self._grpc is None:
             return
-        CALLS.submit(self._status.streams.end()).result()
+        CALLS.submit(self._interceptor.streams.end()).result()
         stopped = CALLS.submit(self._grpc.stop(grace))
         since = time.monotonic()
         while futures.wait([stopped], 0.05).not_done:
-            if self._status.under_way or not self._status.streams:
+            if self._interceptor.calls_in_flight or not self._interceptor.streams:
                 since = time.monotonic()
-            if force.is_set() or time.monotonic() - since > _UNREAD:
+            if force.is_set() or time.monotonic() - since > _UNREAD_SECONDS:
                 stopped.cancel()
                 stopped = CALLS.submit(self._grpc.stop(None))
                 break
         stopped.result()
-        CALLS.submit(self._forget()).result()
+        CALLS.submit(self._drop_grpc()).result()
 
-    async def _forget(self) -> None:
-        """Let go of the gRPC server, in its loop: with it goes a socket that the loop reads."""
+    async def _drop_grpc(self) -> None:
+        """Drop the gRPC server in its event loop, which reads a socket that the server owns."""
         self._grpc = None
 
     def _register(self, server: grpc.aio.Server) -> None:
@@ -262,11 +262,11 @@ class Server:
 
 
 def _keepalive(options: ServerOptions) -> list[tuple[str, int]]:
-    """Connections whose peer has vanished are found and closed; old ones end where asked."""
+    """Options that close connections of vanished clients and, if configured, old connections."""
     settings = [
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        # Clients may look after connections of their own as often.
+        # Clients may ping as often.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
@@ -279,7 +279,7 @@ def _keepalive(options: ServerOptions) -> list[tuple[str, int]]:
 
 
 def _configs(options: ServerOptions) -> list[ModelConfig]:
-    """The models that the options name."""
+    """The models that the options configure."""
     if options.model_config_file is not None:
         return read_model_configs(options.model_config_file)
     assert options.model_base_path is not None
@@ -307,7 +307,7 @@ def serve(options: ServerOptions) -> None:
         except ServingError:
             if not first.is_set():
                 raise
-            return  # as asked
+            return  # a signal asked for it
         where = address(options.host, server.port)
         print(f"serving {server.describe()} on {where}", flush=True)
         wait_for(first)

@@ -1,4 +1,4 @@
-"""Versions of models: found, loaded, warmed up, batched, swapped, unloaded.
+"""Model versions: found on disk, loaded, checked, warmed up, batched, swapped and unloaded.
 
-Public face: `manager.Manager`, `models.Models`, `folders.scan`.
+Public face: `manager.VersionManager`, `models.Models`, `folders.scan`.
 """

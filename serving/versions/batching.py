@@ -1,11 +1,11 @@
 """Dynamic batching: concurrent calls of one signature share runs of the model.
 
-Nothing waits for a batch to fill.  A call that finds a free run slot is run at once; calls that
-find none queue, and a slot that comes free takes along what is queued, up to a number of rows.  So
-an idle server adds nothing, and a busy one joins the more the busier it is.
+No call waits for a batch to fill.  A call that finds a free slot runs at once.  The others queue,
+and a slot that becomes free runs what is queued, up to a number of rows.  So an idle server adds no
+wait, and batches grow with the load.
 
-Queue and slots belong to the loop that answers calls (`serving.core.loop`) and need no lock; only
-the runs are in threads.
+Queue and slots belong to the event loop (`serving.core.loop`) and need no lock; only the runs are
+in threads.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Outcome = Arrays | Exception
 
 
 class _Entry:
-    """One call, or one part of a large one, on its way through the queue."""
+    """A call, or one part of a large call, in the queue or in a run."""
 
     def __init__(self, inputs: Arrays, rows: int, call: Call) -> None:
         self.inputs = inputs
@@ -37,10 +37,10 @@ class _Entry:
         self.arrived = time.perf_counter()
         self.answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
         self.run: asyncio.Future[list[Outcome]] | None = None
-        """The run that it is part of, once it is not in the queue any more."""
+        """The run that it is part of; None while it is queued."""
 
-    def tell(self, outcome: Outcome) -> None:
-        """End the wait of the call, if it still waits."""
+    def resolve(self, outcome: Outcome) -> None:
+        """Give the call its outcome, if it still waits."""
         if self.answer.done():
             return
         if isinstance(outcome, Exception):
@@ -50,7 +50,7 @@ class _Entry:
 
 
 class Batcher:
-    """Runs one signature of one version for many callers."""
+    """Runs one signature of one version, many calls at a time."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class Batcher:
         slots: int = 2,
         max_queued: int = 64,
     ) -> None:
-        """Batch calls of `run`.
+        """Make a batcher without queued calls.
 
         Args:
             run: the signature.
             layout: its inputs.
             name: of the model and of the signature, for metrics.
-            metrics: where queue time and batch size are recorded.
+            metrics: records queue time and batch size.
             max_rows: most rows of one run; larger calls are split.
-            slots: runs at once.
-            max_queued: calls that may wait.
+            slots: most runs at once.
+            max_queued: most calls that wait.
         """
         self._run = run
         self._layout = layout
@@ -88,8 +88,8 @@ class Batcher:
     async def run(self, inputs: Arrays, rows: int, call: Call) -> Arrays:
         """Outputs for one call's validated inputs.
 
-        A call that is cancelled leaves the queue; a run that it is part of goes on, and ends before
-        the cancellation does.
+        A cancelled call leaves the queue.  If it is part of a run, the run goes on, and the
+        cancellation waits for it.
 
         Args:
             inputs: arrays of the signature.
@@ -101,28 +101,28 @@ class Batcher:
             TooLateError: the deadline passed before the model ran.
         """
         if rows <= self._max_rows:
-            return await self._one(_Entry(inputs, rows, call))
-        # One part after the other: other callers' runs come in between.
+            return await self._enqueue(_Entry(inputs, rows, call))
+        # One part after the other, so that other callers' runs come in between.
         parts = [
-            await self._one(_Entry(part, part_rows, call))
-            for part, part_rows in split(inputs, rows, self._max_rows, self._layout)
+            await self._enqueue(_Entry(part, part_rows, call))
+            for part, part_rows in split_call(inputs, rows, self._max_rows, self._layout)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def close(self) -> None:
-        """Start no more threads; the run under way ends by itself."""
+        """Start no more runs; the current one ends by itself."""
         self._threads.shutdown(wait=False)
 
-    async def _one(self, entry: _Entry) -> Arrays:
+    async def _enqueue(self, entry: _Entry) -> Arrays:
         entry.call.check("before the call was queued")
         if self._free == 0 and len(self._queue) >= self._max_queued:
             model, signature = self._name
             raise OverloadedError(
                 f"model {model!r}, signature {signature!r}: {self._max_queued} calls wait "
-                "already; try again later or elsewhere"
+                "already; try again later, or call another server"
             )
         self._queue.append(entry)
-        self._start()
+        self._start_runs()
         try:
             return await entry.answer
         except asyncio.CancelledError:
@@ -132,22 +132,22 @@ class Batcher:
                 self._queue.remove(entry)
             raise
 
-    def _start(self) -> None:
-        """Run what is queued, as far as slots are free."""
-        while self._free and (batch := self._next()):
+    def _start_runs(self) -> None:
+        """Run queued calls while slots are free."""
+        while self._free and (batch := self._next_batch()):
             try:
                 run = asyncio.wrap_future(self._threads.submit(self._execute, batch))
-            except RuntimeError as error:  # no thread is to be had
+            except RuntimeError as error:  # no thread can be started
                 for entry in batch:
-                    entry.tell(error)
+                    entry.resolve(error)
                 continue
             self._free -= 1
             for entry in batch:
                 entry.run = run
             run.add_done_callback(partial(self._finish, batch))
 
-    def _next(self) -> list[_Entry]:
-        """What the next run takes from the queue, without those whose deadline has passed."""
+    def _next_batch(self) -> list[_Entry]:
+        """Take the next run's entries from the queue; fail those that are past their deadline."""
         batch: list[_Entry] = []
         rows = 0
         while self._queue and (not batch or rows + self._queue[0].rows <= self._max_rows):
@@ -155,7 +155,7 @@ class Batcher:
             try:
                 entry.call.check("in the queue")
             except RequestError as error:
-                entry.tell(error)
+                entry.resolve(error)
                 continue
             self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
             batch.append(entry)
@@ -163,33 +163,33 @@ class Batcher:
         return batch
 
     def _finish(self, batch: Sequence[_Entry], run: "asyncio.Future[list[Outcome]]") -> None:
-        """Give the slot back, and each call its outcome."""
+        """Free the slot, and give each call its outcome."""
         self._free += 1
-        self._start()  # first of all: the model is what calls wait for
+        self._start_runs()  # first: calls wait for the model
         for entry, outcome in zip(batch, run.result(), strict=True):
-            entry.tell(outcome)
+            entry.resolve(outcome)
 
     def _execute(self, batch: Sequence[_Entry]) -> list[Outcome]:
-        """Run entries together; where that fails or spoils a row, each alone."""
+        """Run entries together; if that fails or gives a value that is not finite, each alone."""
         if len(batch) > 1:
             try:
-                outputs = self._observed(
-                    join([entry.inputs for entry in batch], self._layout), batch
+                outputs = self._run_and_count(
+                    join_calls([entry.inputs for entry in batch], self._layout), batch
                 )
                 if all(_finite(values) for values in outputs.values()):
                     return _by_entry(outputs, batch)
             except Exception as error:
-                LOG.warning("a joined run failed, its calls run alone: %s", error)
-        return [self._alone(entry) for entry in batch]
+                LOG.warning("a batched run failed; running its calls one by one: %s", error)
+        return [self._run_alone(entry) for entry in batch]
 
-    def _alone(self, entry: _Entry) -> Outcome:
+    def _run_alone(self, entry: _Entry) -> Outcome:
         try:
             entry.call.check("in the queue")
-            return self._observed(entry.inputs, [entry])
+            return self._run_and_count(entry.inputs, [entry])
         except Exception as error:
             return error
 
-    def _observed(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
+    def _run_and_count(self, inputs: Arrays, batch: Sequence[_Entry]) -> Arrays:
         self._metrics.batch_rows.observe(sum(entry.rows for entry in batch), *self._name)
         self._metrics.batch_calls.observe(len(batch), *self._name)
         if self._lists:
@@ -200,11 +200,12 @@ class Batcher:
         return self._run(inputs)
 
 
-def join(calls: Sequence[Arrays], layout: Layout) -> Arrays:
+def join_calls(calls: Sequence[Arrays], layout: Layout) -> Arrays:
     """Concatenate the inputs of several calls.
 
-    Lists of different L are padded at the end, which their lengths tell; each call's user indices
-    move up by the users of the calls before it.
+    Lists are padded at the end to the longest L.  A call's user indices are raised by the number of
+    users in the calls before it.  Example: two calls of one user and two rows each, with indices
+    [0, 0] and [0, 0], join to [0, 0, 1, 1].
 
     Args:
         calls: arrays of each call, (N_i, ...) or (M_i, ...).
@@ -228,31 +229,33 @@ def join(calls: Sequence[Arrays], layout: Layout) -> Arrays:
     return joined
 
 
-def split(inputs: Arrays, rows: int, most: int, layout: Layout) -> list[tuple[Arrays, int]]:
-    """Cut a call into parts of at most `most` rows; every part keeps all users.
+def split_call(
+    inputs: Arrays, rows: int, max_rows: int, layout: Layout
+) -> list[tuple[Arrays, int]]:
+    """Split a call into parts of at most `max_rows` rows; every part keeps all users.
 
     Args:
         inputs: arrays of the call.
         rows: N.
-        most: largest N of a part.
+        max_rows: largest N of a part.
         layout: the signature's inputs.
 
     Returns:
         Arrays and number of rows of each part.
     """
     parts = []
-    for start in range(0, rows, most):
-        rows_of_part = slice(start, start + most)
+    for start in range(0, rows, max_rows):
+        rows_of_part = slice(start, start + max_rows)
         part = {
             name: inputs[name] if name in layout.on_users else inputs[name][rows_of_part]
             for name in layout.inputs
         }
-        parts.append((part, min(most, rows - start)))
+        parts.append((part, min(max_rows, rows - start)))
     return parts
 
 
 def _users_before(calls: Sequence[Arrays], layout: Layout) -> list[int]:
-    """Users of the calls before each call."""
+    """For each call, the number of users in the calls before it."""
     on_users = next(iter(layout.on_users))
     before = np.cumsum([0, *(len(call[on_users]) for call in calls)])
     return [int(count) for count in before[:-1]]
@@ -271,7 +274,7 @@ def _finite(values: np.ndarray) -> bool:
 
 
 def _by_entry(outputs: Arrays, batch: Sequence[_Entry]) -> list[Outcome]:
-    """Each entry's rows of a joined run."""
+    """Divide the outputs of a joined run by entry."""
     ends = np.cumsum([entry.rows for entry in batch]).tolist()
     return [
         {name: values[end - entry.rows : end] for name, values in outputs.items()}

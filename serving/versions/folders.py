@@ -1,4 +1,4 @@
-"""Version folders: which ones a base path offers, and whether one is whole."""
+"""Version folders: which ones a base path has, and whether one is complete."""
 
 import json
 import re
@@ -17,14 +17,14 @@ _NEEDED = (GRAPH, "variables/variables.index", CONTRACT, GOLDEN)
 _VERSION = re.compile("0|[1-9][0-9]*")
 
 Stamp = tuple[tuple[str, int, int], ...]
-"""Names, sizes and times of a folder's files: it changes when the folder is repaired."""
+"""Names, sizes and times of a folder's files; differs once the folder is repaired."""
 
 
 def scan(base: Path) -> dict[int, Path]:
     """Version folders of a base path, highest number first (9 comes after 10).
 
-    A folder counts when its name is an int64 as `str` writes it; `7.partial`, `.7` and `007` are
-    somebody's temporary or mistaken names.  A base path that is absent offers nothing.
+    A version folder's name is an int64 without leading zeros: not `7.partial`, `.7` or `007`, which
+    are temporary or mistaken.  An absent base path has no versions.
     """
     try:
         entries = [path for path in base.iterdir() if _VERSION.fullmatch(path.name)]
@@ -37,25 +37,25 @@ def scan(base: Path) -> dict[int, Path]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a link to where nobody may look
+    except OSError:  # a link into a folder without permission
         return False
 
 
 def missing_files(folder: Path) -> list[str]:
-    """Files without which a version cannot be served: not empty while it is being copied."""
+    """Needed files that are absent, as they are while a version is being copied."""
     return [name for name in _NEEDED if not (folder / name).is_file()]
 
 
 def stamp(folder: Path) -> Stamp:
-    """Fingerprint of the folder's files without reading them."""
+    """Names, sizes and times of the folder's files; reads no file."""
     found = []
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         try:
             status = path.stat()
-        except FileNotFoundError:  # renamed since it was listed
+        except FileNotFoundError:  # renamed meanwhile
             continue
-        except OSError as error:  # may not be looked at
+        except OSError as error:  # no permission
             found.append((name, -1, error.errno or 0))
         else:
             found.append((name, status.st_size, status.st_mtime_ns))
@@ -63,7 +63,7 @@ def stamp(folder: Path) -> Stamp:
 
 
 def experts_per_row(folder: Path) -> float | None:
-    """Experts that are evaluated per row, as export measured; None where it does not say."""
+    """Experts evaluated per row, as measured at export; None for versions without that file."""
     try:
         return float(json.loads((folder / SPARSITY).read_text(encoding="utf-8"))["experts_per_row"])
     except (OSError, ValueError, KeyError, TypeError):

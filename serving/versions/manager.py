@@ -1,4 +1,4 @@
-"""Which versions of a model serve: polls a base path, loads what is new, swaps, unloads."""
+"""Keeps one model's versions up to date: polls a base path, loads, swaps and unloads versions."""
 
 import threading
 import time
@@ -13,34 +13,34 @@ from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
 from multigate.serving.versions.folders import GRAPH, Stamp, experts_per_row, scan, stamp
-from multigate.serving.versions.loaded import Version
+from multigate.serving.versions.loaded_version import LoadedVersion
 from multigate.serving.versions.model_config import ModelConfig
-from multigate.serving.versions.saved_model import LoadError, Servable
-from multigate.serving.versions.warmup import prepare
+from multigate.serving.versions.saved_model import LoadError, SavedModel
+from multigate.serving.versions.warmup import warm_up
 
 State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
 
 
 @dataclass
-class Record:
-    """What became of a version."""
+class VersionRecord:
+    """State of a version, and its failed loads."""
 
     state: State
     error: str = ""
-    """Why it does not serve."""
+    """Why it could not be loaded."""
     tries: int = 0
-    """Failed attempts with the files as they are."""
+    """Failed loads since the files last changed."""
     failed_at: float = 0.0
-    """On the monotonic clock."""
+    """Monotonic seconds."""
     files: Stamp = ()
-    """Of the folder at the last attempt."""
+    """The folder's files at the last failed load."""
 
 
-V = TypeVar("V", bound=Version)
+V = TypeVar("V", bound=LoadedVersion)
 
 
-class Manager(Generic[V]):
-    """Keeps the good versions of one model ready that its policy asks for."""
+class VersionManager(Generic[V]):
+    """Loads and unloads the versions of one model, as its policy asks."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Manager(Generic[V]):
 
         Args:
             config: of the model.
-            kind: what its versions are.
+            kind: class of its versions.
             options: of the server.
-            metrics: where loads are counted.
-            schema: of a candidate model, that of its ranker, which every version must have.
-            stopping: once set, loads are given up.
+            metrics: counts the loads.
+            schema: for a candidate model, its ranker's schema, which every version must have.
+            stopping: once set, loads are cancelled.
         """
         self.name = config.name
         self.ranker = config.ranker
-        """Of a candidate model, the ranker that it finds candidates for."""
+        """For a candidate model, the name of its ranker; empty for a ranker."""
         self.labels = dict(config.labels)
-        """Version of each label; replaced whole by a reload."""
+        """Version of each label; a reload replaces the dictionary."""
         self._policy = config.policy
         self._base = config.base_path
         self._kind = kind
@@ -73,81 +73,85 @@ class Manager(Generic[V]):
         self._metrics = metrics
         self._schema = schema
         self._lock = threading.Lock()
-        self._serving: dict[int, V] = {}
-        self._records: dict[int, Record] = {}
+        self._loaded: dict[int, V] = {}
+        self._records: dict[int, VersionRecord] = {}
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
-        self._poller = threading.Thread(target=self._follow, name="versions", daemon=True)
+        self._poller = threading.Thread(
+            target=self._poll_until_closed, name="versions", daemon=True
+        )
 
     def start(self) -> None:
-        """Load the versions of the policy that can serve, then follow the base path.
+        """Load the policy's versions, then poll the base path.
 
-        A candidate model may start without any: popular items stand in until there is one.
+        A candidate model may start without any version: until one is loaded, Recommend answers with
+        popular items.
 
         Raises:
-            ServingError: there is no version, or none that can serve.
+            ServingError: a ranker has no version, or none that can be loaded.
         """
         if self.ranker:
             self.poll()
-            if not self._serving:
+            if not self._loaded:
                 LOG.warning(
-                    "model %s: no version of %s serves yet; popular items stand in for it",
+                    "model %s: no version in %s is available yet; popular items are recommended",
                     self.name,
                     self._base,
                 )
             self._poller.start()
             return
         if not self._base.is_dir():
-            raise ServingError(f"{self._base}: expected a folder of versions, there is none")
+            raise ServingError(
+                f"{self._base}: expected a folder of versions, but it does not exist"
+            )
         if not scan(self._base):
             raise ServingError(
                 f"{self._base}: expected numbered version folders such as {self._base / '1'}, "
-                "there are none; export a model first"
+                "received none; export a model first"
             )
         self.poll()
-        if not self._serving:
+        if not self._loaded:
             reasons = "; ".join(record.error for record in self._records.values())
             if not reasons:
-                reasons = f"its policy asks for {sorted(self._policy.specific)} only"
-            raise ServingError(f"{self._base}: no version can serve: {reasons}")
+                reasons = f"its policy allows only {sorted(self._policy.specific)}"
+            raise ServingError(f"{self._base}: no version can be loaded: {reasons}")
         self._poller.start()
 
     def close(self) -> None:
-        """Follow no longer, and unload everything when its calls have ended."""
+        """Stop polling, and unload every version once its calls have ended."""
         self._stop.set()
         if self._poller.is_alive():
             self._poller.join()
         with self._lock:
-            served, self._serving = self._serving, {}
-        for version, one in served.items():
-            self._retire(version, one)
+            loaded, self._loaded = self._loaded, {}
+        for version in loaded.values():
+            self._retire(version)
 
     def acquire(self, version: int | None = None, label: str = "") -> V:
-        """A version for one call, which must release its servable.
+        """A version for one call; the caller must release its `saved_model`.
 
         Args:
-            version: a number, or None for the newest that serves.
+            version: a number, or None for the newest available one.
             label: a version label.
 
         Raises:
             InvalidRequestError: an unknown label.
-            NotServedError: unknown version, or it is not ready.
+            NotServedError: the version is not available.
         """
-        number = self.number(version, label)
+        number = self.resolve(version, label)
         with self._lock:
             if number is None:
-                number = max(self._serving, default=0)
-            served = self._serving.get(number)
+                number = max(self._loaded, default=None)
+            loaded = None if number is None else self._loaded.get(number)
             # Acquired under the lock, so that a swap cannot retire it in between.
-            if served is None or not served.servable.acquire():
-                ready = ", ".join(map(str, sorted(self._serving))) or "none"
+            if loaded is None or not loaded.saved_model.acquire():
                 raise NotServedError(
-                    f"model {self.name!r}: version {number} does not serve; ready: {ready}"
+                    f"model {self.name!r}: {_not_available(number, sorted(self._loaded))}"
                 )
-            return served
+            return loaded
 
-    def number(self, version: int | None, label: str) -> int | None:
-        """The version that a call asks for; None is the newest.
+    def resolve(self, version: int | None, label: str) -> int | None:
+        """The version number that a call names, by number or label; None is the newest.
 
         Raises:
             InvalidRequestError: an unknown label.
@@ -156,84 +160,85 @@ class Manager(Generic[V]):
             return version
         if label not in self.labels:
             known = ", ".join(map(repr, sorted(self.labels))) or "no labels"
-            raise InvalidRequestError(f"version label {label!r}: model {self.name!r} has {known}")
+            raise InvalidRequestError(
+                f"version label {label!r}: expected a label of model {self.name!r}: {known}"
+            )
         return self.labels[label]
 
-    def keeps(self, config: ModelConfig, schema: str = "") -> bool:
-        """Whether a configuration asks for what is here already, labels aside.
+    def matches(self, config: ModelConfig, schema: str = "") -> bool:
+        """Whether this manager fits a configuration, apart from labels.
 
         Args:
             config: of the model of this name.
-            schema: as when the manager was made.
+            schema: as in the constructor.
         """
         wanted = (config.base_path, config.policy, config.ranker, schema)
         return wanted == (self._base, self._policy, self.ranker, self._schema)
 
     def schema(self) -> str:
-        """Of the versions that serve, which share it; empty where none does."""
+        """The schema that all available versions share; empty where there are none."""
         with self._lock:
-            return next((one.servable.schema for one in self._serving.values()), "")
+            return next((version.schema for version in self._loaded.values()), "")
 
     def check_labels(self, labels: Mapping[str, int]) -> None:
-        """Refuse a label for a version that does not serve.
+        """Refuse a label of a version that is not available.
 
         Raises:
             ServingError: names the label.
         """
-        ready = self.serving()
+        available = self.available_versions()
         for label, version in labels.items():
-            if version not in ready:
+            if version not in available:
                 raise ServingError(
-                    f"model {self.name!r}: label {label!r}: version {version} does not serve; "
-                    f"ready: {', '.join(map(str, ready))}"
+                    f"model {self.name!r}: label {label!r}: {_not_available(version, available)}"
                 )
 
-    def serving(self) -> list[int]:
-        """Versions that serve, lowest first."""
+    def available_versions(self) -> list[int]:
+        """Numbers of the versions that answer calls, lowest first."""
         with self._lock:
-            return sorted(self._serving)
+            return sorted(self._loaded)
 
-    def records(self) -> dict[int, Record]:
-        """State of every version that was ever tried, by number."""
+    def records(self) -> dict[int, VersionRecord]:
+        """State of every version that was ever loaded or tried, by number."""
         with self._lock:
             return dict(sorted(self._records.items()))
 
     def poll(self) -> None:
-        """Look at the base path once: load what is new, retire what is replaced."""
+        """Look at the base path once: load new versions, retire replaced ones."""
         wanted: set[int] = set()
         for version, folder in scan(self._base).items():
             if len(wanted) == self._policy.latest:
                 break
             if self._policy.offers(version) and (
-                version in self._serving
-                or (self._due(version, folder) and self._load(version, folder))
+                version in self._loaded
+                or (self._should_try(version, folder) and self._load(version, folder))
             ):
                 wanted.add(version)
         if not wanted:
-            return  # nothing there can serve: what serves goes on
+            return  # keep the versions that there are, rather than none
         with self._lock:
-            replaced = {n: self._serving.pop(n) for n in list(self._serving) if n not in wanted}
+            replaced = [self._loaded.pop(n) for n in list(self._loaded) if n not in wanted]
         self.report()
-        for number, served in replaced.items():
-            self._retire(number, served)
+        for old in replaced:
+            self._retire(old)
 
     def report(self) -> None:
-        """Let the model's gauges tell of the newest version that serves."""
+        """Set the model's gauges to the newest available version."""
         with self._lock:
-            newest = self._serving.get(max(self._serving, default=0))
+            newest = self._loaded.get(max(self._loaded, default=0))
         if newest is not None:  # a candidate model may have none yet
             newest.report(self._metrics)
 
-    def _follow(self) -> None:
+    def _poll_until_closed(self) -> None:
         lower_priority()
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
             try:
                 self.poll()
             except Exception:
-                LOG.exception("looking for versions in %s failed; trying again", self._base)
+                LOG.exception("polling %s for versions failed; will try again", self._base)
 
-    def _due(self, version: int, folder: Path) -> bool:
-        """Whether a version that does not serve should be tried now."""
+    def _should_try(self, version: int, folder: Path) -> bool:
+        """Whether to load a version now: it is new, its files changed, or a retry is due."""
         record = self._records.get(version)
         if record is None or record.files != stamp(folder):
             return True
@@ -244,89 +249,101 @@ class Manager(Generic[V]):
         )
 
     def _load(self, version: int, folder: Path) -> bool:
-        """Load, warm up and check a version off the serving path, then let it serve."""
+        """Load, check and warm up a version, then let it take calls; False where that fails."""
         files = stamp(folder)
         before = self._records.get(version)
         tries = before.tries if before is not None and before.files == files else 0
-        self._record(version, Record("LOADING"))
+        self._record(version, VersionRecord("LOADING"))
         started = time.monotonic()
         try:
-            served = self._ready(version, folder)
+            loaded = self._open(version, folder)
         except Exception as error:
             message = str(error)
-            if not isinstance(error, LoadError):  # a bug of ours, which keeps no other version out
+            if not isinstance(error, LoadError):  # a bug of ours; other versions still load
                 LOG.exception("model %s version %d cannot be loaded", self.name, version)
                 message = f"{folder}: {error!r}"
-            self._record(version, Record("END", message, tries + 1, time.monotonic(), files))
+            self._record(version, VersionRecord("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
-            LOG.error("model %s version %d does not serve: %s", self.name, version, message)
+            LOG.error("model %s version %d is not available: %s", self.name, version, message)
             return False
         with self._lock:
-            self._serving[version] = served
-            self._records[version] = Record("AVAILABLE")
+            self._loaded[version] = loaded
+            self._records[version] = VersionRecord("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
         LOG.info(
-            "model %s version %d serves after %.1f s",
+            "model %s version %d is available after %.1f s",
             self.name,
             version,
             time.monotonic() - started,
         )
         return True
 
-    def _ready(self, version: int, folder: Path) -> V:
+    def _open(self, version: int, folder: Path) -> V:
+        """Load, check and warm up a version.
+
+        Raises:
+            LoadError: the version is damaged, or of another schema.
+        """
         options = self._options
         parallelism = (
             options.tensorflow_intra_op_parallelism,
             options.tensorflow_inter_op_parallelism,
         )
         try:
-            servable = Servable.load(
-                version, folder, parallelism, self._kind.layouts, self._refuse_when_stopping
+            saved_model = SavedModel.load(
+                version, folder, parallelism, self._kind.layouts, self._check_stop
             )
         except OSError as error:
             raise LoadError(f"{folder}: cannot be read: {error}") from None
         try:
-            self._check_schema(folder, servable.schema)
-            prepare(servable, folder, options.enable_model_warmup, self._refuse_when_stopping)
-            served = self._kind.open(self.name, folder, servable, options, self._metrics)
-            served.experts = experts_per_row(folder)
-            served.exported_at = (folder / GRAPH).stat().st_mtime
-            return served
-        except (ServingError, OSError) as error:  # a folder may go while it is read
-            servable.retire()
+            self._check_schema(folder, saved_model.schema)
+            warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop)
+            loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
+            loaded.experts = experts_per_row(folder)
+            loaded.exported_at = (folder / GRAPH).stat().st_mtime
+            return loaded
+        except (ServingError, OSError) as error:  # the folder may be removed meanwhile
+            saved_model.retire()
             raise LoadError(str(error)) from None
 
-    def _refuse_when_stopping(self) -> None:
-        """Give a load up between its steps, so that a server that stops need not wait for it."""
+    def _check_stop(self) -> None:
+        """Cancel a load between its steps, so that a stopping server does not wait for it."""
         if self._stop.is_set() or self._stopping.is_set():
-            raise LoadError("given up: the server stops, or the model is no longer served")
+            raise LoadError("cancelled: the server stops, or the model was removed")
 
     def _check_schema(self, folder: Path, schema: str) -> None:
         if self._schema:
             if schema != self._schema:
                 raise LoadError(
-                    f"{folder}: schema {schema} differs from {self._schema} of model "
-                    f"{self.ranker!r}, which would rank its candidates; export both from the same "
-                    "examples"
+                    f"{folder}: expected schema {self._schema} of its ranker {self.ranker!r}, "
+                    f"received {schema}; export both from the same examples"
                 )
             return
-        serves = self.schema()
-        if serves and schema != serves:
+        current = self.schema()
+        if current and schema != current:
             raise LoadError(
-                f"{folder}: schema {schema} differs from {serves} of the version that serves, "
-                "whose clients would break; restart the server to change features or tasks"
+                f"{folder}: expected schema {current} of the version in use, received {schema}; to "
+                "change features or tasks, restart the server or use another model name"
             )
 
-    def _retire(self, version: int, served: V) -> None:
-        self._record(version, Record("UNLOADING"))
+    def _retire(self, version: V) -> None:
+        """Send no more calls to a version, and close it once its calls have ended."""
+        self._record(version.number, VersionRecord("UNLOADING"))
 
         def closed() -> None:
-            served.close()
-            self._record(version, Record("END"))
+            version.close()
+            self._record(version.number, VersionRecord("END"))
 
-        served.servable.retire(closed)
-        LOG.info("model %s version %d is retired", self.name, version)
+        version.saved_model.retire(closed)
+        LOG.info("model %s version %d is retired", self.name, version.number)
 
-    def _record(self, version: int, record: Record) -> None:
+    def _record(self, version: int, record: VersionRecord) -> None:
         with self._lock:
             self._records[version] = record
+
+
+def _not_available(version: int | None, available: list[int]) -> str:
+    """Says that a version (None: any) is not available, and which ones are."""
+    if not available:
+        return "no version is available"
+    return f"version {version} is not available; available: {', '.join(map(str, available))}"

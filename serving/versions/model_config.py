@@ -1,4 +1,4 @@
-"""Which models a server has: TensorFlow Serving's ModelServerConfig, held to what can be served.
+"""Reads and checks the models of a server: TensorFlow Serving's ModelServerConfig.
 
 model_config_list {
   config {
@@ -16,7 +16,11 @@ model_config_list {
   }
 }
 
-The last one finds the candidates that the ranker of that name ranks when Recommend is called.
+The second config is a candidate model: for Recommend, it finds the items that the ranker `deskdrop`
+then ranks.
+
+TensorFlow Serving's protobuf messages are used as they are; the checks here are for settings that
+its schema allows and this server does not have.
 """
 
 from dataclasses import dataclass, field
@@ -29,20 +33,20 @@ from tensorflow_serving.config import model_server_config_pb2
 from multigate.configs.errors import ServingError
 
 CANDIDATES = "candidates/"
-"""How the platform of a candidate model begins; the ranker's name follows."""
+"""Prefix of a candidate model's platform; the ranker's name follows."""
 
 
 @dataclass(frozen=True)
 class VersionPolicy:
-    """Which of the versions of a base path serve."""
+    """Which versions of a base path to serve."""
 
     latest: int | None = 1
-    """The so many highest; None: all."""
+    """How many of the highest numbers; None: all."""
     specific: frozenset[int] = frozenset()
-    """These only, where there are any."""
+    """Only these numbers; empty: any number."""
 
     def offers(self, version: int) -> bool:
-        """Whether a version may serve at all."""
+        """Whether the policy allows a version."""
         return not self.specific or version in self.specific
 
 
@@ -56,14 +60,14 @@ class ModelConfig:
     labels: dict[str, int] = field(default_factory=dict)
     """Version of each label."""
     ranker: str = ""
-    """Of a candidate model, the name of the model that ranks what it finds."""
+    """For a candidate model, the name of its ranker; empty for a ranker."""
 
 
 def read_model_configs(path: Path) -> list[ModelConfig]:
     """Read a ModelServerConfig in protobuf's text form.
 
     Raises:
-        ServingError: the file cannot be read or parsed, or holds what cannot be served.
+        ServingError: the file cannot be read or parsed, or asks for what this server does not do.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -78,7 +82,7 @@ def read_model_configs(path: Path) -> list[ModelConfig]:
 
 
 def model_configs(message: Any) -> list[ModelConfig]:
-    """Hold a ModelServerConfig to what can be served.
+    """Read and check a ModelServerConfig.
 
     Raises:
         ServingError: no model, a name that is absent or repeated, no base path, another platform,
@@ -99,7 +103,7 @@ def model_configs(message: Any) -> list[ModelConfig]:
 
 
 def _check_rankers(configs: dict[str, ModelConfig]) -> None:
-    """Every candidate model has a ranker of its own."""
+    """Refuse a candidate model without ranker, and two with the same ranker."""
     taken: dict[str, str] = {}
     for name, config in configs.items():
         if not config.ranker:
@@ -114,7 +118,7 @@ def _check_rankers(configs: dict[str, ModelConfig]) -> None:
         if config.ranker in taken:
             raise ServingError(
                 f"model {name!r}: model {config.ranker!r} has the candidate model "
-                f"{taken[config.ranker]!r} already; configure one of them"
+                f"{taken[config.ranker]!r} already; remove one of the two"
             )
         taken[config.ranker] = name
 
@@ -124,7 +128,7 @@ def _model_config(config: Any) -> ModelConfig:
         raise ServingError("model_config_list: a config has no name")
     where = f"model {config.name!r}"
     if not config.base_path:
-        raise ServingError(f"{where}: base_path: required, the folder of its numbered versions")
+        raise ServingError(f"{where}: base_path: required: the folder of its numbered versions")
     platform, ranker = config.model_platform, ""
     if platform.startswith(CANDIDATES):
         platform, ranker = "", platform.removeprefix(CANDIDATES)

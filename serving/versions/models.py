@@ -1,4 +1,4 @@
-"""All models of a server: finds the version for a call, and changes the set of models whole."""
+"""All models of a server: finds the version for a call, and replaces the set of models."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,59 +10,60 @@ from multigate.serving.core.background import lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError, WrongStateError
-from multigate.serving.versions.loaded import Served
-from multigate.serving.versions.manager import Manager, Record
+from multigate.serving.versions.candidate_version import CandidateVersion
+from multigate.serving.versions.manager import VersionManager, VersionRecord
 from multigate.serving.versions.model_config import ModelConfig
-from multigate.serving.versions.retriever import Retriever
+from multigate.serving.versions.ranker_version import RankerVersion
 
 
 class Models:
-    """One manager per model."""
+    """The models of a server, each with a version manager."""
 
     def __init__(self, options: ServerOptions, metrics: ServerMetrics) -> None:
         self._options = options
         self._metrics = metrics
-        self._lock = threading.Lock()  # of the dictionary
-        self._changing = threading.Lock()  # one change at a time
-        self._managers: dict[str, Manager[Any]] = {}
+        self._lock = threading.Lock()  # guards the dictionary
+        self._changing = threading.Lock()  # held during a change: one at a time
+        self._managers: dict[str, VersionManager[Any]] = {}
         self._stopping = threading.Event()
 
     def apply(self, configs: Sequence[ModelConfig]) -> None:
-        """Serve these models and no others; a failure changes nothing.
+        """Replace the models by these; a failure changes nothing.
 
         Raises:
-            ServingError: a model cannot serve, or a label names a version that does not.
+            ServingError: a model cannot be loaded, or a label's version is not available.
         """
         with self.change(configs):
             pass
 
     @contextmanager
     def change(self, configs: Sequence[ModelConfig]) -> Iterator[None]:
-        """Serve these models and no others once the block has ended; its failure changes nothing.
+        """Replace the models by these at the end of the block; a failure in it changes nothing.
 
-        What is new is loaded, warmed and checked before anything is replaced, and calls of a
-        model that goes end on it.  A model whose folder and policy stay keeps its versions.
+        New models are loaded, checked and warmed up before the block.  Calls in flight finish on
+        the model that they began on.  A model keeps its versions if its base path and policy stay
+        the same.
 
         Raises:
-            ServingError: a model cannot serve, or a label names a version that does not.
+            ServingError: a model cannot be loaded, or a label's version is not available.
         """
         with self._changing:
             with self._lock:
                 before = dict(self._managers)
-            after: dict[str, Manager[Any]] = {}
-            started: list[Manager[Any]] = []
+            after: dict[str, VersionManager[Any]] = {}
+            started: list[VersionManager[Any]] = []
             try:
                 # Rankers first: a candidate model must have its ranker's schema.
                 for config in sorted(configs, key=lambda config: bool(config.ranker)):
                     schema = after[config.ranker].schema() if config.ranker else ""
                     manager = before.get(config.name)
-                    if manager is None or not manager.keeps(config, schema):
-                        kind = Retriever if config.ranker else Served
-                        manager = Manager(
+                    if manager is None or not manager.matches(config, schema):
+                        kind = CandidateVersion if config.ranker else RankerVersion
+                        manager = VersionManager(
                             config, kind, self._options, self._metrics, schema, self._stopping
                         )
                         started.append(manager)
-                        _start(manager, aside=bool(before))
+                        _start(manager, in_background=bool(before))
                     manager.check_labels(config.labels)
                     after[config.name] = manager
                 yield
@@ -81,22 +82,22 @@ class Models:
                     continue
                 manager.close()
                 if name in after:
-                    after[name].report()  # the old one may have had the last word
+                    after[name].report()  # the old manager may have set the gauges last
                 else:
                     self._metrics.forget_model(name)
-                    LOG.info("model %s is no longer served", name)
+                    LOG.info("model %s is removed", name)
 
     def stop_loading(self) -> None:
-        """Give up loads that are under way; what serves goes on."""
+        """Cancel loads in progress; available versions go on."""
         self._stopping.set()
 
     @property
     def stopping(self) -> bool:
-        """Whether loads are given up."""
+        """Whether loads are cancelled."""
         return self._stopping.is_set()
 
     def close(self) -> None:
-        """Unload everything when its calls have ended."""
+        """Unload every model once its calls have ended."""
         self.stop_loading()
         with self._changing:
             with self._lock:
@@ -105,50 +106,54 @@ class Models:
                 manager.close()
 
     @contextmanager
-    def use(self, name: str, version: int | None = None, label: str = "") -> Iterator[Served]:
-        """A ranker's version for one call; it stays open until the block ends.
+    def use(
+        self, name: str, version: int | None = None, label: str = ""
+    ) -> Iterator[RankerVersion]:
+        """A ranker's version for one call; stays loaded until the block ends.
 
         Args:
             name: the model's name as the caller gave it.
-            version: a number, or None for the newest that serves.
+            version: a number, or None for the newest available one.
             label: a version label.
 
         Raises:
             InvalidRequestError: no model name, or an unknown label.
-            NotServedError: unknown model or version, or the version is not ready.
-            WrongStateError: the model finds candidates, and does not rank.
+            NotServedError: unknown model, or the version is not available.
+            WrongStateError: the model is a candidate model, which does not rank.
         """
         with self._lock:
             manager = self._manager(name)
             if manager.ranker:
                 raise WrongStateError(
-                    f"model {name!r}: finds candidates for {manager.ranker!r} and does not rank; "
+                    f"model {name!r}: is the candidate model of {manager.ranker!r}, not a ranker; "
                     f"call Recommend of {manager.ranker!r}"
                 )
             # Acquired under the lock, so that a reload cannot close the model in between.
-            served = manager.acquire(version, label)
+            loaded: RankerVersion = manager.acquire(version, label)
         try:
-            yield served
+            yield loaded
         finally:
-            served.servable.release()
+            loaded.saved_model.release()
 
-    def candidates(self, ranker: str) -> Manager[Retriever]:
+    def candidates(self, ranker: str) -> VersionManager[CandidateVersion]:
         """The candidate model of a ranker.
 
         Raises:
-            WrongStateError: it has none.
+            WrongStateError: the ranker has no candidate model.
         """
         with self._lock:
             for manager in self._managers.values():
                 if manager.ranker == ranker:
                     return manager
         raise WrongStateError(
-            f"model {ranker!r}: has no candidate model, so that there is nothing to recommend "
-            "from; start the server with --candidates_base_path, or call Rank"
+            f"model {ranker!r}: has no candidate model, which Recommend needs; start the server "
+            "with --candidates_base_path, or call Rank"
         )
 
-    def records(self, name: str, version: int | None = None, label: str = "") -> dict[int, Record]:
-        """State of a model's versions that were ever tried, or of one.
+    def records(
+        self, name: str, version: int | None = None, label: str = ""
+    ) -> dict[int, VersionRecord]:
+        """State of one version, or of all versions of a model that were ever tried.
 
         Raises:
             InvalidRequestError: no model name, or an unknown label.
@@ -156,22 +161,22 @@ class Models:
         """
         with self._lock:
             manager = self._manager(name)
-            version = manager.number(version, label)
+            version = manager.resolve(version, label)
         records = manager.records()
         if version is None:
             return records
         if version not in records:
-            raise NotServedError(f"model {name!r}: version {version} is not known")
+            raise NotServedError(f"model {name!r}: version {version} was never loaded or tried")
         return {version: records[version]}
 
-    def known(self, name: str) -> dict[int, Record]:
-        """State of a model's versions that were ever tried; none of an unknown model."""
+    def known_records(self, name: str) -> dict[int, VersionRecord]:
+        """As `records` for all versions, but empty for an unknown model."""
         with self._lock:
             manager = self._managers.get(name)
         return manager.records() if manager is not None else {}
 
-    def manager(self, name: str) -> Manager[Any]:
-        """One model's manager.
+    def manager(self, name: str) -> VersionManager[Any]:
+        """The version manager of a model.
 
         Raises:
             InvalidRequestError: no model name.
@@ -180,23 +185,23 @@ class Models:
         with self._lock:
             return self._manager(name)
 
-    def serving(self) -> dict[str, list[int]]:
-        """Versions that serve, by model."""
+    def available_versions(self) -> dict[str, list[int]]:
+        """Numbers of the versions that answer calls, by model."""
         with self._lock:
-            return {name: manager.serving() for name, manager in self._managers.items()}
+            return {name: manager.available_versions() for name, manager in self._managers.items()}
 
-    def _manager(self, name: str) -> Manager[Any]:
+    def _manager(self, name: str) -> VersionManager[Any]:
         if (manager := self._managers.get(name)) is not None:
             return manager
-        names = ", ".join(repr(one) for one in self._managers) or "none"
+        names = ", ".join(map(repr, self._managers)) or "none"
         if not name:
             raise InvalidRequestError(f"model name: required; this server has {names}")
-        raise NotServedError(f"model {name!r}: not served here; this server has {names}")
+        raise NotServedError(f"model {name!r}: unknown; this server has {names}")
 
 
-def _start(manager: Manager[Any], aside: bool) -> None:
-    """Load a model; `aside` from others that serve meanwhile."""
-    if not aside:
+def _start(manager: VersionManager[Any], in_background: bool) -> None:
+    """Load a model; in a thread of low priority where other models answer calls meanwhile."""
+    if not in_background:
         manager.start()
         return
     with ThreadPoolExecutor(1, "load", lower_priority) as pool:

@@ -1,7 +1,7 @@
-"""Popular items, which stand in where no candidates are found for a user.
+"""Popular items: recommended where no candidates are found for a user.
 
-`assets.extra/popular.json`: of a candidate model the items that most users of its training splits
-had touched, of a ranker those that the pipeline's report names.
+In `assets.extra/popular.json`.  A candidate model lists the items that most users of its training
+splits interacted with, a ranker those of the pipeline's data report.
 """
 
 import json
@@ -12,12 +12,12 @@ from multigate.configs.errors import ServingError
 from multigate.serving.core.layout import value_dtype
 from multigate.serving.versions.folders import POPULAR
 
-Id = bytes | int
-"""A raw id as the graph has it."""
+ItemId = bytes | int
+"""A raw id of an item, of the type that the graph takes."""
 
 
-def read_popular(folder: Path, contract: Contract) -> list[Id]:
-    """The popular items of a version, most popular first; none where it carries none.
+def read_popular(folder: Path, contract: Contract) -> list[ItemId]:
+    """The popular items of a version, most popular first; empty where it has no such file.
 
     Raises:
         ServingError: the file is damaged, or its ids are of another type than the contract's.
@@ -28,7 +28,9 @@ def read_popular(folder: Path, contract: Contract) -> list[Id]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ServingError(f"{path}: not a list of popular items: {error!r}") from None
+        raise ServingError(
+            f"{path}: cannot be read as a list of popular items: {error!r}"
+        ) from None
     kind = str if value_dtype(contract.features[contract.item]) == "string" else int
     for item in items:
         if type(item) is not kind:

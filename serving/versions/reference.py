@@ -1,7 +1,7 @@
-"""What the test split looked like to a version: `assets.extra/reference.json`, and how far off is.
+"""The drift reference of a version: statistics of its test split (`assets.extra/reference.json`).
 
-The export records shares of missing values and unseen ids, and a histogram of every task's scores;
-the server compares them with what it sees (`serving.observe.drift`).
+Export records shares of missing values and unseen ids, and a histogram of each task's scores.  The
+server compares live calls with them (`serving.observe.drift`).
 """
 
 import json
@@ -15,32 +15,32 @@ FILE = "assets.extra/reference.json"
 
 @dataclass(frozen=True)
 class Shares:
-    """Of one feature."""
+    """Shares of missing and unseen values of one feature."""
 
     missing: float
-    """Of rows; of a list, of rows where it is empty."""
+    """Share of rows without a value; for a list, of rows where it is empty."""
     unseen: float | None
-    """Of rows, or of a list's values; None where the feature keeps no vocabulary."""
+    """Share of ids outside the vocabulary; None where the feature has no vocabulary."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Scores of one task."""
+    """Histogram of one task's scores."""
 
     inner: np.ndarray
-    """(K - 1,) edges between K bins; the outermost bins take what lies beyond."""
+    """(K - 1,) edges between K bins; the first and the last bin are open-ended."""
     counts: np.ndarray
     """(K,)."""
 
     def count(self, scores: np.ndarray) -> np.ndarray:
-        """Scores (N,) by bin, (K,)."""
+        """Count scores (N,) by bin: (K,)."""
         places = np.searchsorted(self.inner, scores, side="right")
         return np.bincount(places, minlength=len(self.counts))
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A version's test split."""
+    """Statistics of a version's test split."""
 
     features: dict[str, Shares]
     scores: dict[str, Histogram]
@@ -54,30 +54,33 @@ class Reference:
         """
         path = version / FILE
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         try:
             return cls(
                 {
                     name: Shares(float(shares["missing"]), shares["unseen"])
-                    for name, shares in said["features"].items()
+                    for name, shares in values["features"].items()
                 },
                 {
                     task: Histogram(np.array(one["edges"][1:-1], float), np.array(one["counts"]))
-                    for task, one in said["scores"].items()
+                    for task, one in values["scores"].items()
                 },
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: expected shares and histograms: {error!r}") from None
+            raise ValueError(
+                f"{path}: expected shares of features and histograms of scores: {error!r}"
+            ) from None
 
 
 def stability_index(expected: np.ndarray, received: np.ndarray) -> float:
     """Population stability index of two histograms.
 
     The sum over bins of (q - p) * ln(q / p), where p and q are the shares of the bin: the
-    symmetrised Kullback-Leibler divergence.  By convention, below 0.1 they agree, above 0.25 they
-    do not.  Half a row is added to every bin, so that an empty one is no infinity.
+    symmetrised Kullback-Leibler divergence.  By convention, below 0.1 the histograms agree, and
+    above 0.25 they do not.  Half a row is added to every bin, so that an empty bin does not give
+    infinity.
 
     Args:
         expected: (K,) counts.

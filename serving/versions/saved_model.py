@@ -1,4 +1,4 @@
-"""One loaded version: its graph in a session of its own, and a callable per signature."""
+"""A loaded SavedModel: its graph in a session, and a callable per signature."""
 
 import logging
 import threading
@@ -14,21 +14,21 @@ from multigate.configs.errors import MultigateError, ServingError
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
 from multigate.serving.core.tensors import TensorSpec
 from multigate.serving.versions.folders import CONTRACT, missing_files
-from multigate.serving.versions.freezing import small_enough, without_variables
+from multigate.serving.versions.freezing import freeze_variables, small_enough
 
 LOG = logging.getLogger("multigate.serving")
 
 
 Layouts = Callable[[Contract], dict[str, Layout]]
-"""The signatures that a contract implies, by name."""
+"""Gives the signatures that a contract requires, by name."""
 
 
 class LoadError(ServingError):
-    """A version that cannot serve."""
+    """A version cannot be loaded, or does not fit its contract."""
 
 
 class Signature:
-    """A signature of a loaded version: arrays in, arrays out."""
+    """A signature of a loaded SavedModel: arrays in, arrays out."""
 
     def __init__(self, name: str, definition: Any, session: Any, layout: Layout | None) -> None:
         self.name = name
@@ -39,18 +39,18 @@ class Signature:
         options = config_pb2.CallableOptions()
         options.feed.extend(definition.inputs[key].name for key in self.inputs)
         options.fetch.extend(definition.outputs[key].name for key in self.outputs)
-        # Session.run, and Session.make_callable with feeds on top of it, look every feed up
-        # anew: 590 us a call with 28 inputs and 9 outputs, against 83 us for this callable.
+        # Session.run, and Session.make_callable with feeds, look up every feed in every call: 590
+        # us with 28 inputs and 9 outputs.  This private method's callable takes 83 us.
         self._run = session._make_callable_from_options(options)
 
     def __call__(self, inputs: Arrays) -> Arrays:
-        """Run the graph; releases the interpreter's lock meanwhile."""
+        """Run the graph; releases the GIL meanwhile."""
         outputs = self._run(*[inputs[key] for key in self.inputs])
         return dict(zip(self.outputs, outputs, strict=True))
 
 
-class Servable:
-    """A loaded version, closed when it is retired and its last call has ended."""
+class SavedModel:
+    """A loaded SavedModel; closes its session when it is retired and its last call has ended."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Servable:
         session: Any,
         meta_graph: Any,
         layouts: Layouts,
-        go_on: Callable[[], None] = lambda: None,
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.version = version
         self.contract = frozen.contract
@@ -69,7 +69,7 @@ class Servable:
         self.signatures: dict[str, Signature] = {}
         for name, definition in self.definitions.items():
             if not name.startswith("__"):
-                go_on()
+                check_stop()
                 self.signatures[name] = Signature(name, definition, session, needed.get(name))
         self._session = session
         self._lock = threading.Lock()
@@ -85,23 +85,23 @@ class Servable:
         folder: Path,
         parallelism: tuple[int, int] = (1, -1),
         layouts: Layouts = ranker_layouts,
-        go_on: Callable[[], None] = lambda: None,
-    ) -> "Servable":
+        check_stop: Callable[[], None] = lambda: None,
+    ) -> "SavedModel":
         """Load a version folder.
 
         Args:
-            version: its number.
-            folder: where it lies.
-            parallelism: threads within an operation, and threads across operations; of the
-                latter, -1 is the thread of the call itself.
-            layouts: of the signatures that it must have.
-            go_on: asked between steps; raises LoadError to give the load up.
+            version: number of the version.
+            folder: the version's folder.
+            parallelism: threads within an operation, and threads across operations; -1 for the
+                latter means the calling thread.
+            layouts: gives the signatures that the contract requires.
+            check_stop: called between steps; raises LoadError to cancel the load.
 
         Raises:
-            LoadError: the folder is not whole, damaged, or not what its contract says.
+            LoadError: the folder is incomplete or damaged, or contradicts its contract.
         """
         if missing := missing_files(folder):
-            raise LoadError(f"{folder}: not complete: {', '.join(missing)} absent")
+            raise LoadError(f"{folder}: incomplete: expected {', '.join(missing)}")
         try:
             frozen = FrozenContract.read(folder / CONTRACT)
         except (MultigateError, OSError) as error:
@@ -116,21 +116,21 @@ class Servable:
         try:
             with graph.as_default():
                 meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
-            go_on()
-            session = _lighter(session, meta_graph, config, folder)
-            return cls(version, frozen, session, meta_graph, layouts, go_on)
+            check_stop()
+            session = _freeze_if_small(session, meta_graph, config, folder)
+            return cls(version, frozen, session, meta_graph, layouts, check_stop)
         except LoadError as error:
             session.close()
             raise LoadError(f"{folder}: {error}") from None
-        except Exception as error:  # whatever a damaged file makes TensorFlow raise
+        except Exception as error:  # TensorFlow raises many types for a damaged file
             session.close()
             reason = " ".join(str(error).split())
             raise LoadError(f"{folder}: cannot be loaded: {reason:.300}") from error
 
     def _check(self, name: str, layout: Layout) -> None:
-        """Refuse a version whose signature is not the one its contract implies."""
+        """Refuse a signature that differs from the contract's."""
         if name not in self.signatures:
-            raise LoadError(f"signature {name!r}: absent; export the version anew")
+            raise LoadError(f"signature {name!r}: absent; export the version again")
         signature = self.signatures[name]
         expected = {key: value.dtype for key, value in layout.inputs.items()}
         received = {key: spec.dtype for key, spec in signature.inputs.items()}
@@ -153,7 +153,7 @@ class Servable:
             )
 
     def acquire(self) -> bool:
-        """Keep the session open for a call; False when the version has been retired."""
+        """Begin a call, which keeps the session open; False once the version is retired."""
         with self._lock:
             if self._closed is not None:
                 return False
@@ -161,19 +161,19 @@ class Servable:
             return True
 
     def release(self) -> None:
-        """End a call; after the last one a retired version gives its memory back.
+        """End a call; the last call of a retired version closes the session.
 
-        It does so in a thread of its own: it takes longer than other calls should wait.
+        Closing takes long, so it runs in a thread of its own and no other call waits for it.
         """
         with self._lock:
             self._calls -= 1
             close = self._calls == 0 and self._closed is not None
         if close:
-            # No daemon, as the loop's thread is: a process that ended would stop it halfway.
+            # Not a daemon: a process that exits must not stop it halfway.
             threading.Thread(target=self._close, name="unload", daemon=False).start()
 
     def retire(self, closed: Callable[[], None] = lambda: None) -> None:
-        """Take no more calls, and close when those in flight have ended; then call `closed`."""
+        """Take no more calls; close the session after the calls in flight, then call `closed`."""
         with self._lock:
             self._closed = closed
             idle = self._calls == 0
@@ -186,20 +186,20 @@ class Servable:
         self._closed()
 
 
-def _lighter(session: Any, meta_graph: Any, config: Any, folder: Path) -> Any:
-    """The session without variables, or as it is where that cannot be."""
+def _freeze_if_small(session: Any, meta_graph: Any, config: Any, folder: Path) -> Any:
+    """The session with constants in place of variables, where that is possible."""
     if not small_enough(folder):
         return session
     try:
-        return without_variables(session, meta_graph.signature_def.values(), config)
-    except Exception as error:  # TensorFlow cannot convert every graph, such as nested gathers
+        return freeze_variables(session, meta_graph.signature_def.values(), config)
+    except Exception as error:  # such as for nested gathers
         reason = " ".join(str(error).split())
-        LOG.info("%s: serves with its variables: %.300s", folder, reason)
+        LOG.info("%s: cannot be frozen, keeps its variables: %.300s", folder, reason)
         return session
 
 
 def _spec(info: Any) -> TensorSpec:
-    """Read a TensorInfo."""
+    """Dtype and shape of a TensorInfo."""
     shape = None
     if not info.tensor_shape.unknown_rank:
         shape = tuple(None if d.size < 0 else int(d.size) for d in info.tensor_shape.dim)

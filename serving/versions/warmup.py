@@ -1,7 +1,7 @@
-"""Before a version serves: replay recorded requests, and check a golden one.
+"""Warm-up: replays recorded requests, and checks the golden request, before a version serves.
 
-TensorFlow optimises a graph on its first runs and once more for new shapes, which would be some
-caller's slow call.
+TensorFlow optimises a graph on its first runs, and again for new shapes.  Without warm-up, the
+first callers would wait for that.
 """
 
 import json
@@ -16,35 +16,35 @@ from tensorflow_serving.apis import prediction_log_pb2
 from multigate.serving.core.layout import Arrays
 from multigate.serving.core.tensors import decode
 from multigate.serving.versions.folders import GOLDEN, WARMUP
-from multigate.serving.versions.saved_model import LoadError, Servable, Signature
+from multigate.serving.versions.saved_model import LoadError, SavedModel, Signature
 
-RUNS = 2  # the first run of a shape traces, the second one shows that tracing is over
-RELATIVE, ABSOLUTE = 1e-4, 1e-5  # of golden scores: other CPUs sum in another order
-SAME_IDS = 0.9  # of golden items: those with almost equal scores may change places
+RUNS = 2  # the first run of a shape traces; the second runs what was traced
+RELATIVE, ABSOLUTE = 1e-4, 1e-5  # tolerances of golden scores: CPUs differ in the order of sums
+SAME_IDS = 0.9  # share of golden items: almost equal scores may swap places
 
 
-def prepare(
-    servable: Servable,
+def warm_up(
+    saved_model: SavedModel,
     folder: Path,
     replay: bool = True,
-    go_on: Callable[[], None] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> int:
     """Warm a version up and check its golden request.
 
     Args:
-        servable: the loaded version.
+        saved_model: the loaded version.
         folder: its folder.
         replay: whether to replay the recorded requests.
-        go_on: asked between requests; raises LoadError to give up.
+        check_stop: called between requests; raises LoadError to cancel.
 
     Returns:
         Number of requests replayed.
 
     Raises:
-        LoadError: a recorded request fails, or the golden request's answer is not the recorded
-            one.
+        LoadError: a recorded request fails, or the answer to the golden request differs from the
+            recorded one.
     """
-    check_golden(servable, folder / GOLDEN)
+    check_golden(saved_model, folder / GOLDEN)
     path = folder / WARMUP
     if not replay or not path.exists():
         return 0
@@ -55,12 +55,14 @@ def prepare(
             if log.WhichOneof("log_type") != "predict_log":
                 continue
             request = log.predict_log.request
-            signature = servable.signatures[request.model_spec.signature_name or "serving_default"]
+            signature = saved_model.signatures[
+                request.model_spec.signature_name or "serving_default"
+            ]
             inputs = {
                 name: decode(name, tensor, signature.inputs[name])
                 for name, tensor in request.inputs.items()
             }
-            go_on()
+            check_stop()
             for _ in range(RUNS):
                 signature(inputs)
             count += 1
@@ -72,7 +74,7 @@ def prepare(
     return count
 
 
-def check_golden(servable: Servable, path: Path) -> None:
+def check_golden(saved_model: SavedModel, path: Path) -> None:
     """Run the golden request and compare its outputs.
 
     Raises:
@@ -80,26 +82,28 @@ def check_golden(servable: Servable, path: Path) -> None:
     """
     try:
         golden = json.loads(path.read_text(encoding="utf-8"))
-        signature = servable.signatures[golden["signature"]]
+        signature = saved_model.signatures[golden["signature"]]
         inputs = _arrays(golden["inputs"])
         expected = _arrays(golden["outputs"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{path}: not a golden request: {error!r}") from None
+        raise LoadError(f"{path}: cannot be read as a golden request: {error!r}") from None
     for _ in range(RUNS):
         received = _run(signature, inputs, path)
     for name, values in expected.items():
         if name not in received:
-            raise LoadError(f"{path}: output {name!r}: expected, the signature has none")
+            raise LoadError(
+                f"{path}: output {name!r}: expected one, received none: the signature lacks it"
+            )
         answer = received[name]
-        if answer.shape != values.shape or not _alike(answer, values):
+        if answer.shape != values.shape or not _matches(answer, values):
             raise LoadError(
                 f"{path}: output {name!r}: expected {np.ravel(values)[:3]}... of shape "
                 f"{values.shape}, the loaded version answers {np.ravel(answer)[:3]}... of shape "
-                f"{answer.shape}; the version is damaged: export it anew"
+                f"{answer.shape}; the version is damaged: export it again"
             )
 
 
-def _alike(answer: np.ndarray, expected: np.ndarray) -> bool:
+def _matches(answer: np.ndarray, expected: np.ndarray) -> bool:
     if expected.dtype.kind == "f":
         return np.allclose(answer, expected, rtol=RELATIVE, atol=ABSOLUTE)
     return not expected.size or float(np.mean(answer == expected)) >= SAME_IDS
@@ -109,18 +113,20 @@ def _run(signature: Signature, inputs: Arrays, path: Path) -> Arrays:
     try:
         return signature(inputs)
     except Exception as error:
-        raise LoadError(f"{path}: the request fails: {' '.join(str(error).split()):.300}") from None
+        raise LoadError(
+            f"{path}: the golden request fails: {' '.join(str(error).split()):.300}"
+        ) from None
 
 
 def _arrays(described: dict[str, Any]) -> Arrays:
     """Arrays from their JSON form: dtype, shape, and values in row-major order."""
     arrays = {}
-    for name, what in described.items():
-        values = np.array(what["values"], dtype=object).ravel()
-        if what["dtype"] == "string":
+    for name, array in described.items():
+        values = np.array(array["values"], dtype=object).ravel()
+        if array["dtype"] == "string":
             flat = np.array([str(value).encode() for value in values] or [b""], dtype=object)
             flat = flat[: len(values)]
         else:
-            flat = values.astype(what["dtype"])
-        arrays[name] = flat.reshape(what["shape"])
+            flat = values.astype(array["dtype"])
+        arrays[name] = flat.reshape(array["shape"])
     return arrays

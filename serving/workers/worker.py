@@ -134,7 +134,7 @@ class OrderHandler:
             case GetMetrics():
                 answer = list(self._server.metrics.registry.collect())
             case GetRecords():
-                answer = pickle.dumps(self._server.models.known(order.model))
+                answer = pickle.dumps(self._server.models.known_records(order.model))
             case Stop():
                 if order.at_once:
                     self._force.set()
@@ -180,7 +180,7 @@ class Fleet:
         if problem := self._ask(Reload(pickle.dumps(list(configs)))):
             raise ServingError(problem)
 
-    def known(self, name: str) -> list[dict[int, Any]]:
+    def known_records(self, name: str) -> list[dict[int, Any]]:
         """State of a model's versions in each worker."""
         return [pickle.loads(one) for one in self._ask(GetRecords(name))]
 

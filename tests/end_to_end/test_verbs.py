@@ -131,7 +131,7 @@ def test_rank_prints_the_list(call, target):
         (("--items", ""), "candidates: expected at least one item_id, received none"),
         (("--items", "a", "--context", '{"hours": 7}'), "unknown feature 'hours'"),
         (("--items", "a", "--context", "{}"), "feature 'hour': expected a value"),
-        (("--items", "a", "--model", "other"), "model 'other': not served here"),
+        (("--items", "a", "--model", "other"), "model 'other': unknown"),
     ],
 )
 def test_a_refused_rank_is_one_line(call, target, changed, message):

@@ -340,7 +340,7 @@ def test_pairs_of_different_contracts_are_never_served_together(both, nights, tm
         assert schema(pair.ranker.versions()[2]) == schema(pair.candidates.versions()[2]) != old
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            records = [server.models.known(name) for name in ("night", "night-candidates")]
+            records = [server.models.known_records(name) for name in ("night", "night-candidates")]
             if all(2 in found and found[2].state == "END" for found in records):
                 break
             time.sleep(0.1)

@@ -21,7 +21,7 @@ from multigate.jobs.night.nightly import run
 from multigate.jobs.night.stages import objections_to_first_version, pipeline
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.versions.folders import missing_files
-from multigate.serving.versions.saved_model import Servable
+from multigate.serving.versions.saved_model import SavedModel
 from multigate.verbs.command import main
 
 DAY = date(2026, 1, 30)
@@ -47,8 +47,8 @@ def test_a_night_from_the_log_to_production(finished):
     assert set(result["tasks"]) == {"click", "rating"}
     version = base_of(finished.runs).versions()[1]
     assert missing_files(version) == []
-    servable = Servable.load(1, version, (1, 1))  # serves as any other
-    servable.retire()
+    saved_model = SavedModel.load(1, version, (1, 1))  # serves as any other
+    saved_model.retire()
     lineage = base_of(finished.runs).lineage(1)
     assert (lineage["run"], lineage["parent"], lineage["start"]) == ("2026-01-30", None, "full")
     inputs = run_folder.record("export")["inputs"]

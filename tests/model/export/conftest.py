@@ -18,7 +18,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
-from multigate.serving.versions.saved_model import Servable
+from multigate.serving.versions.saved_model import SavedModel
 
 USERS = [f"user {i}" for i in range(12)]
 ITEMS = list(range(100, 130))
@@ -202,7 +202,7 @@ def served_operations() -> Callable[[Path], set[str]]:
     """The kinds of operations in a version's graph, as the server runs it."""
 
     def kinds(version: Path) -> set[str]:
-        served = Servable.load(1, version)
+        served = SavedModel.load(1, version)
         try:
             return {operation.type for operation in served._session.graph.get_operations()}
         finally:

@@ -81,7 +81,7 @@ def test_every_call_has_a_line_of_json_with_its_request_id(
     assert bad["status"] == "INVALID_ARGUMENT"
     assert "'hour': expected a value" in bad["error"]
     assert len(bad["request_id"]) == 32
-    assert any("serves after" in line["message"] for line in lines(stream))
+    assert any("is available after" in line["message"] for line in lines(stream))
 
 
 def test_lines_within_a_call_carry_its_id_and_others_none(stream):

@@ -49,7 +49,7 @@ PREDICT_TABLE = {
     "unknown version": (
         lambda r: r.model_spec.version.CopyFrom(wrappers_pb2.Int64Value(value=9)),
         NOT_FOUND,
-        "version 9 does not serve; ready: 1",
+        "version 9 is not available; available: 1",
     ),
     "unknown label": (
         lambda r: setattr(r.model_spec, "version_label", "stable"),
@@ -208,7 +208,7 @@ def test_a_short_tensor_repeats_its_last_value(running, contract, helpers):
 def test_the_size_of_a_run_is_limited_and_a_small_message_cannot_ask_for_a_large_one(
     running, contract, helpers
 ):
-    says = "expected at most 10000 rows, received 10001; send them in parts"
+    says = "expected at most 10000 rows, received 10001; split the call"
     for rows, users in ((10_001, 1), (1, 10_001)):
         request = helpers.predict_request(helpers.sample_inputs(contract, rows, users), "rank")
         refused(running.prediction.Predict, request, INVALID, says)
@@ -340,7 +340,7 @@ def test_classify_table(running):
     method = running.prediction.Classify
     for signature in ("x", "regress", "serving_default"):
         request.model_spec.signature_name = signature
-        says = f"signature '{signature}': expected one that serves .*, which are classify"
+        says = f"signature '{signature}': expected one that supports .*: classify"
         refused(method, request, INVALID, says)
     request.model_spec.signature_name = "classify"
     request.input.Clear()

@@ -1,4 +1,4 @@
-"""Recommend through the real stubs: retrieval, exclusion, ranking, and what stands in for it."""
+"""Recommend through the real stubs: retrieval, exclusion, ranking, and popular items instead."""
 
 import json
 import re
@@ -164,7 +164,7 @@ def test_floors_limits_and_the_order_alone(client, both):
 def test_more_than_the_catalogue_has(client):
     answer = recommend(client, candidates=1000)
     assert len(answer) == 38
-    assert answer.warnings == ["candidates: 1000 asked for, there are 38 to recommend"]
+    assert answer.warnings == ["candidates: 1000 requested, only 38 found"]
     assert len(recommend(client, limit=1000)) == 38
 
 
@@ -172,11 +172,11 @@ def test_nothing_is_left(client, helpers):
     answer = recommend(client, exclude=helpers.catalogue)
     assert list(answer) == []
     assert answer.source == "RETRIEVED"
-    assert answer.warnings == ["candidates: all 40 items that there are, are excluded"]
+    assert answer.warnings == ["candidates: all 40 items found are excluded"]
     assert (answer.model_version, answer.candidates_version) == (1, 1)
 
 
-def test_an_unknown_user_has_a_history_or_else_what_is_popular(client):
+def test_an_unknown_user_has_a_history_or_else_popular_items(client):
     by_history = recommend(client, user={"user_id": "stranger", "recent": ["i3"]}, limit=5)
     assert by_history.source == "RETRIEVED"
     answer = recommend(client, user={"user_id": "stranger"}, exclude=["i39"])
@@ -185,18 +185,18 @@ def test_an_unknown_user_has_a_history_or_else_what_is_popular(client):
     by_place = sorted(answer, key=lambda item: item["index"])
     assert ids(by_place) == POPULAR[1:]
     assert answer.warnings[0] == (
-        "candidates: small-candidates version 1 knows neither the user nor a history; popular "
-        "items stand in"
+        "candidates: small-candidates version 1 knows neither the user nor an item of a history; "
+        "popular items are used instead"
     )
 
 
-def test_a_failing_retrieval_is_stood_in_for(client, both, helpers, caplog):
+def test_a_failing_retrieval_is_replaced_by_popular_items(client, both, helpers, caplog):
     answer = recommend(client, context={"hour": helpers.failing_retrieval}, candidates=3)
     assert answer.source == "POPULAR"
     assert {*ids(answer)} == {*POPULAR[:3]}
     assert answer.candidates_version == 1
     assert answer.warnings == [
-        "candidates: small-candidates version 1 failed; popular items stand in"
+        "candidates: small-candidates version 1 failed; popular items are used instead"
     ]
     assert "small-candidates version 1 failed" in caplog.text
     text = both.server.metrics.text()
@@ -288,7 +288,7 @@ def test_what_was_shown_is_logged(client, pair, until):
     assert rows[0]["country"] == "de"
 
 
-def test_a_late_retrieval_is_stood_in_for(pair, run_server, helpers):
+def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers):
     slow = {"hour": helpers.slow_retrieval + 100_000}
     with (
         run_server(
@@ -304,7 +304,7 @@ def test_a_late_retrieval_is_stood_in_for(pair, run_server, helpers):
         assert len(answer) == 4
         assert answer.warnings == [
             "candidates: small-candidates version 1 gave no answer within 30 ms; popular items "
-            "stand in"
+            "are used instead"
         ]
         # The thread is taken still: the next call waits no longer than its own time.
         assert recommend(client, candidates=4).source == "POPULAR"
@@ -335,7 +335,7 @@ def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, h
         retrieval_timeout_ms=60_000,
         num_batch_threads=1,
     ) as running:
-        version = running.server.models.manager("small-candidates")._serving[1].servable
+        version = running.server.models.manager("small-candidates")._loaded[1].saved_model
         first, *others = [running.ranking.Recommend.future(slow, timeout=60) for _ in range(4)]
         until(lambda: version._calls == 4)
         for call in others:
@@ -378,7 +378,7 @@ def test_versions_are_followed_and_refused(
         answer = recommend(client, user=USER | {"recent": []})
         assert (answer.source, answer.candidates_version) == ("POPULAR", None)
         assert {*ids(answer)} == {"i4", "i2"}
-        assert "'small-candidates': version 0 does not serve; ready: none" in answer.warnings[0]
+        assert "'small-candidates': no version is available" in answer.warnings[0]
 
         publish_candidates(tmp_path / "candidates", 1)
         until(lambda: recommend(client).candidates_version == 1, "version 1")
@@ -405,11 +405,15 @@ def test_versions_are_followed_and_refused(
             path.write_text(json.dumps(golden))
 
         for version, change, says in (
-            (2, another_schema, "schema .* differs from .* of model 'small', .* same examples"),
+            (
+                2,
+                another_schema,
+                "expected schema .* of its ranker 'small', received .* same examples",
+            ),
             (3, no_items, "popular.json: expected at least one item, received none: .* is empty"),
             (4, wrong_ids, "popular.json: expected ids of 'item_id', each a text, received 1"),
             (5, damaged, "golden.json: output 'items': expected"),
-            (6, lambda folder: (folder / "saved_model.pb").unlink(), "not complete"),
+            (6, lambda folder: (folder / "saved_model.pb").unlink(), "incomplete"),
         ):
             publish_candidates(tmp_path / "candidates", version, change)
             until(lambda number=version: problem(number), says)
@@ -418,7 +422,7 @@ def test_versions_are_followed_and_refused(
 
         publish_candidates(tmp_path / "candidates", 7)
         until(lambda: recommend(client).candidates_version == 7, "version 7")
-        assert running.server.models.serving()["small-candidates"] == [7]
+        assert running.server.models.available_versions()["small-candidates"] == [7]
 
 
 def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, until):
@@ -454,7 +458,7 @@ def test_no_version_and_nothing_popular(pair, tmp_path, run_server):
         RankClient(running.target, timeout=60) as client,
     ):
         with pytest.raises(
-            CallError, match=r"no candidates: .*no popular items stand in"
+            CallError, match=r"no candidates: .*there are no popular items"
         ) as raised:
             recommend(client)
         assert raised.value.code == "NOT_FOUND"
@@ -497,5 +501,5 @@ def test_several_models_and_their_candidate_models(pair, tmp_path, run_server):
         with pytest.raises(grpc.RpcError, match="one of the rankers 'a', 'b', received 'c'"):
             reload(text.replace("candidates/a", "candidates/c"))
         reload(text.replace(f'"{pair / "candidates"}"', f'"{tmp_path / "none"}"'))
-        with pytest.raises(CallError, match="model 'a': no candidates: model 'found': version 0"):
+        with pytest.raises(CallError, match="model 'a': no candidates: model 'found': no version"):
             source("a")

@@ -11,8 +11,8 @@ from multigate.serving.core.layout import Input, Layout, rank_layout
 from multigate.serving.core.loop import CALLS
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, OverloadedError, TooLateError
-from multigate.serving.versions.batching import Batcher, join, split
-from multigate.serving.versions.saved_model import Servable
+from multigate.serving.versions.batching import Batcher, join_calls, split_call
+from multigate.serving.versions.saved_model import SavedModel
 
 ROWS = Layout({"x": Input("float32", "rows", "value", "x")})
 
@@ -244,13 +244,13 @@ def test_join_by_hand():
         "item": np.array([13, 14]),
         "user_index": np.array([0, 0], np.int32),
     }
-    joined = join([first, second], layout)
+    joined = join_calls([first, second], layout)
     assert joined["user"].tolist() == [1, 2, 3]
     assert joined["history"].tolist() == [[b"a", b""], [b"b", b""], [b"c", b"d"]]
     assert joined["item"].tolist() == [10, 11, 12, 13, 14]
     assert joined["user_index"].tolist() == [0, 1, 1, 2, 2]
     assert joined["user_index"].dtype == np.int32
-    parts = split(joined, 5, 2, layout)
+    parts = split_call(joined, 5, 2, layout)
     assert [rows for _, rows in parts] == [2, 2, 1]
     assert [part["user_index"].tolist() for part, _ in parts] == [[0, 1], [1, 2], [2]]
     assert all(len(part["user"]) == 3 for part, _ in parts)
@@ -258,9 +258,9 @@ def test_join_by_hand():
 
 @pytest.fixture(scope="module")
 def rank_signature(exported):
-    servable = Servable.load(1, exported)
-    yield servable.signatures["rank"]
-    servable.retire()
+    saved_model = SavedModel.load(1, exported)
+    yield saved_model.signatures["rank"]
+    saved_model.retire()
 
 
 def test_joined_and_split_answers_equal_single_ones(rank_signature, contract, helpers):
@@ -270,11 +270,11 @@ def test_joined_and_split_answers_equal_single_ones(rank_signature, contract, he
         for seed in range(9)
     ]
     alone = [rank_signature(call) for call in calls]
-    together = rank_signature(join(calls, layout))
+    together = rank_signature(join_calls(calls, layout))
     for name, scores in together.items():
         expected = np.concatenate([outputs[name] for outputs in alone])
         np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
-    parts = split(join(calls, layout), len(together["score"]), 5, layout)
+    parts = split_call(join_calls(calls, layout), len(together["score"]), 5, layout)
     again = np.concatenate([rank_signature(part)["score"] for part, _ in parts])
     np.testing.assert_allclose(again, together["score"], rtol=1e-6, atol=1e-6)
 
@@ -317,7 +317,7 @@ def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
     options = {"num_batch_threads": 1, "max_queued_calls": 1, "max_concurrent_calls": 3}
     with run_server(tmp_path, **options) as running:
         predict = running.prediction.Predict
-        batcher = running.server.models.manager("small")._serving[1].batchers["rank"]
+        batcher = running.server.models.manager("small")._loaded[1].batchers["rank"]
         quick = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
         occupying = predict.future(slow(contract, helpers, 200_000), timeout=120)
         until(lambda: batcher._free == 0)

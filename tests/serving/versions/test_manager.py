@@ -140,13 +140,13 @@ def edited_contract(folder):
 BROKEN = {
     damage_variables: "cannot be loaded",
     damage_graph: "cannot be loaded",
-    half_copy: "not complete: variables/variables.index absent",
-    endless_link: "not complete: assets.extra/contract.json absent",
-    no_golden: "not complete: assets.extra/golden.json absent",
+    half_copy: "incomplete: expected variables/variables.index",
+    endless_link: "incomplete: expected assets.extra/contract.json",
+    no_golden: "incomplete: expected assets.extra/golden.json",
     wrong_golden: "output 'click': expected",
-    broken_golden: "not a golden request",
+    broken_golden: "cannot be read as a golden request",
     broken_warmup: "tf_serving_warmup_requests: request 0: cannot be replayed",
-    other_schema: "schema .* differs from",
+    other_schema: "expected schema .* received",
     other_inputs: "inputs differ from the contract's: topic .expected no such input",
     other_outputs: "expected outputs buy, click",
     edited_contract: "schema fingerprint: expected",
@@ -166,7 +166,7 @@ def test_broken_versions_never_serve_are_reported_and_load_once_repaired(
         for version in range(2, 2 + len(BROKEN)):
             shutil.rmtree(tmp_path / str(version))
         repaired = publish(tmp_path, 2, half_copy)
-        until(lambda: "not complete" in status_of(running)[2][1])
+        until(lambda: "incomplete" in status_of(running)[2][1])
         shutil.copytree(tmp_path / "1" / "variables", repaired / "variables")
         until(lambda: version_of(running) == 2, "the repair")
 
@@ -219,9 +219,12 @@ def test_at_the_start_an_older_good_version_serves(tmp_path, publish, run_server
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        (lambda base, publish: base.rmdir(), "expected a folder of versions, there is none"),
+        (
+            lambda base, publish: base.rmdir(),
+            "expected a folder of versions, but it does not exist",
+        ),
         (lambda base, publish: None, "expected numbered version folders such as"),
-        (lambda base, publish: publish(base, 1, no_golden), "no version can serve: .*golden"),
+        (lambda base, publish: publish(base, 1, no_golden), "no version can be loaded: .*golden"),
     ],
 )
 def test_a_server_without_a_version_does_not_start(tmp_path, publish, run_server, prepare, says):
@@ -269,7 +272,7 @@ def test_swaps_under_load_fail_no_call_and_give_the_old_memory_back(
             return served
 
         callers = [pool.submit(call_until_done, place) for place in range(8)]
-        old = running.server.models.manager("small")._serving[1].servable
+        old = running.server.models.manager("small")._loaded[1].saved_model
         for version in range(2, 5):
             publish(tmp_path, version)
             until(lambda v=version: version_of(running) == v, f"version {version}")
@@ -288,8 +291,8 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
     publish(tmp_path, 1)
     with run_server(tmp_path) as running:
         request = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
-        served = running.server.models.manager("small")._serving[1]
-        first, signature = served.servable, served.batchers["rank"]._run
+        served = running.server.models.manager("small")._loaded[1]
+        first, signature = served.saved_model, served.batchers["rank"]._run
         runs, let_go = threading.Event(), threading.Event()
 
         def held(inputs):
@@ -311,7 +314,7 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
 
 
 def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
-    one = saved_model.Servable.load(1, exported)
+    one = saved_model.SavedModel.load(1, exported)
     assert one.acquire()
     let_go, closed = threading.Event(), threading.Event()
 
@@ -333,9 +336,9 @@ def test_a_frozen_version_has_no_variables_and_the_same_scores(
     exported, contract, helpers, monkeypatch
 ):
     inputs = helpers.sample_inputs(contract, 6, users=2, seed=4)
-    frozen = saved_model.Servable.load(1, exported)
+    frozen = saved_model.SavedModel.load(1, exported)
     monkeypatch.setattr(saved_model, "small_enough", lambda folder: False)
-    plain = saved_model.Servable.load(1, exported)
+    plain = saved_model.SavedModel.load(1, exported)
     kinds = [
         {operation.type for operation in one._session.graph.get_operations()}
         for one in (frozen, plain)
@@ -355,7 +358,7 @@ def test_a_version_that_cannot_be_frozen_serves_with_its_variables(
     def refused(*_):
         raise ValueError("such a graph cannot be converted")
 
-    monkeypatch.setattr(saved_model, "without_variables", refused)
-    one = saved_model.Servable.load(1, exported)
+    monkeypatch.setattr(saved_model, "freeze_variables", refused)
+    one = saved_model.SavedModel.load(1, exported)
     assert len(one.signatures["rank"](helpers.sample_inputs(contract, 6, users=2))["score"]) == 6
     one.retire()

@@ -146,7 +146,11 @@ def test_models_policies_and_labels(tmp_path, publish, run_server, until):
         run_server(tmp_path, model_config_file=path) as running,
         RankClient(running.target, timeout=60) as client,
     ):
-        assert running.server.models.serving() == {"one": [1, 2], "two": [2, 3], "all": [1, 2, 3]}
+        assert running.server.models.available_versions() == {
+            "one": [1, 2],
+            "two": [2, 3],
+            "all": [1, 2, 3],
+        }
         # The gauges tell of the newest version, which is not the last one loaded.
         for model, newest in (("one", 2), ("two", 3), ("all", 3)):
             assert running.metric("multigate_model_version", model=model) == newest
@@ -168,14 +172,19 @@ def test_models_policies_and_labels(tmp_path, publish, run_server, until):
         (status,) = running.models.GetModelStatus(request, timeout=60).model_version_status
         assert (status.version, status.state) == (1, status.AVAILABLE)
         publish(tmp_path / "two", 4)
-        until(lambda: running.server.models.serving()["two"] == [3, 4], "version 4")
+        until(lambda: running.server.models.available_versions()["two"] == [3, 4], "version 4")
         shutil.rmtree(tmp_path / "all" / "2")
-        until(lambda: running.server.models.serving()["all"] == [1, 3], "the end of version 2")
+        until(
+            lambda: running.server.models.available_versions()["all"] == [1, 3],
+            "the end of version 2",
+        )
         assert running.metric("multigate_model_version", model="two") == 4
         # A label whose version goes away names nothing, rather than another version.
         shutil.rmtree(tmp_path / "one" / "1")
-        until(lambda: running.server.models.serving()["one"] == [2], "the end of version 1")
-        with pytest.raises(CallError, match="version 1 does not serve; ready: 2") as raised:
+        until(
+            lambda: running.server.models.available_versions()["one"] == [2], "the end of version 1"
+        )
+        with pytest.raises(CallError, match="version 1 is not available; available: 2") as raised:
             version_of(client, "one", label="stable")
         assert raised.value.code == "NOT_FOUND"
         assert version_of(client, "one", label="canary") == 2
@@ -189,7 +198,9 @@ def test_a_label_for_a_version_that_does_not_serve_is_refused_at_start(
     label = "version_labels { key: 'stable' value: 7 }"
     path.write_text(f"model_config_list {{ {config('one', tmp_path, label)} }}")
     with (
-        pytest.raises(ServingError, match="label 'stable': version 7 does not serve; ready: 1"),
+        pytest.raises(
+            ServingError, match="label 'stable': version 7 is not available; available: 1"
+        ),
         run_server(tmp_path, model_config_file=path),
     ):
         pass
@@ -210,7 +221,7 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
         def refused(*configs):
             with pytest.raises(grpc.RpcError) as raised:
                 running.models.HandleReloadConfigRequest(reload_request(*configs), timeout=60)
-            assert running.server.models.serving() == {"small": [2]}
+            assert running.server.models.available_versions() == {"small": [2]}
             assert running.server.models.manager("small") is kept
             assert running.metric("multigate_model_version", model="b") is None
             return raised.value.code().name, raised.value.details()
@@ -220,12 +231,12 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
         assert refused()[0] == "INVALID_ARGUMENT"
         code, details = refused(good, config("c", tmp_path / "empty"))
         assert code == "FAILED_PRECONDITION"
-        assert "there are none" in details
+        assert "expected numbered version folders" in details
         assert details.endswith("; nothing was changed")
         code, details = refused(
             config("small", tmp_path / "a", "version_labels { key: 'stable' value: 1 }"), good
         )
-        assert (code, "version 1 does not serve; ready: 2" in details) == (
+        assert (code, "version 1 is not available; available: 2" in details) == (
             "FAILED_PRECONDITION",
             True,
         )
@@ -248,7 +259,7 @@ def test_a_reload_applies_whole_or_not_at_all(tmp_path, publish, run_server):
         running.models.HandleReloadConfigRequest(
             reload_request(config("b", tmp_path / "a", policy)), timeout=60
         )
-        assert running.server.models.serving() == {"b": [1, 2]}
+        assert running.server.models.available_versions() == {"b": [1, 2]}
         assert code_of(client, "small") == "NOT_FOUND"
         text = running.server.metrics.text()
         gauges = re.findall(r"^# TYPE (\w+) gauge$", text, re.MULTILINE)

@@ -22,9 +22,9 @@ from tensorflow_serving.apis import (
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.rpc.model_status import combined
+from multigate.serving.rpc.model_status import combine_states
 from multigate.serving.versions.folders import WARMUP
-from multigate.serving.versions.manager import Record
+from multigate.serving.versions.manager import VersionRecord
 from multigate.serving.workers.supervisor import Supervisor
 from multigate.verbs.common import import_tensorflow
 
@@ -48,11 +48,14 @@ CALL = {
     ],
 )
 def test_a_version_is_available_where_all_workers_serve_it(states, together):
-    assert combined([state and Record(state) for state in states]).state == together
+    assert combine_states([state and VersionRecord(state) for state in states]).state == together
 
 
 def test_a_version_that_failed_in_one_worker_has_failed():
-    assert combined([Record("AVAILABLE"), Record("END", "damaged")]).error == "damaged"
+    assert (
+        combine_states([VersionRecord("AVAILABLE"), VersionRecord("END", "damaged")]).error
+        == "damaged"
+    )
 
 
 def new_channel(port):
