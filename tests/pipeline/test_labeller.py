@@ -181,19 +181,7 @@ def starts_of(examples):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "negatives",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="view labels are kept where fewer than per_positive negatives exist",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("negatives", [False, True])
 def test_deskdrop(negatives, real_data, read_examples, tmp_path):
     folder = real_data("deskdrop/users_interactions.csv.zip").parent
     config = load("deskdrop")
