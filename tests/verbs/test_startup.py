@@ -18,8 +18,8 @@ from multigate.pipeline.simulate import simulate
 from multigate.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
-MODELS = ("tensorflow", "keras", "tf_keras", "jax", "sklearn")
-HEAVY = (*MODELS, "apache_beam")
+MODELS = ("tensorflow", "keras", "tf_keras", "jax")
+HEAVY = (*MODELS, "apache_beam", "sklearn")
 
 WITHOUT = """
 import sys
