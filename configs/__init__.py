@@ -4,7 +4,8 @@ Imports pydantic, PyYAML and the standard library, no other package of ours. The
 loaded when they are first used, so that code that needs the errors only (the ranking client,
 `--help`) imports neither pydantic nor PyYAML.
 
-Public face: `load`, `Config`, `Contract`, `FrozenContract`, `Statistics`, `files`, `errors`.
+Public face: `config.load`, `config.Config`, `contract.Contract`, `contract.FrozenContract`,
+`statistics.Statistics`, `files`, `errors`; all but `files` can be imported from here.
 """
 
 from importlib import import_module
