@@ -198,7 +198,7 @@ def test_a_failing_retrieval_is_replaced_by_popular_items(client, both, helpers,
     assert answer.warnings == [
         "candidates: small-candidates version 1 failed; popular items are used instead"
     ]
-    assert "small-candidates version 1 failed" in caplog.text
+    assert "small-candidates version 1: retrieval failed" in caplog.text
     text = both.server.metrics.text()
     assert 'recommendations_total{model="small",source="popular: failed"} 1' in text
     assert 'recommendations_total{model="small",source="retrieved"}' in text

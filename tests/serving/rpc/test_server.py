@@ -284,7 +284,7 @@ def never_read(channel, until):
 
 
 def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
-    held = running.server._status.streams
+    held = running.server._interceptor.streams
     until(lambda: not held)
     stream = never_read(running.channel, until)
     assert len(held) == 1
