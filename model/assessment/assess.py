@@ -27,7 +27,7 @@ from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.comparison import compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
-from multigate.model.evaluation.measures.resamples import CONFIDENCE, Interval, Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import CONFIDENCE, Interval, Resamples, interval
 from multigate.model.evaluation.results import Comparison, Summary
 from multigate.model.evaluation.scored import EXTRA, Scored, is_version, read_contract, score
 from multigate.model.ranker.scores import transform

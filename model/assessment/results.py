@@ -2,8 +2,8 @@
 
 from typing import Any, NotRequired, TypedDict
 
+from multigate.model.evaluation.measures.bootstrap import Interval
 from multigate.model.evaluation.measures.ranking import RankingSummary
-from multigate.model.evaluation.measures.resamples import Interval
 from multigate.model.evaluation.measures.tasks import ReliabilityBin, ResidualBin
 from multigate.model.evaluation.results import (
     Comparison,

@@ -27,7 +27,7 @@ from multigate.configs.sections.evaluation import (
 from multigate.model.assessment.results import Look, SliceSummary
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.measures import ranks, tasks
-from multigate.model.evaluation.measures.resamples import Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import Resamples, interval
 
 _QUARTERS = (0.25, 0.5, 0.75)
 _LENGTHS = (1, 5, 20)

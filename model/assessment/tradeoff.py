@@ -11,7 +11,7 @@ from multigate.configs.contract import Contract
 from multigate.model.assessment.results import Point, TradeOff
 from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.measures import ranking
-from multigate.model.evaluation.measures.resamples import Interval, Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, interval
 
 RATIOS = (0.0, *(2.0**power for power in range(-5, 6)), None)
 """Of satisfaction to engagement; None is satisfaction alone."""

@@ -19,7 +19,7 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.comparison import paired_difference
 from multigate.model.evaluation.measures import tasks
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored, score_checkpoint
 
 MIXTURE = "mixture"

@@ -19,7 +19,7 @@ from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.evaluate import caveat
 from multigate.model.evaluation.measures import ranking, tasks
-from multigate.model.evaluation.measures.resamples import Interval, Resamples, limits
+from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
 from multigate.model.evaluation.results import (
     Compared,
     Comparison,

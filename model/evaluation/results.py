@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal, NotRequired, TypedDict, final
 
-from multigate.model.evaluation.measures.resamples import Interval
+from multigate.model.evaluation.measures.bootstrap import Interval
 
 
 class Metrics(TypedDict):

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from multigate.configs.errors import ExportError
-from multigate.model.export.frozen_linear import GateKernels, Halves, SplitKernel
 from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
+from multigate.model.export.user_half import GateKernels, Halves, SplitKernel
 from multigate.model.gates.parts.base import Gate
 from multigate.model.moe.experts import Expert
 from multigate.model.moe.mixture import Mixture

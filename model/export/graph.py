@@ -14,10 +14,10 @@ from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
 from multigate.model.export.example_signatures import example_signatures, set_methods
-from multigate.model.export.frozen_linear import Halves
 from multigate.model.export.frozen_mixture import FrozenMixture
 from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
 from multigate.model.export.item_table import ItemTable
+from multigate.model.export.user_half import Halves
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
 

@@ -3,7 +3,7 @@
 from html import escape
 
 from multigate.model.assessment.results import AssessedTask, Assessment, LeakSummary
-from multigate.model.evaluation.measures.resamples import limits
+from multigate.model.evaluation.measures.bootstrap import limits
 from multigate.model.evaluation.results import Compared, compared_tasks
 from multigate.model.report.elements import (
     SHOWN,

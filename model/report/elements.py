@@ -7,7 +7,7 @@ be Python beside the templates as well.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from multigate.model.evaluation.measures.resamples import Interval, limits
+from multigate.model.evaluation.measures.bootstrap import Interval, limits
 from multigate.model.report.style import STYLE
 
 SHOWN = {

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from multigate.model.assessment.results import AssessedGroup, AssessedTask, Assessment
-from multigate.model.evaluation.measures.resamples import Interval, limits
+from multigate.model.evaluation.measures.bootstrap import Interval, limits
 from multigate.model.report import charts
 from multigate.model.report.elements import (
     SHOWN,

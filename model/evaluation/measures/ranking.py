@@ -12,7 +12,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from multigate.model.evaluation.measures.resamples import Interval, Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, interval
 
 CUTOFFS = (5, 10)
 MAIN = "ndcg@10"

@@ -6,7 +6,7 @@ scikit-learn's `roc_auc_score` with sample weights sorts anew for every resample
 
 import numpy as np
 
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 
 
 def auc(

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import entr, xlogy
 
 from multigate.model.evaluation.measures import ranks
-from multigate.model.evaluation.measures.resamples import CONFIDENCE, Interval, Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import CONFIDENCE, Interval, Resamples, interval
 
 BINS = 15
 """Of calibration error, reliability and residuals: equally many rows each, as far as ties allow."""

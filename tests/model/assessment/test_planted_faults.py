@@ -14,7 +14,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment import gates, leaks, slices, tradeoff
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.report.checks import leak_sentences, warnings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ from multigate.model.assessment import tradeoff
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.combine import combine, gains
 from multigate.model.evaluation.comparison import compare_scored
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
 
 NAN = np.nan

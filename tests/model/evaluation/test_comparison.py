@@ -14,7 +14,7 @@ from multigate.configs.sections.evaluation import Rules
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.comparison import compare, compare_scored, reasons_to_refuse
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
 from multigate.model.training import train
 

@@ -16,7 +16,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import read_split
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.evaluation.measures import tasks
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export import acceptance
 from multigate.model.export.export import export
 

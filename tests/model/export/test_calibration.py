@@ -10,7 +10,7 @@ import tensorflow as tf
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
 from multigate.model.evaluation.measures import tasks
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export import calibration
 from multigate.model.export.calibration import Curve
 from multigate.model.export.export import export

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from multigate.model.evaluation.measures import ranking, tasks
-from multigate.model.evaluation.measures.resamples import LEAST_USERS, Resamples, interval
+from multigate.model.evaluation.measures.bootstrap import LEAST_USERS, Resamples, interval
 
 
 def test_resamples_draw_whole_users() -> None:

@@ -7,7 +7,7 @@ from sklearn import metrics as sk
 
 from multigate.model.evaluation import metrics
 from multigate.model.evaluation.measures import ranks, tasks
-from multigate.model.evaluation.measures.resamples import Resamples
+from multigate.model.evaluation.measures.bootstrap import Resamples
 
 NAN = np.nan
 
