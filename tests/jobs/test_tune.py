@@ -87,7 +87,7 @@ def test_hopeless_trials_are_pruned(found, tmp_path):
     values = config.model_dump(mode="json")
     values["train"] |= {"epochs": 3, "patience": 3}
     values["tune"] = {
-        "space": {"train.learning_rate": {"choices": [0.005, 1e-8]}},
+        "space": {"train.learning_rate": {"choices": [0.002, 1e-8]}},
         "trials": 6,
         "prune_after": 2,
         "sampler": "random",
@@ -96,7 +96,7 @@ def test_hopeless_trials_are_pruned(found, tmp_path):
     search.tune(parse(Config, values, "test"), examples, tmp_path / "search")
     trials = json.loads((tmp_path / "search/trials.json").read_text())
     states = {(json.loads(t["settings"]["train.learning_rate"]), t["state"]) for t in trials}
-    assert (0.005, "complete") in states
+    assert (0.002, "complete") in states
     assert (1e-8, "pruned") in states
     # Equal trials part in the last bits, so that half of the good ones may be pruned too; of the
     # hopeless none ends once two trials are there to compare with.

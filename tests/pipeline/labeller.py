@@ -514,7 +514,7 @@ class Labelled:
         """What a task's rule says of a logged impression."""
         rule = task.label
         if rule.rule == "impression":
-            return None if event.get("unmatched") else 1.0
+            return 1.0
         if rule.rule == "event":
             return event_label(rule, self.owned[event["index"]])
         if rule.rule == "dwell":
@@ -564,6 +564,9 @@ class Labelled:
         labels = {n: None if n in opened | elsewhere else v for n, v in labels.items()}
         self.embargoed[split].update(n for n in embargoed if labels[n] is not None)
         labels = {n: None if n in embargoed else v for n, v in labels.items()}
+        if event.get("unmatched"):
+            told = {n for n, task in tasks.items() if task.label.rule == "impression"}
+            labels = {n: None if n in told else v for n, v in labels.items()}
         if out is not None:
             self.counts[out] += 1
             return None

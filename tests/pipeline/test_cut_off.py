@@ -123,7 +123,8 @@ def test_the_cut_off_may_be_named(seconds, kept, event_config, read_examples, tm
 
 
 def test_labels_are_held_back_one_by_one(event_config, read_examples, tmp_path):
-    config = event_config(**{"pipeline.hold_back": True, "pipeline.attribution": "2h"})
+    options = {"pipeline.hold_back": True, "pipeline.attribution": "2h"}
+    config = event_config(**options, **{"pipeline.negatives.unmatched": "keep"})
     manifest = run(config, write(tmp_path / "log", LOG), tmp_path / "out")
     rows = read_examples(tmp_path / "out").filter(~pl.col("meta/sampled")).sort("meta/time")
     # The log is whole up to 7300. view closes at once, like after 1 h, dislike after 2 h, rated

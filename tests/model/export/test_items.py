@@ -106,7 +106,7 @@ def test_an_item_without_a_feature_that_it_must_have_is_refused(case, examples) 
     np.testing.assert_allclose(items.features(rows)["price"], prices)
     np.testing.assert_array_equal(items.features(rows)["item_id"], codes)
     for wrong in (100, 128, 7):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="whose features must be sent"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="send its features to signature"):
             items.index(tf.constant([101, wrong], tf.int64), tf.constant([2, 1], tf.int32))
 
 

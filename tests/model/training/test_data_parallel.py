@@ -21,7 +21,7 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
 from multigate.model.training import train
-from multigate.model.training.loop import Run
+from multigate.model.training.loop import TrainingLoop
 from multigate.model.training.workspace import Workspace
 
 # Trains; kills itself when Keras has come back so many times, never at 0.
@@ -258,12 +258,14 @@ def test_workers_draw_different_noise_also_after_a_snapshot(tiny: Any, tmp_path:
     batch = next(split.read(split.groups)).take(slice(16)).features
     batch = {name: np.repeat(values[:1], 16, axis=0) for name, values in batch.items()}
 
-    def start(worker: Worker | None, work: Workspace) -> Run:
+    def start(worker: Worker | None, work: Workspace) -> TrainingLoop:
         ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=3)
         ranker.workers = worker
-        return Run(ranker, config, encoder.statistics, feed, feed, work, tmp_path, False, False)
+        return TrainingLoop(
+            ranker, config, encoder.statistics, feed, feed, work, tmp_path, False, False
+        )
 
-    def noise(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    def noise(run: TrainingLoop) -> tuple[np.ndarray, np.ndarray]:
         """Weights of the first gate, and what dropout leaves of its task's logits."""
         forward = run.ranker.forward(batch, training=True)
         return np.array(forward.mixed.routings[0].weights), np.array(forward.logits["click"])
@@ -283,7 +285,7 @@ def test_workers_draw_different_noise_also_after_a_snapshot(tiny: Any, tmp_path:
         for first, second in ((0, 1), (0, 2), (1, 2)):
             for one, other in zip(drawn[first], drawn[second], strict=True):
                 assert (one != other).mean() > 0.3, (first, second)
-        workers[0].place.step = 1
+        workers[0].state.step = 1
         workers[0].save()
         for rank in range(3):
             again = start(Worker(rank, 3), work)

@@ -144,7 +144,7 @@ def test_only_what_reads_the_input_is_rescaled(tiny: Any, tmp_path: Path) -> Non
     config = tiny.make_config(model=model)
     parent, after = tmp_path / "parent", shutil.copytree(tiny.examples, tmp_path / "after")
     parent.mkdir()
-    checkpoint.start(parent, config, tiny.examples)
+    checkpoint.create(parent, config, tiny.examples)
     before = Encoder.read(parent)
     old = checkpoint.make_ranker(config.contract, config.model, before, seed=1)
     assert sum(old.embedder.widths.values()) == E
