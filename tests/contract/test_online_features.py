@@ -130,9 +130,7 @@ def model_scores(run, rows):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="OPEN: rows at a cut-off are now of another run than the snapshot; see why"
-)
+@pytest.mark.xfail(reason="OPEN: rows at a cut-off are now of another run than the snapshot")
 def test_ids_alone_score_as_the_pipelines_own_rows(run, rows, model_scores):
     options = ServerOptions(
         model_name="deskdrop", model_base_path=run.models, port=0, feature_clock="cut_off"
@@ -153,9 +151,7 @@ def test_ids_alone_score_as_the_pipelines_own_rows(run, rows, model_scores):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="OPEN: rows at a cut-off are now of another run than the snapshot; see why"
-)
+@pytest.mark.xfail(reason="OPEN: rows at a cut-off are now of another run than the snapshot")
 def test_stored_features_are_those_of_the_rows(run, rows):
     contract = run.config.contract
     frozen = FrozenContract.read(run.examples / "contract.json")
