@@ -234,7 +234,7 @@ def main() -> None:
     ratios = summarise(costs)
     report = [
         format_costs(costs, sizes),
-        "DSelect-k, E = 32, batch 2048, as its bits saturate:",
+        "DSelect-k while its bits saturate, E = 32, batch 2048:",
         format_saturation(levels),
     ]
     print("\n\n".join(report))
@@ -248,8 +248,8 @@ def main() -> None:
         rest = path.read_text().partition(mark)[2] if path.exists() else "\n"
         head = [
             "# Cost of a training step",
-            f"{measured} with `python benchmarks/train_step.py --write`: k = {K}, T = {T}, "
-            f"D = U = {D}; milliseconds, medians.",
+            f"{measured} with `python benchmarks/train_step.py --write`; k = {K}, T = {T}, "
+            f"D = U = {D}. Times are medians in milliseconds.",
             *report,
             f"```json\n{json.dumps(ratios)}\n```",
             "![cost against experts](../pictures/train_step.png)",
