@@ -9,12 +9,12 @@ impressions in one large file. For each, in a process of its own:
     ours         the job as shipped, which also deduplicates, judges, splits, counts vocabularies
                  and statistics, and writes snapshots
     per_element  the same labels and histories by Beam's guides, on the same runner with the same
-                 options: an element is a line, then a user; on a tenth of the rows, scaled
+                 options: an element is a line, then a user; on fewer rows, scaled
     polars       the same in one polars script, all in memory
 
 Times are without imports. All three must have computed the same: the benchmark compares the
-rows' hashes, of the tenth for per_element. Memory is the sum of what the processes of the tree hold
-in proportion (PSS), at its highest. `--growth` runs ours on N and on 2 N rows of events alone.
+rows' hashes, for per_element those of its rows. Memory is the sum of what the processes of the tree
+hold in proportion (PSS), at its highest. `--growth` runs ours on N and on 2 N rows of events alone.
 
 Prints a line per run and, last, one JSON line: `events_per_s` and `peak_gib` of ours on the events,
 and how many times faster ours is than the others, at its worst of the two logs.
