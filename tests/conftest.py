@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,8 +56,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest groups, so that the workers end together."""
+    """Start with the longest groups, so that the workers end together; mark the rest of sweeps."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        sweep = item.get_closest_marker("sweep")
+        if sweep is not None:
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] > sweep.args[0]:
+                item.add_marker("slow")
     items.sort(key=lambda item: group(item.nodeid)[0])
 
 

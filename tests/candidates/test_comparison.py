@@ -36,6 +36,7 @@ def judged(trained, candidate, production, **rules):
     return compare(candidate, production, trained.examples, options)
 
 
+@pytest.mark.slow
 def test_recall_is_what_the_report_of_both_stages_finds(trained, other, small_run):
     ranker = next((small_run.root / "run").glob("models/*/*/saved_model.pb")).parent
     k = trained.config.candidates.recall_at
@@ -54,6 +55,7 @@ def test_recall_is_what_the_report_of_both_stages_finds(trained, other, small_ru
     assert low < found["loss"] < high
 
 
+@pytest.mark.slow
 def test_the_rules_judge(trained, other):
     """Whichever of two hasty models is the better one on these few questions."""
     rules = {"largest_loss": 0, "largest_below_popularity": 1.0}
@@ -74,6 +76,7 @@ def test_the_rules_judge(trained, other):
     assert ["most popular items, " in reason for reason in first["reasons"]] == [True]
 
 
+@pytest.mark.slow
 def test_versions_that_cannot_be_judged(trained, small_run, tmp_path):
     with pytest.raises(ModelError, match="expected an exported version"):
         judged(trained, tmp_path, None)
@@ -82,6 +85,7 @@ def test_versions_that_cannot_be_judged(trained, small_run, tmp_path):
         judged(trained, ranker, None)
 
 
+@pytest.mark.slow
 def test_the_verb_says_by_its_status(trained, other, tmp_path, capsys):
     command = ["candidates", "--json", "compare", "--candidate", str(other)]
     command += ["--production", str(trained.version), "--examples", str(trained.examples)]
@@ -95,6 +99,7 @@ def test_the_verb_says_by_its_status(trained, other, tmp_path, capsys):
     assert "refused" in "\n".join(out[:-1])
 
 
+@pytest.mark.slow
 def test_an_answer_holds_no_item_that_the_earlier_splits_do_not_name(trained):
     encoder = Encoder.read(trained.examples)
     version = Exported(trained.version)

@@ -76,6 +76,7 @@ def test_a_version_is_measured_as_it_is_served(small_run, call):
     assert served["gates"].keys() == kept["gates"].keys()
 
 
+@pytest.mark.slow
 def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
     run = small_run.root / "run"
     version = run / "models/demo/1"

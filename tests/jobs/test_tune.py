@@ -82,6 +82,7 @@ def test_another_space_is_refused(found):
         search.tune(other, examples, out)
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_pruned(found, tmp_path):
     config, examples, _, _ = found
     values = config.model_dump(mode="json")

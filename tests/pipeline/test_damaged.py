@@ -256,8 +256,18 @@ def test_a_zip_that_cannot_be_opened_counts_as_damaged(event_config, tmp_path):
     assert (damage["file"], damage["rows"]) == ("log-b.csv", 0)
 
 
-@pytest.mark.parametrize("form", ["csv", "plain", "jsonl"])
-@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(
+    ("form", "divided"),
+    [
+        ("csv", False),
+        ("plain", True),
+        ("jsonl", False),
+        ("csv", True),
+        ("plain", False),
+        ("jsonl", True),
+    ],
+)
 def test_a_file_without_its_end_is_cut_off(form, divided, event_config, tmp_path, monkeypatch):
     lines = [as_json(line) for line in good()] if form == "jsonl" else [HEADER, *good()]
     whole = "\n".join(lines)

@@ -52,6 +52,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.sweep(len(LOGS))
 @pytest.mark.parametrize("name", LOGS)
 @pytest.mark.parametrize("changes", CONFIGS)
 def test_a_run_ends_well_or_in_one_clear_line(name, changes, event_config, tmp_path):

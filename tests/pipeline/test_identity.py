@@ -42,6 +42,7 @@ def write(folder, rows, form="csv"):
     return folder
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_a_column_that_nobody_reads_changes_nothing(form, event_config, read_examples, tmp_path):
     config = event_config(**RANDOM, **{"pipeline.log.format": {"type": form}})

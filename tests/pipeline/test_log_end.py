@@ -90,8 +90,8 @@ def test_days_of_several_shards_add_up():
     }
 
 
-@pytest.mark.parametrize("longest", [None, 3000])
-@pytest.mark.parametrize("rows", [600, 3000])
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("rows", "longest"), [(600, 3000), (3000, None)])
 def test_one_row_of_2099_is_a_reject_and_moves_nothing(
     rows, longest, event_config, read_examples, tmp_path, monkeypatch
 ):

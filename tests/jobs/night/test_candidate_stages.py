@@ -56,6 +56,7 @@ def known_user(both) -> dict[str, str]:
     return {"user_id": users["value"][0]}
 
 
+@pytest.mark.slow
 def test_a_night_publishes_both(both):
     result, folder, pair = both.result, RunFolder(both.runs, DAY), pair_of(both.runs)
     assert (result["state"], result["version"]) == ("published", 1)
@@ -80,6 +81,7 @@ def test_a_night_publishes_both(both):
     )
 
 
+@pytest.mark.slow
 def test_the_ranker_is_the_one_of_a_night_without_candidates(both, finished):
     files = [
         runs / "models/night/1/assets.extra/golden.json" for runs in (both.runs, finished.runs)
@@ -90,10 +92,12 @@ def test_the_ranker_is_the_one_of_a_night_without_candidates(both, finished):
     assert not (finished.runs / "models/night-candidates").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_pair_is_not_repeated(both, nights, tmp_path):
     assert run(nights.config(candidates={}), DAY, tmp_path / "no logs", both.runs) == both.result
 
 
+@pytest.mark.slow
 def test_the_table_of_runs_tells_of_candidates(both, capsys):
     assert main(["runs", "--out", str(both.runs), "--json"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -104,6 +108,7 @@ def test_the_table_of_runs_tells_of_candidates(both, capsys):
     assert f"{both.result['candidates']['recall']['candidate']:.4f}" in table
 
 
+@pytest.mark.slow
 def test_the_pair_is_served(both):
     pair = pair_of(both.runs)
     options = ServerOptions(
@@ -127,6 +132,7 @@ def test_the_pair_is_served(both):
         server.stop()
 
 
+@pytest.mark.slow
 def test_a_refused_candidate_model_lets_the_ranker_go_alone(both, finished, nights, tmp_path):
     """Two epochs on this log are far from what popularity finds."""
     runs = both.unfinished(tmp_path / "runs", "decision")
@@ -157,6 +163,7 @@ def test_a_section_that_came_later_is_noticed(nights, finished, tmp_path):
         run(nights.config(candidates={}), DAY, finished.logs, finished.copy(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 def test_a_report_that_was_asked_for_later_is_noticed(nights, both):
     with pytest.raises(RunError, match="without stage candidates_report; start it with --force"):
         run(nights.config(candidates={"report_questions": 5}), DAY, both.logs, both.runs)
@@ -178,6 +185,7 @@ def test_the_other_processes_read_the_same_configuration(nights, tmp_path):
     assert load(night.folder.config).model_dump() == config.model_dump()
 
 
+@pytest.mark.slow
 def test_a_night_without_the_section_tells_of_candidates_that_it_leaves_behind(
     both, finished, nights, tmp_path
 ):

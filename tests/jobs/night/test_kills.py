@@ -100,6 +100,7 @@ def kill_and_go_on(forks, tmp_path: Path, chosen: random.Random, stages: list[st
     return hit
 
 
+@pytest.mark.slow
 def test_a_killed_night_goes_on_where_it_was(forks, tmp_path):
     assert kill_and_go_on(forks, tmp_path, random.Random(3), ["training", "export"]) >= 1
 

@@ -31,6 +31,7 @@ def test_what_is_read_is_the_rounded_matrix(kind, axis) -> None:
     assert np.all(np.abs(near - value) <= step * limit * (1 + 1e-5))
 
 
+@pytest.mark.slow
 def test_small_weights_make_small_files_of_the_same_scores(
     case, tmp_path, served_operations
 ) -> None:

@@ -58,8 +58,9 @@ def requests(contract, ids: list[int]) -> tuple[dict, dict]:
     return alone, users | raw_values(contract, items, ["item_id", "price"])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
-    ("mode", "gate"), [("features", "topk"), ("precomputed", "topk"), ("precomputed", "hash")]
+    ("mode", "gate"), [("precomputed", "topk"), ("features", "topk"), ("precomputed", "hash")]
 )
 def test_ids_alone_score_as_with_their_features(
     case, examples, tmp_path, served_operations, mode, gate

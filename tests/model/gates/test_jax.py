@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 E, D, B = 6, 3, 5
 ROOT = Path(__file__).parents[3]
@@ -83,6 +84,7 @@ def run_on_jax(inputs: Path, outputs: Path) -> None:
     np.savez(outputs, **{key: np.asarray(value) for key, value in found.items()})
 
 
+@pytest.mark.slow
 def test_jax_agrees_with_tensorflow(tmp_path: Path) -> None:
     from multigate.model import gates
 

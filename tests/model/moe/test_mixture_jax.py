@@ -167,6 +167,7 @@ def both(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_values_and_gradients_under_jit_equal_tensorflow(both, case):
     expected, found = both
     names = [name for name in expected if name.startswith(f"{case}/")]
@@ -176,17 +177,20 @@ def test_values_and_gradients_under_jit_equal_tensorflow(both, case):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_outside_jit(both):
     expected, found = both
     np.testing.assert_allclose(found["eager/outputs"], expected["one_row/outputs"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_masks_move_on_from_step_to_step(both):
     _, found = both
     assert found["dropout/first"].any()
     assert not np.array_equal(found["dropout/first"], found["dropout/second"])
 
 
+@pytest.mark.slow
 def test_keras_fits_it_under_jit(both):
     losses = both[1]["fit/losses"]
     assert losses[-1] < losses[0]

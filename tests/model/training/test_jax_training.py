@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data import examples
@@ -50,6 +51,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
     tiny: Any, tmp_path: Path
 ) -> None:

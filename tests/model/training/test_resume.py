@@ -211,6 +211,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
     assert_same(undisturbed, out)
 
 
+@pytest.mark.slow
 def test_damaged_best_weights_damage_the_snapshot(
     tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_damaged_best_weights_damage_the_snapshot(
     assert_same(undisturbed, out)
 
 
+@pytest.mark.slow
 def test_what_is_not_continued_and_what_is(
     tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
 ) -> None:
@@ -262,6 +264,7 @@ def test_the_verb_continues(tiny: Any, undisturbed: Path, tmp_path: Path, capfd:
     assert_same(undisturbed, out)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_was_saved(
     tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
