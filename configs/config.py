@@ -10,7 +10,7 @@ from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
-from multigate.configs.sections.labels import EventLabel
+from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog, ImpressionLog, Log
 from multigate.configs.sections.model import ExportConfig, ModelConfig, TrainConfig
 from multigate.configs.sections.pipeline import PipelineConfig, TimeSplit
@@ -98,16 +98,37 @@ class Config(Frozen):
 
     def _check_waits(self) -> None:
         """Under an embargo, each label must close at some time."""
-        split = self.pipeline.split
-        if not isinstance(split, TimeSplit) or not split.embargo or self.pipeline.attribution:
+        split, log = self.pipeline.split, self.pipeline.log
+        if not isinstance(split, TimeSplit) or not split.embargo:
+            return
+        for name in self.tasks_without_end():
+            raise contradiction(
+                f"contract.tasks.{name}.label: expected within, or pipeline.attribution; "
+                "received neither: a label that waits without limit may hold what happens in "
+                "the next split of time (or set pipeline.split.embargo: false)"
+            )
+        if isinstance(log, EventLog) or log.known_after is not None:
             return
         for name, task in self.contract.tasks.items():
-            if isinstance(task.label, EventLabel) and task.label.within is None:
-                raise contradiction(
-                    f"contract.tasks.{name}.label: expected within, or pipeline.attribution; "
-                    "received neither: a label that waits without limit may hold what happens in "
-                    "the next split of time (or set pipeline.split.embargo: false)"
-                )
+            columns = task.label.columns if isinstance(task.label, ColumnLabel | RatioLabel) else ()
+            for column in columns:
+                if column in log.known_at:
+                    raise contradiction(
+                        f"contract.tasks.{name}.label: pipeline.log.known_at says when column "
+                        f"{column!r} is known, and nothing says after how long it stays as it is; "
+                        "set pipeline.log.known_after, such as 1d (or pipeline.split.embargo: "
+                        "false)"
+                    )
+
+    def tasks_without_end(self) -> list[str]:
+        """The tasks whose label waits for feedback without limit, so that it never closes."""
+        if self.pipeline.attribution is not None:
+            return []
+        return [
+            name
+            for name, task in self.contract.tasks.items()
+            if isinstance(task.label, EventLabel) and task.label.within is None
+        ]
 
     def _check_known(self) -> None:
         """Features over an impression log's feedback need the time when it is known."""

@@ -12,11 +12,10 @@ import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
-from multigate.configs.sections.labels import ImpressionLabel
 from multigate.features import Slices
 from multigate.pipeline import catalogue, computed, labels, tables
 from multigate.pipeline.columns import example_schema, table_features
-from multigate.pipeline.split import embargoed, mask_embargoed
+from multigate.pipeline.split import embargoed
 
 _IMPRESSIONS = 1 << 17  # whose lists are made at once
 _EXAMPLES = 1 << 16  # put together at once
@@ -53,7 +52,7 @@ def assemble(
     """
     contract, sampling = config.contract, config.pipeline.negatives
     few = max(1, _EXAMPLES // (1 if sampling is None else 1 + sampling.per_positive))
-    embargo = embargoed(config, limits)
+    embargo, told = embargoed(config, limits), labels.impression_tasks(contract)
     for start in range(0, len(impressions), _IMPRESSIONS):
         block = impressions[start : start + _IMPRESSIONS]
         queries = block.select(user=pl.col(contract.user), time=pl.col(TIME))
@@ -73,13 +72,14 @@ def assemble(
                 continue
             made = block[some["at"].to_numpy()].with_columns(some["split"])
             if sampling is not None and sampling.unmatched == "mask":
-                made = _without_unmatched(made, some["matched"], config)
+                unmatched = dict.fromkeys(told, ~pl.lit(some["matched"]))
+                made = made.with_columns(labels.masked(unmatched))
             made = _with_negatives(
                 made, some, None if taken is None else taken[one:two], side_tables, config
             )
             if answers is not None:
                 made = made.with_columns(answers[begin + one : begin + two].get_columns())
-            made = mask_embargoed(made, embargo)
+            made = made.with_columns(labels.masked(embargo))
             yield made.select(*example_schema(config).names, "split")
 
 
@@ -100,16 +100,6 @@ def _taken(
         found.with_columns(at=drawn.cast(pl.Int64)), on="at", how="left", maintain_order="left"
     )
     return placed.drop("at")
-
-
-def _without_unmatched(made: pl.DataFrame, matched: pl.Series, config: Config) -> pl.DataFrame:
-    """Mask the labels that tell logged from sampled, where no negative could be as the row is."""
-    names = [
-        LABEL + name
-        for name, task in config.contract.tasks.items()
-        if isinstance(task.label, ImpressionLabel)
-    ]
-    return made.with_columns(pl.when(matched).then(pl.col(name)).alias(name) for name in names)
 
 
 def _with_negatives(

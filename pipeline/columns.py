@@ -64,12 +64,12 @@ def number_columns(config: Config) -> list[str]:
 
     Of an event log: the divisors of its values.
     """
-    names = []
+    names: list[str] = []
     for task in config.contract.tasks.values():
         rule = task.label
         if isinstance(rule, ColumnLabel | RatioLabel):
-            names.append(rule.column)
-        if isinstance(rule, EventLabel | RatioLabel) and rule.over is not None:
+            names += rule.columns
+        elif isinstance(rule, EventLabel) and rule.over is not None:
             names.append(rule.over)
     if isinstance(config.pipeline.log, EventLog):
         return sorted(set(names))
@@ -85,11 +85,16 @@ def feedback_columns(config: Config) -> set[str]:
 
 
 def known_columns(config: Config) -> list[str]:
-    """The columns that say when the feedback is known that histories and counters read."""
+    """The columns that say when the feedback is known that labels, histories and counters read."""
     log = config.pipeline.log
     if isinstance(log, EventLog):
         return []
-    return sorted({log.known_at[n] for n in feedback_columns(config) if n in log.known_at})
+    names = feedback_columns(config)
+    if log.known_after is not None:  # where labels from columns close
+        for task in config.contract.tasks.values():
+            if isinstance(task.label, ColumnLabel | RatioLabel):
+                names |= set(task.label.columns)
+    return sorted({log.known_at[name] for name in names if name in log.known_at})
 
 
 def event_types(config: Config) -> dict[str, str]:

@@ -86,7 +86,7 @@ def make_examples(
     else:
         impressions = events.with_columns(repeated=pl.lit(False))
     outside = len(events) - len(events.filter(recent))
-    values = labels.logged_values(contract, impressions, events, feedback)
+    values = labels.logged_values(config, impressions, events, feedback)
     nothing = pl.Series([None] * len(impressions), dtype=pl.String)
     columns = {
         contract.user: impressions["user"],
@@ -174,10 +174,7 @@ def _mask_open(
     )
     frame = frame.with_columns(
         *(flag.alias(_OPEN + name) for name, flag in still_open.items()),
-        *(
-            pl.when(~flag).then(pl.col(LABEL + name)).alias(LABEL + name)
-            for name, flag in elsewhere.items()
-        ),
+        *labels.masked(elsewhere),
         __fate=fate,
     )
     return frame, dict(frame["__fate"].value_counts().iter_rows())

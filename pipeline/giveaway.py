@@ -26,8 +26,8 @@ from multigate.configs.files import (
     TIME,
     ExamplesFolder,
 )
-from multigate.configs.sections.labels import ImpressionLabel
 from multigate.features import Timeline
+from multigate.pipeline.labels import impression_tasks
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
@@ -68,7 +68,7 @@ def check(config: Config, examples: ExamplesFolder, seed: int = 0) -> GiveAway |
         DataError: the interval lies above 0.5; names what tells most.
     """
     contract, negatives = config.contract, config.pipeline.negatives
-    told = [n for n, task in contract.tasks.items() if isinstance(task.label, ImpressionLabel)]
+    told = impression_tasks(contract)
     if negatives is None or not told:
         return None
     labelled = pl.any_horizontal(pl.col(LABEL + name).is_not_null() for name in told)

@@ -3,6 +3,7 @@
 docs/labels.md states every rule, with examples that a test runs.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -11,22 +12,24 @@ from numpy.typing import NDArray
 
 from multigate.configs import Config
 from multigate.configs.contract import Contract
+from multigate.configs.files import LABEL
 from multigate.configs.sections.labels import (
+    ColumnLabel,
     DwellLabel,
     EventLabel,
     ImpressionLabel,
     LabelRule,
     RatioLabel,
 )
-from multigate.configs.sections.log import EventLog
+from multigate.configs.sections.log import EventLog, Log
 from multigate.features import Timeline
-from multigate.pipeline.columns import COLUMN
+from multigate.pipeline.columns import COLUMN, KNOWN
 
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def logged_values(
-    contract: Contract,
+    config: Config,
     impressions: pl.DataFrame,
     events: pl.DataFrame,
     feedback: pl.DataFrame,
@@ -34,9 +37,9 @@ def logged_values(
     """Apply each task's `label` rule to logged impressions.
 
     Args:
-        contract: the tasks.
-        impressions: (B, ...) columns `user`, `item`, `time`, and `session` or `column/...` where
-            rules read them.
+        config: the tasks, and when the log's feedback is known.
+        impressions: (B, ...) columns `user`, `item`, `time`, and `session`, `column/...` or
+            `known/...` where rules read them.
         events: all events of the same users, repeated impressions included: what ends a dwell.
         feedback: the attributed events: columns `impression`, `delay`, `event`, `value`, and
             `column/...` where rules divide by it.
@@ -45,7 +48,7 @@ def logged_values(
         (B,) values by task, null where the rule finds nothing.
     """
     values = {}
-    for name, task in contract.tasks.items():
+    for name, task in config.contract.tasks.items():
         rule = task.label
         if isinstance(rule, ImpressionLabel):
             values[name] = pl.Series([1.0] * len(impressions), dtype=pl.Float64)
@@ -53,10 +56,10 @@ def logged_values(
             values[name] = _from_events(rule, len(impressions), feedback)
         elif isinstance(rule, DwellLabel):
             values[name] = _dwell(impressions, events, rule)
-        elif isinstance(rule, RatioLabel):
-            values[name] = impressions.select(_ratio(COLUMN + rule.column, rule.over)).to_series()
         else:
-            values[name] = impressions[COLUMN + rule.column]
+            column, in_time = COLUMN + rule.column, _known_in_time(rule, config.pipeline.log)
+            value = _ratio(column, rule.over) if isinstance(rule, RatioLabel) else pl.col(column)
+            values[name] = impressions.select(pl.when(in_time).then(value)).to_series()
     return values
 
 
@@ -75,6 +78,22 @@ def waits(config: Config) -> dict[str, timedelta]:
     return {name: found[name] for name in contract.tasks}
 
 
+def _known_in_time(rule: ColumnLabel | RatioLabel, log: Log) -> pl.Expr:
+    """Whether a row's columns were known when its label closed.
+
+    A column with a time of its own may be filled later than the log's `known_after`. Nobody had its
+    value then, and what stands in the row now may have happened during the next split.
+    """
+    in_time = pl.lit(True)
+    if isinstance(log, EventLog) or log.known_after is None:
+        return in_time
+    for column in rule.columns:
+        if column in log.known_at:
+            delay = pl.col(KNOWN + log.known_at[column]) - pl.col("time")
+            in_time &= (delay <= log.known_after).fill_null(True)
+    return in_time
+
+
 def _own_wait(rule: LabelRule, config: Config) -> timedelta:
     log = config.pipeline.log
     if isinstance(rule, EventLabel):
@@ -85,6 +104,19 @@ def _own_wait(rule: LabelRule, config: Config) -> timedelta:
     if isinstance(rule, ImpressionLabel) or isinstance(log, EventLog):
         return timedelta(0)
     return log.known_after or timedelta(0)
+
+
+def impression_tasks(contract: Contract) -> list[str]:
+    """The tasks that tell logged rows from sampled ones."""
+    return [name for name, t in contract.tasks.items() if isinstance(t.label, ImpressionLabel)]
+
+
+def masked(flags: Mapping[str, pl.Expr]) -> list[pl.Expr]:
+    """The label columns of these tasks, null where a task's flag is true."""
+    return [
+        pl.when(~flag).then(pl.col(LABEL + name)).alias(LABEL + name)
+        for name, flag in flags.items()
+    ]
 
 
 def open_at(

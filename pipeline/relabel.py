@@ -15,8 +15,8 @@ from multigate.configs.sections.labels import (
     LabelRule,
     Task,
 )
-from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN
+from multigate.configs.sections.log import EventLog, Log
+from multigate.pipeline.columns import COLUMN, KNOWN
 from multigate.pipeline.recompute import Row, owners
 
 Labels = dict[str, float | None]
@@ -45,7 +45,7 @@ def labels_of(impression: Row, own: list[Row], config: Config) -> Iterator[Label
                 (feedback if len(found) == 1 else tied).append(event)
     for events in ([*feedback, *tied], feedback)[: 2 if tied else 1]:
         values = {
-            name: _value(task.label, impression, events, own)
+            name: _value(task.label, impression, events, own, log)
             for name, task in config.contract.tasks.items()
         }
         yield finished(values, config)
@@ -95,17 +95,29 @@ def closes_after(name: str, config: Config) -> timedelta:
     return max(waits)
 
 
-def _value(rule: LabelRule, impression: Row, feedback: list[Row], own: list[Row]) -> float | None:
+def _value(
+    rule: LabelRule, impression: Row, feedback: list[Row], own: list[Row], log: Log
+) -> float | None:
     if isinstance(rule, ImpressionLabel):
         return 1.0
     if isinstance(rule, DwellLabel):
         return dwell(rule, impression, own)
     if isinstance(rule, EventLabel):
         return _of_events(rule, impression["time"], feedback)
+    if any(_known_late(column, impression, log) for column in rule.columns):
+        return None
     if isinstance(rule, ColumnLabel):
         value: float | None = impression[COLUMN + rule.column]
         return value
     return _over(impression[COLUMN + rule.column], impression[COLUMN + rule.over])
+
+
+def _known_late(column: str, impression: Row, log: Log) -> bool:
+    """Whether a column of the impression's row was filled after its label had closed."""
+    if isinstance(log, EventLog) or log.known_after is None or column not in log.known_at:
+        return False
+    known, time = impression[KNOWN + log.known_at[column]], impression["time"]
+    return None not in (known, time) and known > time + log.known_after
 
 
 def _of_events(rule: EventLabel, time: datetime, feedback: list[Row]) -> float | None:

@@ -10,19 +10,12 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.contract import IdListFeature
 from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
-from multigate.configs.sections.labels import ImpressionLabel
 from multigate.features import Slices
-from multigate.pipeline import computed, negatives, split
+from multigate.pipeline import computed, labels, negatives, split
 from multigate.pipeline.buckets import spill
 from multigate.pipeline.columns import counters, history_features
 from multigate.pipeline.facts import LabelFacts, SampleFacts, SplitLimits
 from multigate.pipeline.plan import Plan
-
-
-def impression_tasks(config: Config) -> list[str]:
-    """The tasks that tell logged rows from sampled ones."""
-    tasks = config.contract.tasks.items()
-    return [name for name, task in tasks if isinstance(task.label, ImpressionLabel)]
 
 
 def listed_items(config: Config) -> list[str]:
@@ -56,8 +49,9 @@ def sample_bucket(fact: LabelFacts, limits: SplitLimits, plan: Plan) -> SampleFa
         impressions, contract.user, config.pipeline.split, config.pipeline.seed, limits.starts
     )
     flags = split.embargoed(config, limits.starts)
-    embargoed, some_left = _embargo(impressions.with_columns(split=splits), flags)
-    impressions = split.mask_embargoed(impressions.with_columns(split=splits), flags)
+    impressions = impressions.with_columns(split=splits)
+    embargoed, some_left = _embargo(impressions, flags)
+    impressions = impressions.with_columns(labels.masked(flags))
     logged = impressions.select(
         at=pl.int_range(pl.len()),
         slot=pl.lit(-1, pl.Int64),
@@ -70,7 +64,7 @@ def sample_bucket(fact: LabelFacts, limits: SplitLimits, plan: Plan) -> SampleFa
     asked, unmatched, rows = 0, 0, kept
     if sampling is not None:
         # Of an impression that `downsample` leaves out, negatives would be alone.
-        told = impression_tasks(config)
+        told = labels.impression_tasks(contract)
         asking = (stays if told else some_left) & _told_apart(impressions, told)
         of = asking.arg_true().cast(pl.Int64)
         drawn = _draw(impressions, of, plan, number)

@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from multigate.configs import Config
-from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
+from multigate.configs.files import IMPRESSION, SPLITS, TIME
 from multigate.configs.sections.pipeline import Split, TimeSplit
 from multigate.pipeline.hashing import Hashes, combine, hash_column
 from multigate.pipeline.labels import open_at, waits
@@ -123,14 +123,6 @@ def embargoed(config: Config, limits: tuple[datetime, datetime] | None) -> dict[
         dict(zip(SPLITS, limits, strict=False)), default=None, return_dtype=pl.Datetime("us", "UTC")
     )
     return open_at(pl.col(TIME), waits(config), following)
-
-
-def mask_embargoed(examples: pl.DataFrame, flags: dict[str, pl.Expr]) -> pl.DataFrame:
-    """Mask the labels that `embargoed` flags."""
-    return examples.with_columns(
-        pl.when(~flag).then(pl.col(LABEL + name)).alias(LABEL + name)
-        for name, flag in flags.items()
-    )
 
 
 def uniform(hashes: Hashes) -> NDArray[np.float64]:

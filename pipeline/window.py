@@ -20,7 +20,6 @@ from zoneinfo import ZoneInfo
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import Count, History, IdListFeature, NumberFeature, Rate, Since
-from multigate.configs.sections.labels import EventLabel
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.labels import waits
 from multigate.pipeline.sources import Shard
@@ -76,13 +75,11 @@ def plan_window(config: Config, since: datetime, until: datetime) -> Window:
         raise ConfigError("--from: pipeline.log.unknown_time: rows without a time are of no day")
     if pipeline.negatives is not None and pipeline.negatives.exclude == "ever":
         raise ConfigError("--from: pipeline.negatives.exclude: 'ever' looks beyond every day")
-    for name, task in config.contract.tasks.items():
-        open_ended = isinstance(task.label, EventLabel) and task.label.within is None
-        if open_ended and pipeline.attribution is None:
-            raise ConfigError(
-                f"--from: contract.tasks.{name}.label waits without limit, so that no day's labels "
-                "are ever complete; give it within, or set pipeline.attribution"
-            )
+    for name in config.tasks_without_end():
+        raise ConfigError(
+            f"--from: contract.tasks.{name}.label waits without limit, so that no day's labels "
+            "are ever complete; give it within, or set pipeline.attribution"
+        )
     longest = max(waits(config).values()) if pipeline.hold_back else timedelta(0)
     first, back = since - longest, look_back(config)
     return Window(None if back is None else first - back, first, since, until)

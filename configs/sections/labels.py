@@ -63,6 +63,11 @@ class ColumnLabel(Frozen):
     rule: Literal["column"]
     column: str
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return (self.column,)
+
 
 class RatioLabel(Frozen):
     """One column divided by another (impression rows), such as watched over duration.
@@ -74,6 +79,11 @@ class RatioLabel(Frozen):
     column: str
     over: str
     """The divisor."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the rule reads."""
+        return self.column, self.over
 
 
 LabelRule = Annotated[

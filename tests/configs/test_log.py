@@ -99,7 +99,21 @@ def test_feedback_that_features_read_must_say_when_it_is_known():
     with pytest.raises(ConfigError, match=message):
         demo({})
     assert demo({"known_after": "10m"}).name == "demo"
-    assert demo({"known_at": {"click": "click_time"}}).name == "demo"
+    at = {"known_at": {"click": "click_time"}}
+    assert demo(at, split={"by": "user", "validation": 0.1, "test": 0.1}).name == "demo"
+
+
+def test_a_label_with_a_time_of_its_own_must_close_before_the_next_split():
+    at = {"known_at": {"click": "click_time"}}
+    message = (
+        r"contract\.tasks\.click\.label: pipeline\.log\.known_at says when column 'click' "
+        r"is known, and nothing says after how long .*; set pipeline\.log\.known_after"
+    )
+    with pytest.raises(ConfigError, match=message):
+        demo(at)
+    assert demo(at | {"known_after": "1d"}).name == "demo"
+    split = {"by": "time", "validation": 0.1, "test": 0.1, "embargo": False}
+    assert demo(at, split=split).name == "demo"
 
 
 @pytest.mark.parametrize("key", ["collapse", "clock_skew"])

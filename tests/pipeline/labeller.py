@@ -244,8 +244,13 @@ def dwell_label(rule, impression, session):
     return None
 
 
-def row_label(rule, row):
+def row_label(rule, row, time, log):
     """A label of the rules `column` and `ratio`."""
+    for column in [rule.column] + ([rule.over] if rule.rule == "ratio" else []):
+        if column in log.known_at and log.known_after is not None and time is not None:
+            known = instant(row.get(log.known_at[column]), log.time_unit)
+            if known is not None and known - time > micros(log.known_after):
+                return None
     value = number(row.get(rule.column))
     if rule.rule == "column":
         return value
@@ -521,7 +526,7 @@ class Labelled:
             if event["session"] is None:
                 return None
             return dwell_label(rule, event, self.sessions[event["user"], event["session"]])
-        return row_label(rule, event["row"])
+        return row_label(rule, event["row"], event["time"], self.config.pipeline.log)
 
     def closed(self, task, time, instant):
         """Whether a task's label of an impression is closed as of an instant."""

@@ -499,6 +499,7 @@ def test_feedback_in_files_of_its_own(seed, event_config, read_examples, tmp_pat
     compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("hold_back", [None, False])
 def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
     stories = [line | {"row": line["row"] + 10_000} for line in story_lines(6, 50)]
@@ -524,6 +525,7 @@ def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
         compare(config, tmp_path / "log", out, manifest, read_examples, span=span)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_event_logs(variant, seed, event_config, read_examples, tmp_path):
@@ -655,6 +657,11 @@ IMPRESSION_VARIANTS = {
         "pipeline.log.known_after": None,
         "pipeline.log.known_at": dict.fromkeys(["click", "like", "stars"], "click_time"),
         "pipeline.cut_off": instant(900_000),
+        "pipeline.split.embargo": False,
+    },
+    "known_at_by_time": {
+        "pipeline.log.known_after": "20s",
+        "pipeline.log.known_at": {"click": "click_time", "stars": "click_time"},
     },
 }
 
