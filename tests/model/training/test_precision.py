@@ -57,10 +57,14 @@ def test_the_metrics_stay_and_the_checkpoint_exports(
     for name in ("float32", precision):
         train.train(make(tiny, name), tiny.examples, tmp_path / name, progress=False)
         found[name] = evaluate.evaluate(tmp_path / name, tiny.examples)
-    for task, exact in found["float32"]["tasks"].items():
-        half = found[precision]["tasks"][task]["value"]
-        assert half == pytest.approx(exact["value"], rel=0.05), task
-    dwell = [found[name]["tasks"]["dwell"]["value"] for name in found]
-    assert dwell[0] != dwell[1]
+    exact, half = (found[name]["tasks"] for name in found)
+    for task in ("click", "like"):
+        assert half[task]["value"] == pytest.approx(exact[task]["value"], abs=0.01), task
+    # In deviations on the scale of training: a few long dwells decide the RMSE in seconds.
+    errors = [tasks["dwell"]["trained_on"] for tasks in (exact, half)]
+    relative = [error["rmse"] / error["label_std"] for error in errors]
+    assert relative[0] < 0.85
+    assert relative[1] == pytest.approx(relative[0], abs=0.02)
+    assert relative[1] != relative[0]
     version = export(tmp_path / precision, tiny.examples, tmp_path / "models")  # checks parity
     assert (version / "saved_model.pb").exists()
