@@ -14,7 +14,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
-from benchmarks.pipeline_logs import LIKES
+from pipeline_logs import LIKES
 
 WEEK, CAP, LAST = 7 * 86_400, 1800, 20
 SHORT = {name: name.split()[0].lower() for name in LIKES}
