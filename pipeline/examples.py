@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+import numpy as np
 import polars as pl
 
 from multigate.configs import Config
@@ -183,7 +184,11 @@ def _mask_open(
 def impression_numbers(events: pl.DataFrame) -> pl.Series:
     """Number impressions by their identity; several of one identity in the order of the rows."""
     identity = events["identity"]
-    if identity.is_duplicated().any():
-        occurrence = pl.int_range(pl.len(), dtype=pl.UInt64).over("identity")
-        identity = events.select(pl.col("identity") + occurrence).to_series()
-    return pl.Series(mix(identity.to_numpy()) >> 1, dtype=pl.Int64)
+    several = identity.is_duplicated()
+    numbers = identity.to_numpy()
+    if several.any():
+        few = pl.DataFrame({"identity": identity, "at": pl.int_range(len(identity), eager=True)})
+        few = few.filter(several).with_columns(nth=pl.int_range(pl.len()).over("identity"))
+        numbers = numbers.copy()
+        numbers[few["at"].to_numpy()] += few["nth"].to_numpy().astype(np.uint64)
+    return pl.Series(mix(numbers) >> 1, dtype=pl.Int64)
