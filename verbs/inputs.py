@@ -5,12 +5,16 @@ the code that reads it.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import DataError, ModelError
+from multigate.configs.errors import DataError, ModelError, ServingError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_names
 from multigate.configs.sections.evaluation import EvaluationConfig
+
+if TYPE_CHECKING:
+    from multigate.serving.core.options import ServerOptions
 
 _CONFIG, _GRAPH = "config.json", "saved_model.pb"
 _EXTRA = "assets.extra"
@@ -90,3 +94,27 @@ def require_names(options: EvaluationConfig, folder: Path) -> None:
         DataError: its contract is missing or damaged.
     """
     check_names(options, require_model(folder).contract, folder)
+
+
+def require_server_files(options: "ServerOptions") -> None:
+    """Check what a server's options name: its files, and the base paths of its rankers.
+
+    A candidate model's base path may be absent: Recommend then answers with popular items.
+
+    Raises:
+        ServingError: a file cannot be read or does not hold what it must, or a folder is absent.
+    """
+    from multigate.serving.core.security import read_ssl_config, read_tokens
+    from multigate.serving.versions.model_config import read_model_configs
+
+    bases = [options.model_base_path] if options.model_base_path is not None else []
+    if options.model_config_file is not None:
+        configs = read_model_configs(options.model_config_file)
+        bases = [config.base_path for config in configs if not config.ranker]
+    for base in bases:
+        if not base.is_dir():
+            raise ServingError(f"{base}: expected a folder of versions, but it does not exist")
+    if options.ssl_config_file is not None:
+        read_ssl_config(options.ssl_config_file)
+    if options.auth_token_file is not None:
+        read_tokens(options.auth_token_file)

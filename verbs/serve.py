@@ -16,8 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> None:
     """Run the verb."""
     from multigate.serving.core.options import from_arguments
+    from multigate.verbs.inputs import require_server_files
 
     server_options = from_arguments(options)
+    require_server_files(server_options)
     if server_options.workers > 1:
         from multigate.serving.workers.supervisor import (
             supervise,  # imports no TensorFlow: the workers do

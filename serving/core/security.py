@@ -33,6 +33,15 @@ def server_credentials(path: Path) -> Any:
     )
 
 
+def read_ssl_config(path: Path) -> Any:
+    """An SSLConfig in protobuf's text form.
+
+    Raises:
+        ServingError: the file cannot be read or parsed, or lacks what it needs.
+    """
+    return _SSLFile(path).read()
+
+
 class _SSLFile:
     """The server's SSLConfig file, read again when it changes."""
 

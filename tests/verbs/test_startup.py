@@ -201,6 +201,49 @@ def test_an_absent_checkpoint_is_told_at_once(action, folders, tmp_path):
     assert cpu < 1.5
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("flag", "text", "message"),
+    [
+        ("model_config_file", None, "cannot be read: No such file or directory"),
+        ("model_config_file", "modle_config_list {}", 'no field named "modle_config_list"'),
+        ("ssl_config_file", 'server_key: "key.pem"', "server_key: expected the PEM text itself"),
+        ("auth_token_file", "\n", "expected printable ASCII tokens, one a line"),
+    ],
+)
+def test_a_wrong_file_of_the_server_is_told_at_once(flag, text, message, workers, tmp_path):
+    path = tmp_path / "file.txt"
+    if text is not None:
+        path.write_text(text)
+    models = ["--model_name", "m", "--model_base_path", tmp_path]
+    status, out, err, cpu = call(
+        *("serve", f"--{flag}", path, "--workers", workers),
+        *(() if flag == "model_config_file" else models),
+    )
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ")
+    assert f"{path}: " in err
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert cpu < 1.5
+
+
+def test_an_absent_base_path_is_told_at_once(tmp_path):
+    absent, config = tmp_path / "absent", tmp_path / "models.txt"
+    config.write_text(
+        f'model_config_list {{ config {{ name: "m" base_path: "{absent}" '
+        'model_platform: "tensorflow" } }'
+    )
+    for arguments in (
+        ("--model_name", "m", "--model_base_path", absent),
+        ("--model_config_file", config),
+    ):
+        status, out, err, cpu = call("serve", *arguments)
+        assert (status, out) == (2, "")
+        assert err == f"error: {absent}: expected a folder of versions, but it does not exist\n"
+        assert cpu < 1.5
+
+
 def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
     status, out, err, _ = call(
         *("audit", "--config", "demo", "--data", folders / "log"),
