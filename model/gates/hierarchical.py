@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from multigate.model.gates.parts.base import Gate, Properties, Routing, Tensor, derive_seed
+from multigate.model.gates.parts.registry import make
 
 
 @keras.saving.register_keras_serializable("multigate")
@@ -84,8 +85,6 @@ class Hierarchical(Gate):
 
     def _make(self, label: str, settings: dict[str, Any], size: int, salt: int) -> Gate:
         """Make the gate of one level, over `size` groups or members."""
-        from multigate.model.gates import make  # here, because `make` imports this module
-
         options = {"seed": derive_seed(self.seed, label), "dtype": self.dtype_policy} | settings
         if options["name"] == "hash":
             # With the same hash on both levels, a group would use only some of its members.

@@ -1,4 +1,4 @@
-"""The parts that gates share: the base class, the smooth-step, selection, noise, schedules.
+"""The parts that gates share: base class, registry, smooth-step, selection, noise, schedules.
 
 Public face: every module.
 """
