@@ -8,7 +8,7 @@ another package only what `PACKAGES` allows.
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -124,23 +124,54 @@ def room_of(module: str) -> str:
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
     """Dotted name of each imported module, and the imported name in it; inside functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    return imports_of(path.read_text())
+
+
+def imports_of(source: str) -> Iterator[tuple[str, str]]:
+    """The same of a module's text; a relative import keeps its dots."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ((module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((one.value, "") for one in node.args if isinstance(one, ast.Constant))
 
 
 def our_imports(path: Path) -> Iterator[tuple[str, str]]:
     """Modules of ours that a file imports, and the name taken from each ("" for the module)."""
-    for module, name in imports(path):
-        if module == "multigate" or not module.startswith("multigate."):
+    return ours_among(imports(path))
+
+
+def ours_among(imported: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """`our_imports` of all imports."""
+    for module, name in imported:
+        if not f"{module}.".startswith("multigate."):
             continue
-        ours = module.removeprefix("multigate.")
-        if f"{ours}.{name}" in modules():
-            yield f"{ours}.{name}", ""
-        else:
-            yield ours, name
+        ours = f"{module}.{name}".removeprefix("multigate.").removesuffix(".")
+        if ours in modules():  # `from multigate.model import gates`, `from multigate import model`
+            yield ours, ""
+        elif module != "multigate":
+            yield module.removeprefix("multigate."), name
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("import multigate.model.gates", [("model.gates", "")]),
+        ("import multigate.model.gates as g", [("model.gates", "")]),
+        ("from multigate import model", [("model", "")]),
+        ("from multigate import __version__", []),
+        ("from multigate.model import gates", [("model.gates", "")]),
+        ("from multigate.model.gates import make", [("model.gates", "make")]),
+        ("def f():\n    from multigate.model import gates", [("model.gates", "")]),
+        ("importlib.import_module('multigate.verbs.command')", [("verbs.command", "")]),
+        ("import numpy, multigate_other", []),
+    ],
+)
+def test_every_way_to_import_is_seen(line, found):
+    assert list(ours_among(imports_of(line))) == found
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -182,11 +213,10 @@ def test_no_room_imports_a_higher_one():
 
 
 def test_no_circles_of_modules():
-    """Not even by way of an import inside a function."""
+    """Not even by way of an import inside a function, or of a room's `__init__`."""
     graph = {
         module: {imported for imported, _ in our_imports(path)} - {module}
         for module, path in modules().items()
-        if path.name != "__init__.py"  # a face gathers its own room
     }
     try:
         TopologicalSorter(graph).prepare()
@@ -209,6 +239,7 @@ def test_every_import_of_ours_is_under_the_one_name():
     for path in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
         for module, _ in imports(path):
             assert module.partition(".")[0] not in PACKAGES, f"{path} imports {module}"
+            assert not module.startswith("."), f"{path}: expected an absolute import, got {module}"
 
 
 @pytest.mark.parametrize("module", sorted(modules()))
