@@ -124,7 +124,7 @@ def _with_negatives(
     table = side_tables.get("items")
     if table is not None:
         sampled = sampled.drop(list(table_features(config, "items")))
-        sampled = tables.join(sampled, config, "items", table)
+        sampled = tables.join_table(sampled, config, "items", table)
     values = labels.apply_steps(contract, labels.sampled_values(contract, len(sampled)))
     sampled = sampled.with_columns([value.alias(LABEL + name) for name, value in values.items()])
     return pl.concat([made.filter(~drawn), sampled.select(made.columns)]).sort("__place")

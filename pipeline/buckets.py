@@ -77,7 +77,7 @@ class SpillBuffer:
         return spill(rows, self._buckets, self._folder, prefix)
 
 
-def divide(
+def subdivide(
     number: int, pieces: Iterable[Piece], buckets: int, limit: int, folder: Path
 ) -> list[tuple[int, list[Piece]]]:
     """Divide a bucket that is too large, by another part of the user's hash.

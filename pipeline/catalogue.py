@@ -35,7 +35,7 @@ def item_features(config: Config) -> list[str]:
     return [name for name, feature in log_features(config).items() if feature.side == "item"]
 
 
-def part(known: pl.DataFrame, negatives: Negatives, config: Config) -> pl.DataFrame:
+def shown_items(known: pl.DataFrame, negatives: Negatives, config: Config) -> pl.DataFrame:
     """Make a bucket's part of the catalogue.
 
     Args:
@@ -82,8 +82,8 @@ def merge(
     return Catalogue(pool, features if names else features.clear())
 
 
-def join(parts: list[Catalogue]) -> Catalogue:
-    """Join at least one catalogue, each of other items."""
+def concatenate(parts: list[Catalogue]) -> Catalogue:
+    """Concatenate at least one catalogue, each of other items."""
     pool = pl.concat([part.pool for part in parts]).sort("time", "item", nulls_last=False)
     features = pl.concat([part.features for part in parts])
     return Catalogue(pool, features.sort("item", maintain_order=True))

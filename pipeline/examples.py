@@ -106,7 +106,7 @@ def make_examples(
         events = events.filter(~pl.col("repeated")).drop("repeated")
     kept = pl.lit(True)
     for source, table in side_tables.items():
-        frame = tables.join(frame, config, source, table)
+        frame = tables.join_table(frame, config, source, table)
         for feature in tables.required(config, source):
             kept &= pl.col(feature).is_not_null()
     complete = frame.filter(kept).sort(TIME, IMPRESSION, nulls_last=False)

@@ -28,12 +28,14 @@ def shards(config: Config, data: Path | str) -> list[Shard]:
     return found
 
 
-def divide(config: Config, found: list[Shard]) -> list[Shard]:
+def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
     """Divide large files among workers."""
     parts: list[Shard] = []
     for feedback in (False, True):
         of_side = [shard for shard in found if shard.feedback == feedback]
-        parts += ranges.divide(of_side, form(config, feedback), wanted_columns(config, feedback))
+        parts += ranges.divide_shards(
+            of_side, form(config, feedback), wanted_columns(config, feedback)
+        )
     return parts
 
 

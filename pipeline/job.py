@@ -83,7 +83,7 @@ def run(
     skipped -= len(shards)
     if not shards:
         raise DataError(f"{data}: no folder {log.partition}=... holds a day of this span")
-    shards = inputs.divide(config, shards)
+    shards = inputs.divide_log(config, shards)
     forgotten = erasure.read_list(config, data, forget)
     with new_folder(out) as folder:
         # Workers need not share this process's working directory.

@@ -10,12 +10,12 @@ from multigate.configs.sections.pipeline import Negatives
 from multigate.pipeline import catalogue, computed, snapshot
 from multigate.pipeline.buckets import (
     Piece,
-    divide,
     gather,
     parts_of,
     read_piece,
     spill,
     spilled_path,
+    subdivide,
 )
 from multigate.pipeline.examples import make_examples
 from multigate.pipeline.facts import LabelFacts, SplitLimits, Verdict
@@ -28,10 +28,10 @@ _MIB = 1 << 20
 
 
 def divide_bucket(bucket: tuple[int, Iterable[Piece]], plan: Plan) -> list[tuple[int, list[Piece]]]:
-    """Divide a bucket that holds more of the log than fits the budget; see `buckets.divide`."""
+    """Divide a bucket that holds more of the log than fits the budget; see `buckets.subdivide`."""
     number, pieces = bucket
     limit = plan.config.pipeline.bucket_mib * _MIB
-    return divide(number, pieces, plan.buckets, limit, plan.work)
+    return subdivide(number, pieces, plan.buckets, limit, plan.work)
 
 
 def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) -> list[LabelFacts]:
@@ -65,7 +65,7 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     shown_bytes = 0
     negatives = config.pipeline.negatives
     if negatives is not None:
-        shown = catalogue.part(made.shown, negatives, config)
+        shown = catalogue.shown_items(made.shown, negatives, config)
         spilled = spill(shown, plan.buckets, plan.work, f"shown-{number:05d}", "item")
         shown_bytes = sum(piece.size for _, piece in spilled)
     if by_shares(config.pipeline.split):
@@ -104,4 +104,4 @@ def _of_items(facts: list[LabelFacts], negatives: Negatives, plan: Plan) -> cata
         buckets = range(turn, plan.buckets, turns)
         parts = [read_piece(path, *buckets) for path in paths]
         merged.append(catalogue.merge(parts, negatives, plan.config, items))
-    return catalogue.join(merged)
+    return catalogue.concatenate(merged)

@@ -109,7 +109,7 @@ def draw_alike(
     Returns:
         Triples (positive, slot, item code).
     """
-    drawn: list[tuple[Numbers, Numbers, Numbers]] = [_nothing()]
+    drawn: list[tuple[Numbers, Numbers, Numbers]] = [_no_rows()]
     hashes = hash_column(items) if len(rows) else np.zeros(0, np.uint64)
     for found in lists.alike(rows, own, counts):
         weights = pool.weights(rows[found[0]], found[1])
@@ -125,7 +125,7 @@ def draw_alike(
     return first, second, third
 
 
-def _nothing() -> tuple[Numbers, Numbers, Numbers]:
+def _no_rows() -> tuple[Numbers, Numbers, Numbers]:
     return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 

@@ -188,7 +188,7 @@ def _table(rows: NDArray[np.int64], items: pl.Series) -> pl.DataFrame:
     )
 
 
-def numbers(positives: pl.Series, slots: pl.Series) -> pl.Series:
+def number_negatives(positives: pl.Series, slots: pl.Series) -> pl.Series:
     """Number sampled negatives by hashes of their positives' numbers and their slots."""
     hashes = combine(positives.to_numpy(), slots.to_numpy() + 1)
     return pl.Series(hashes >> np.uint64(1), dtype=pl.Int64)

@@ -107,7 +107,7 @@ def _separate(
     given = {n: column.reasons for n, column in parsed.items() if _any(column.reasons)}
     reason = _first(
         *(f"{name.split('/')[-1]}: " + reasons for name, reasons in given.items()),
-        _nothing(len(chunk.line)),
+        _all_null(len(chunk.line)),
     )
     bad = reason.is_not_null()
     events = pl.DataFrame([column.values.alias(name) for name, column in parsed.items()])
@@ -147,12 +147,12 @@ def _identify(events: pl.DataFrame, feedback: bool) -> pl.DataFrame:
 def _reasons(bad: pl.Series, reason: str) -> pl.Series:
     """The reason where `bad`, null elsewhere."""
     if not bad.any():  # the usual case, made cheap
-        return _nothing(len(bad))
+        return _all_null(len(bad))
     when = pl.when(pl.col("bad")).then(pl.lit(reason))
     return pl.DataFrame({"bad": bad}, schema={"bad": pl.Boolean}).select(when).to_series()
 
 
-def _nothing(rows: int) -> pl.Series:
+def _all_null(rows: int) -> pl.Series:
     return pl.repeat(None, rows, dtype=pl.String, eager=True)
 
 

@@ -17,7 +17,7 @@ from multigate.pipeline.sources import Shard
 LONGEST = 32 << 20
 
 
-def divide(
+def divide_shards(
     shards: list[Shard], form: Format, wanted: list[str], longest: int = LONGEST
 ) -> list[Shard]:
     """Divide the shards that are larger than `longest` bytes and can be divided.

@@ -76,7 +76,7 @@ def sample_bucket(fact: LabelFacts, limits: SplitLimits, plan: Plan) -> SampleFa
                 "slot": slots,
                 "item": drawn.negatives["item"],
                 # The number of a negative is a function of its positive's and its slot.
-                "impression": negatives.numbers(impressions[IMPRESSION].gather(at), slots),
+                "impression": negatives.number_negatives(impressions[IMPRESSION].gather(at), slots),
                 "split": splits.gather(at),
             }
         )

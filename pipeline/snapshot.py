@@ -44,7 +44,7 @@ def users(
     columns = computed.of_user(past, _at(latest, "user", cut_off), config)
     latest = latest.with_columns(**columns).rename({"user": config.contract.user})
     if table is not None:
-        latest = tables.join(_as_of(latest, cut_off), config, "users", table)
+        latest = tables.join_table(_as_of(latest, cut_off), config, "users", table)
     return latest.select(schema(config, "user").names)
 
 
@@ -80,7 +80,7 @@ def items(
     columns = computed.of_item(counted, _at(latest, "item", cut_off), config)
     latest = latest.with_columns(**columns).rename({"item": config.contract.item})
     if table is not None:
-        latest = tables.join(_as_of(latest, cut_off), config, "items", table)
+        latest = tables.join_table(_as_of(latest, cut_off), config, "items", table)
     return latest.select(schema(config, "item").names)
 
 

@@ -142,7 +142,7 @@ def read(
         for chunk in _read(shard, form, wanted, single):
             yield _with_nulls(chunk, nulls) if nulls else chunk
     except DamagedError as error:
-        last = _nothing(reject(error.line, str(error), error.text))
+        last = _empty_chunk(reject(error.line, str(error), error.text))
         yield replace(last, damage=error)
 
 
@@ -167,7 +167,7 @@ def _with_nulls(chunk: Chunk, texts: set[str]) -> Chunk:
     return replace(chunk, frame=chunk.frame.with_columns(pl.col(pl.String).replace(nulls)))
 
 
-def _nothing(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
+def _empty_chunk(rejects: pl.DataFrame, columns: tuple[str, ...] = ()) -> Chunk:
     empty = pl.Series("line", [], dtype=pl.Int64)
     text = pl.Series("text", [], dtype=pl.String)
     return Chunk(pl.DataFrame(), empty, text, columns, rejects)
@@ -270,7 +270,7 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
             if twice is not None:
                 raise DamagedError(f"malformed file: two columns {twice!r}")
             if file.metadata.num_rows == 0:
-                yield _nothing(pl.DataFrame(schema=REJECT), names)
+                yield _empty_chunk(pl.DataFrame(schema=REJECT), names)
             groups = range(file.metadata.num_row_groups)[shard.start : shard.stop]
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
             stop = line + sum(file.metadata.row_group(at).num_rows for at in groups)

@@ -99,7 +99,7 @@ def _typed(chunk: Chunk, config: Config, source: str, file: str) -> pl.DataFrame
     ).with_columns((f"{file}: line " + lines).alias(_WHERE))
 
 
-def join(
+def join_table(
     frame: pl.DataFrame, config: Config, source: str, table: pl.DataFrame, time: str = TIME
 ) -> pl.DataFrame:
     """Add the features of a side table; null where the table lacks the id.

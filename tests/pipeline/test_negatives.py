@@ -13,7 +13,7 @@ from multigate.pipeline import job, matching
 from multigate.pipeline import negatives as module
 from multigate.pipeline.candidate_pool import thin
 from multigate.pipeline.catalogue import as_of
-from multigate.pipeline.negatives import numbers
+from multigate.pipeline.negatives import number_negatives
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -345,7 +345,7 @@ def test_draws_depend_on_the_seed_and_the_impression_alone():
     back = mixed.with_columns(positive=pl.Series(order[mixed["positive"].to_numpy()]))
     assert back.sort("positive", "slot").equals(drawn)
     assert not draw(positives, touched, POOL, policy, 8).equals(drawn)
-    ids = numbers(positives["impression"].gather(drawn["positive"]), drawn["slot"])
+    ids = number_negatives(positives["impression"].gather(drawn["positive"]), drawn["slot"])
     assert ids.n_unique() == 400
     assert ids.min() >= 0
 

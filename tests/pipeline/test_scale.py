@@ -10,8 +10,7 @@ import pytest
 
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
 from multigate.pipeline import assemble, catalogue, job, labelling, ranges, reading
-from multigate.pipeline.buckets import divide as divide_bucket
-from multigate.pipeline.buckets import gather, read_piece, spill
+from multigate.pipeline.buckets import gather, read_piece, spill, subdivide
 from multigate.pipeline.plan import count_buckets
 from multigate.pipeline.sources import Shard, expand, read
 
@@ -99,7 +98,7 @@ def test_a_bucket_is_divided_down_to_one_user(tmp_path):
         {"user": ["a"] * 500 + ["b"] * 500, "time": range(1000), "fingerprint": range(1000)}
     )
     ((number, piece),) = spill(rows, 1, tmp_path, "all")
-    divided = divide_bucket(number, [piece], 1, 4096, tmp_path)
+    divided = subdivide(number, [piece], 1, 4096, tmp_path)
     found = [gather(pieces)["user"].unique().to_list() for _, pieces in divided]
     assert sorted(found) == [["a"], ["b"]]
     assert sum(piece.size for _, pieces in divided for piece in pieces) > 4096
@@ -114,7 +113,7 @@ def test_ranges_hold_every_line_once(form, end, longest, tmp_path):
     text = end.join((["a,b"] if csv else []) + rows)
     (tmp_path / "log").write_bytes(text.encode())
     (whole,) = expand(tmp_path, ("log",))
-    parts = ranges.divide([whole], form, ["a"], longest)
+    parts = ranges.divide_shards([whole], form, ["a"], longest)
     assert len(parts) == -(-len(text) // longest)
     frames, numbers, before = [], [], 0
     for shard in parts:
@@ -132,7 +131,7 @@ def test_row_groups_hold_every_row_once(tmp_path):
     frame.write_parquet(tmp_path / "log", row_group_size=100)
     (whole,) = expand(tmp_path, ("log",))
     form = ParquetFormat(type="parquet")
-    parts = ranges.divide([whole], form, ["a"], whole.size // 4)
+    parts = ranges.divide_shards([whole], form, ["a"], whole.size // 4)
     assert len(parts) > 2
     chunks = [chunk for shard in parts for chunk in read(shard, form, ["a"])]
     assert pl.concat([chunk.frame for chunk in chunks])["a"].to_list() == list(range(1000))
@@ -144,8 +143,8 @@ def test_columns_that_nobody_reads_divide_no_file(tmp_path):
     frame.write_parquet(tmp_path / "log", row_group_size=100, use_pyarrow=True)
     (whole,) = expand(tmp_path, ("log",))
     form = ParquetFormat(type="parquet")
-    narrow = ranges.divide([whole], form, ["a"], whole.size // 4)
-    assert len(narrow) < len(ranges.divide([whole], form, ["a", "b"], whole.size // 4))
+    narrow = ranges.divide_shards([whole], form, ["a"], whole.size // 4)
+    assert len(narrow) < len(ranges.divide_shards([whole], form, ["a", "b"], whole.size // 4))
     assert sum(shard.size for shard in narrow) < whole.size / 2
     # Its bytes may be anything.
     data = bytearray((tmp_path / "log").read_bytes())
@@ -161,9 +160,9 @@ def test_columns_that_nobody_reads_divide_no_file(tmp_path):
 def test_what_cannot_be_divided_stays_whole(tmp_path):
     (tmp_path / "log").write_text('a\n"x\ny"\n')
     (shard,) = expand(tmp_path, ("log",))
-    assert ranges.divide([shard], CsvFormat(), ["a"], 2) == [shard]
+    assert ranges.divide_shards([shard], CsvFormat(), ["a"], 2) == [shard]
     packed = replace(shard, compressed=True)
-    assert ranges.divide([packed], CsvFormat(quoted=False), ["a"], 2) == [packed]
+    assert ranges.divide_shards([packed], CsvFormat(quoted=False), ["a"], 2) == [packed]
 
 
 def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, read_examples):
@@ -172,7 +171,7 @@ def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, re
         file.write("never,VIEW,i1,u1,s,,phone\n1700000000,VIEW,i1,,s,,phone\n")
     config = counting(**{"pipeline.log.format": {"type": "csv", "quoted": False}})
     whole = job.run(config, tmp_path / "log", tmp_path / "whole")
-    monkeypatch.setattr(ranges.divide, "__defaults__", (2000,))
+    monkeypatch.setattr(ranges.divide_shards, "__defaults__", (2000,))
     divided = job.run(config, tmp_path / "log", tmp_path / "divided")
     assert divided == whole
     rejects = [

@@ -16,7 +16,7 @@ from multigate.configs import DataError
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
 from multigate.pipeline.json_lines import as_text
 from multigate.pipeline.lines import read_lines
-from multigate.pipeline.ranges import divide
+from multigate.pipeline.ranges import divide_shards
 from multigate.pipeline.sources import expand, read
 
 ROWS = [("1", "ann", "x y"), ("2", "bob", None), ("3", "ö", 'say "hi", all')]
@@ -481,7 +481,7 @@ def test_blank_lines_before_the_header_of_a_large_file(blank, tmp_path):
     text = blank + "\n".join(["time,user,note", *lines])
     (tmp_path / "log.csv").write_bytes(text.encode())
     (whole,) = expand(tmp_path, ("log.csv",))
-    parts = divide([whole], form, WANTED, 300)
+    parts = divide_shards([whole], form, WANTED, 300)
     assert len(parts) > 2
     found = [chunk for shard in parts for chunk in read(shard, form, WANTED)]
     assert rows(found) == [(str(at), f"u{at}", "x") for at in range(100)]
