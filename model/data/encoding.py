@@ -1,7 +1,8 @@
 """From a table of raw features to the integers and numbers that enter the Keras model.
 
 `model.export.encoding_tensorflow` computes the same inside the exported graph; tests/contract
-compares the two.
+compares the two.  Keras's `StringLookup` and TensorFlow Transform were considered: both need
+TensorFlow, which training on JAX does without.
 """
 
 from collections.abc import Iterable, Mapping
