@@ -27,7 +27,7 @@ from multigate.jobs.lock import locked
 from multigate.jobs.show import say
 
 if TYPE_CHECKING:  # its import takes seconds
-    from multigate.model.training.epoch_record import Epoch
+    from multigate.model.checkpoints.history import Epoch
 
 STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 

@@ -21,6 +21,7 @@ from multigate.model.assessment.results import (
     Stability,
 )
 from multigate.model.checkpoints import checkpoint
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.examples import Examples
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import evaluate
@@ -235,7 +236,7 @@ def _stability(
     return gates.stability([summary, *others], gates.differences(known))
 
 
-def _history(folder: Path) -> list[dict[str, Any]]:
+def _history(folder: Path) -> list[Epoch]:
     """The training's epochs, each with all that the report draws."""
     history = checkpoint.read_history(folder)
     for epoch in history:

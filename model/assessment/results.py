@@ -2,6 +2,7 @@
 
 from typing import Any, NotRequired, TypedDict
 
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.measures.bootstrap import Interval
 from multigate.model.evaluation.measures.ranking import RankingSummary
 from multigate.model.evaluation.measures.tasks import ReliabilityBin, ResidualBin
@@ -241,7 +242,7 @@ class Assessment(TypedDict):
     slices: SliceSummary
     leaks: LeakSummary
     findings: list[str]
-    history: list[dict[str, Any]]
+    history: list[Epoch]
     stability: Stability | None
     transfer: Transfer | None
     comparison: Comparison | None

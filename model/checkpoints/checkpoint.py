@@ -12,7 +12,7 @@ logs/                 TensorBoard
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 from multigate.configs.config import Config
 from multigate.configs.contract import Contract, FrozenContract, PositionFeature
@@ -21,6 +21,7 @@ from multigate.configs.files import ExamplesFolder, write_json
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.model import ModelConfig
 from multigate.model.checkpoints import weights
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.encoding import Encoder
 from multigate.model.ranker.ranker import Ranker
 
@@ -125,7 +126,7 @@ def read_config(folder: Path) -> tuple[Config, FrozenContract]:
     return config, FrozenContract.read(ExamplesFolder(folder).contract)
 
 
-def read_history(folder: Path) -> list[dict[str, Any]]:
+def read_history(folder: Path) -> list[Epoch]:
     """The epochs of `history.json`, oldest first; empty where there is none.
 
     Raises:
@@ -141,4 +142,4 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     history = found.get("epochs") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(epoch, dict) for epoch in history):
         raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train again')
-    return history
+    return cast(list[Epoch], history)

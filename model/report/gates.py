@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 from multigate.model.assessment.results import Assessment, Stability
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.results import GateSummary
 from multigate.model.report import charts
 from multigate.model.report.elements import SHOWN, figure, number, section, sentences, table
@@ -79,7 +79,7 @@ def _numbers(every: Mapping[str, GateSummary]) -> str:
     return table("Gates of the tasks", heads, rows)
 
 
-def _trajectories(found: Assessment, history: Sequence[Mapping[str, Any]]) -> str:
+def _trajectories(found: Assessment, history: Sequence[Epoch]) -> str:
     """Weights, or loads where weights were not kept, of each expert by epoch."""
     if len(history) < 2 or found["experts"] > _MOST:
         return ""

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from multigate.model.assessment.results import AssessedGroup, AssessedTask, Assessment
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
 from multigate.model.report import charts
 from multigate.model.report.elements import (
@@ -199,7 +200,7 @@ def labels(found: Assessment) -> str:
     return section("labels", "Labels", "", table("Labels of every task", heads, rows))
 
 
-def training(found: Assessment, history: Sequence[Mapping[str, Any]]) -> str:
+def training(found: Assessment, history: Sequence[Epoch]) -> str:
     """Loss by epoch."""
     if not history:
         return ""

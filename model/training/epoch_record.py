@@ -1,53 +1,16 @@
-"""The record of one epoch, in `history.json` and for TensorBoard."""
+"""Makes the record of one epoch, for `history.json` and TensorBoard."""
 
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from multigate.configs.contract import Contract
 from multigate.configs.statistics import Statistics
+from multigate.model.checkpoints.history import Diagnostics, Epoch, Losses, TaskLosses
 from multigate.model.data.examples import Examples
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training.tensorboard import Logs
-
-
-class TaskLosses(TypedDict):
-    """Mean losses of one task over the rows that have its label."""
-
-    loss: float
-    val_loss: float
-
-
-class Losses(TypedDict):
-    """The losses of one epoch, counted from 1.
-
-    `loss` is what training minimises, `regularisation` the gates' part of it; `val_loss` is the
-    sum over tasks of the contract's weight times the task's validation loss.
-    """
-
-    epoch: int
-    loss: float
-    val_loss: float
-    regularisation: float
-    tasks: dict[str, TaskLosses]
-
-
-class Diagnostics(TypedDict):
-    """What the gates do on validation rows in the form that is served.
-
-    `gates` has by task experts_per_row, load (E,), weights (E,) and the gate's own numbers.
-    """
-
-    experts_per_row: float
-    gates: dict[str, dict[str, Any]]
-
-
-class Epoch(Losses, Diagnostics):
-    """One entry of the history; `seconds` of its training steps, without validation."""
-
-    seconds: float
-    rows_per_second: float
 
 
 def losses(

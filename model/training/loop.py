@@ -20,11 +20,11 @@ from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.peers import lost_peer
 from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.examples import Examples
 from multigate.model.data.feeds import Feed
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training import epoch_record, guards, snapshots
-from multigate.model.training.epoch_record import Epoch
 from multigate.model.training.guards import Guard
 from multigate.model.training.optimizers import make_optimizer
 from multigate.model.training.progress import Display

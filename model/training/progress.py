@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from multigate.model.training.epoch_record import Epoch
+from multigate.model.checkpoints.history import Epoch
 
 
 class Display:

@@ -8,9 +8,9 @@ import numpy as np
 
 from multigate.configs.errors import ModelError
 from multigate.model.checkpoints import weights
+from multigate.model.checkpoints.history import Epoch
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training import snapshots
-from multigate.model.training.epoch_record import Epoch
 from multigate.model.training.snapshots import Snapshot
 from multigate.model.training.workspace import Workspace
 
