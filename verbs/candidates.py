@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_checkpoint(evaluate)
     add_examples(evaluate)
-    evaluate.add_argument("--split", choices=("validation", "test"), default="test")
+    evaluate.add_argument(
+        "--split",
+        choices=("validation", "test"),
+        default="test",
+        help="split to measure on (default: test)",
+    )
     export = actions.add_parser("export", help="write a SavedModel version with its index")
     _add_checkpoint(export)
     add_examples(export)

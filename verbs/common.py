@@ -59,7 +59,9 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
     parser.add_argument("--token_file", type=Path, help="file whose first line is a bearer token")
-    parser.add_argument("--timeout", type=float, default=5.0, help="seconds (default: 5)")
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, help="seconds to wait for an answer (default: 5)"
+    )
 
 
 def connect(options: argparse.Namespace) -> Any:

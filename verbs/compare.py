@@ -21,7 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--production", type=Path, help="the same of the one in production (default: none)"
     )
     add_examples(parser)
-    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument(
+        "--split",
+        choices=("train", "validation", "test"),
+        default="test",
+        help="split to measure on (default: test)",
+    )
     parser.add_argument(
         "--config",
         help="preset or YAML file whose evaluation.rules judge (default: the rules' defaults)",

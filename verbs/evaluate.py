@@ -16,7 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_model(parser)
     add_examples(parser)
-    parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
+    parser.add_argument(
+        "--split",
+        choices=("train", "validation", "test"),
+        default="test",
+        help="split to measure on (default: test)",
+    )
     parser.add_argument(
         "--report", type=Path, help="HTML file to write; its numbers go beside it, as .json"
     )

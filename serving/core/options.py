@@ -162,7 +162,7 @@ class ServerOptions(BaseSettings):
         10_000_000, description="time between these retries"
     )
     enable_model_warmup: bool = Field(
-        True, description="replay a version's recorded requests before it serves"
+        True, description="replay a version's recorded requests before it serves (default: yes)"
     )
     max_message_mebibytes: Annotated[int, Ge(1), Le(1024)] = Field(
         64, description="largest request message"

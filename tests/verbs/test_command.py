@@ -1,5 +1,7 @@
 """The command: whatever fails, the user reads one line, and nothing half-written is left."""
 
+import argparse
+import importlib
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from multigate.pipeline.simulate import simulate
+from multigate.verbs import VERBS
 from multigate.verbs.command import main
 
 
@@ -71,3 +74,17 @@ def test_a_failed_demo_leaves_no_empty_folder(tmp_path, capfd):
     assert main(arguments) == 2
     assert "no such folder" in one_line(capfd.readouterr().err)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_says_what_it_is(verb):
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"multigate.verbs.{verb}").add_arguments(parser)
+    parsers, silent = [parser], []
+    for one in parsers:
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif not action.help:
+                silent.append(f"{one.prog} {action.dest}")
+    assert silent == []
