@@ -21,7 +21,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
     r"jobs/(night/test_(run|candidate_stages)|test_tune)\.py",
-    r"candidates/|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract)\.py",
+    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract)\.py",
     r"jobs/night/test_fortnight\.py",
     r"model/training/test_resume\.py",
     r"serving/rpc/test_faults\.py",
@@ -140,3 +140,29 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     simulate(root / "logs", seed=3, users=150, items=60, exposures=6_000)
     result = demo.run(config, root / "logs", root / "run")
     return SmallRun(config, root, result)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One small two-tower checkpoint and its exported version, from the small run's examples."""
+
+    config: Any
+    examples: Path
+    checkpoint: Path
+    version: Path
+
+
+@pytest.fixture(scope="session")
+def trained(small_run: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    from multigate.candidates.export import export
+    from multigate.candidates.training import train
+
+    root = tmp_path_factory.mktemp("candidates")
+    options = small_run.config.candidates.model_copy(
+        update={"embedding_dim": 8, "units": (16,), "epochs": 2, "batch_size": 512, "recall_at": 20}
+    )
+    config = small_run.config.model_copy(update={"candidates": options})
+    examples = small_run.root / "run" / "examples"
+    train(config, examples, root / "checkpoint", show=lambda line: None)
+    version = export(root / "checkpoint", examples, root / "models")
+    return Trained(config, examples, root / "checkpoint", version)

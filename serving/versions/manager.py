@@ -1,4 +1,7 @@
-"""Keeps one model's versions up to date: polls a base path, loads, swaps and unloads versions."""
+"""Keeps one model's versions up to date: polls a base path, loads, swaps and unloads versions.
+
+TensorFlow Serving's manager does this in C++; its Python package holds the messages alone.
+"""
 
 import threading
 import time
