@@ -51,7 +51,8 @@ def audit(
     row that is not later than it. A logged impression must be in the log; a sampled negative must
     have been shown by then (lately, under `recent`), and its user must not have touched it up to
     then (ever, under `exclude: ever`), unless it stands in the user's lists exactly as often as its
-    positive does. Nothing but taste may tell sampled negatives from logged impressions.
+    positive does. Nothing but taste may tell sampled negatives from logged impressions. The
+    cut-off must be that of docs/labels.md, which no row after the log's end moves.
 
     Args:
         config: the configuration that made the examples.
@@ -86,7 +87,10 @@ def audit(
     rows = _sample(config, folder, [*features, *tabled, *lists], sample, seed)
     partners = _partners(config, folder, rows, lists)
     instants = audit_labels.Instants.read(config, folder)
-    events = events_of(config, data, rows, forgotten, instants.cut_off)
+    events, times = events_of(config, data, rows, forgotten, instants.cut_off)
+    wrong = audit_labels.wrong_cut_off(config, instants, times)
+    if wrong is not None:
+        raise DataError(f"{folder.manifest}: cut_off: {wrong}")
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
@@ -158,6 +162,8 @@ def _leak(
     """Name the leak that explains a feature's wrong value, for the message."""
     if compute(feature, once, time, config, early=True) == found:
         return "; it counts feedback before it was known (known_after, known_at)"
+    if compute(feature, [e for e in once if not e["shares_id"]], time, config) == found:
+        return audit_labels.SHARED_IDS
     if compute(feature, past, time, config) == found:
         return "; it counts repeated impressions, which collapse leaves out"
     late = (compute(feature, once, time, config, until) for until in (time, datetime.max))

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 
@@ -13,8 +13,16 @@ from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.sections.labels import DwellLabel, ImpressionLabel
 from multigate.configs.sections.log import EventLog
 from multigate.configs.sections.pipeline import TimeSplit
-from multigate.pipeline.recompute import Row, plain
+from multigate.pipeline.recompute import Row, Times, plain
 from multigate.pipeline.relabel import Labels, closes_after, dwell, finished, labels_of
+
+_MICROSECOND = timedelta(microseconds=1)
+
+SHARED_IDS = (
+    "; it leaves out an event as a duplicate whose event id is that of another event: impressions "
+    "and feedback that has files of its own share no ids"
+)
+"""The hint where the ids of impressions and of feedback were taken for one space."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,30 @@ def _plain(instant: datetime) -> datetime:
 def _times(folder: ExamplesFolder, split: str) -> pl.LazyFrame:
     frame = pl.scan_parquet(folder.split(split) / "*.parquet")
     return frame.filter(~pl.col(SAMPLED)).select(plain(TIME))
+
+
+def wrong_cut_off(config: Config, instants: Instants, times: Times) -> str | None:
+    """Say why the run's cut-off is not where the log ends, if it is not.
+
+    Args:
+        config: may name the cut-off.
+        instants: of the run.
+        times: of all events of the log.
+    """
+    if instants.some_days:
+        return None
+    given, last = config.pipeline.cut_off, times.last()
+    expected, what = None, "a microsecond after the log's last event"
+    if given is not None:
+        expected, what = _plain(given), "pipeline.cut_off"
+    elif last is not None:
+        expected = last + _MICROSECOND
+    if instants.cut_off == expected:
+        return None
+    why, latest = "", times.latest()
+    if latest is not None and latest != last and instants.cut_off == latest + _MICROSECOND:
+        why = "; a few rows after the log's end moved it"
+    return f"expected {expected}, {what}, received {instants.cut_off}{why}"
 
 
 def problem(config: Config, row: Row, own: list[Row], instants: Instants) -> str | None:
@@ -161,6 +193,13 @@ def _hint(
 ) -> str:
     rule, expected = config.contract.tasks[name].label, possible[0][name]
     why = ""
+    apart = [event for event in own if not event["shares_id"]]
+    if len(apart) < len(own) and not row[SAMPLED]:
+        mixed = [
+            one for e in _impressions(config, row, apart) for one in labels_of(e, apart, config)
+        ]
+        if any(_same(labels[name], found) for labels in mixed):
+            why = SHARED_IDS
     if isinstance(rule, DwellLabel) and rule.ends != "any" and not row[SAMPLED]:
         any_event = rule.model_copy(update={"ends": "any"})
         early = [dwell(any_event, event, own) for event in _impressions(config, row, own)]

@@ -5,9 +5,9 @@ alone, so that a defect of the job is found here.
 """
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ def events_of(
     rows: list[Row],
     forgotten: pl.Series | None,
     cut_off: datetime | None = None,
-) -> list[Row]:
-    """The log's events of some users and items.
+) -> tuple[list[Row], "Times"]:
+    """The log's events of some users and items, and the times of all its events.
 
     Args:
         config: names the log.
@@ -48,12 +48,17 @@ def events_of(
         cut_off: later events are no part of the run; None where all are.
 
     Returns:
-        The events in the order of time, without duplicates, as `_prepare` leaves them.
+        The events in the order of time, without duplicates, as `_prepare` leaves them; `shares_id`
+        marks those that would be duplicates if impressions and feedback shared their event ids.
     """
     users = pl.Series(sorted({row[config.contract.user] for row in rows}))
     items = pl.Series(sorted({row[config.contract.item] for row in rows}))
     concerned = pl.col("user").is_in(users.implode()) | pl.col("item").is_in(items.implode())
-    found = [without(part.filter(concerned), "user", forgotten) for part in _log(config, data)]
+    found, times = [], Times()
+    for part in _log(config, data):
+        known = without(part, "user", forgotten)
+        times.add(known["time"])
+        found.append(known.filter(concerned))
     events = pl.concat(found, how="diagonal")
     if "event_id" in events.columns:
         # The first event of an id may name another item than the sample's.
@@ -61,6 +66,7 @@ def events_of(
         same = [part.join(keys, on=["user", "event_id"], how="semi") for part in _log(config, data)]
         events = pl.concat([events, *same], how="diagonal")
     seen: set[Any] = set()
+    ids: dict[Any, Any] = {}
     kept = []
     for event in sorted(
         events.to_dicts(), key=lambda e: (e["time"] or datetime.min, e["fingerprint"])
@@ -68,13 +74,47 @@ def events_of(
         if cut_off is not None and event["time"] is not None and event["time"] >= cut_off:
             continue
         row = ("time", "fingerprint", "user", "item", "event")
-        known: set[Any] = {tuple(event.get(name) for name in row)}
+        same_event: set[Any] = {tuple(event.get(name) for name in row)}
         if event.get("event_id") is not None:
-            known.add((event["user"], event["event_id"], event["identity"]))
-        if not known & seen:
+            same_event.add((event["user"], event["event_id"], event["identity"]))
+        if not same_event & seen:
             kept.append(event)
-        seen |= known
-    return _prepare(kept, config)
+            # The identity of an id is one in each of the two spaces of event ids.
+            key = (event["user"], event.get("event_id"))
+            first = ids.setdefault(key, event["identity"])
+            event["shares_id"] = key[1] is not None and event["identity"] != first
+        seen |= same_event
+    return _prepare(kept, config), times
+
+
+class Times:
+    """The times of a log's events, day by day (UTC): where the log ends, see docs/labels.md."""
+
+    def __init__(self) -> None:
+        self._rows: Counter[date] = Counter()
+        self._latest: dict[date, datetime] = {}
+
+    def add(self, times: pl.Series) -> None:
+        """Count the events of a part of the log; those without a time count nowhere."""
+        table = pl.DataFrame({"time": times, "day": times.dt.date()}).drop_nulls()
+        for day, rows, latest in table.group_by("day").agg(pl.len(), pl.max("time")).iter_rows():
+            self._rows[day] += rows
+            self._latest[day] = max(latest, self._latest.get(day, latest))
+
+    def latest(self) -> datetime | None:
+        """The time of the last event of all."""
+        return max(self._latest.values(), default=None)
+
+    def last(self) -> datetime | None:
+        """The time of the last event before the first gap that ends the log."""
+        days, later = sorted(self._rows), self._rows.total()
+        for day, following in itertools.pairwise(days):
+            gap, span = (following - day).days, (day - days[0]).days + 1
+            later -= self._rows[day]
+            few = later < 100 and later * 1000 < self._rows.total()
+            if (few and gap > 1 and gap > span / 2) or (later == 1 and gap > 365 and gap > span):
+                return self._latest[day]
+        return self.latest()
 
 
 def _prepare(events: list[Row], config: Config) -> list[Row]:

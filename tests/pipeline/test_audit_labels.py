@@ -3,6 +3,7 @@
 A leak is planted by a run with a configuration that leaks, audited with the one that does not.
 """
 
+import json
 import random
 from datetime import UTC, datetime
 
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 
 from multigate.configs import DataError
+from multigate.pipeline import log_end, normalise, reading
 from multigate.pipeline.audit import audit
 from multigate.pipeline.job import run
 
@@ -176,3 +178,77 @@ def test_a_wrong_label_is_named(task, value, message, event_config, events, tmp_
         rows.with_columns(changed.alias(f"label/{task}")).write_parquet(path)
     with pytest.raises(DataError, match=message):
         audit(config, events, tmp_path / "out", sample=10_000)
+
+
+def test_a_cut_off_that_a_row_of_2099_moved_is_named(event_config, events, monkeypatch, tmp_path):
+    """As if the last row of all ended the log: no label is open, and nothing is held back."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    wrong_clock = "4070908800,VIEW,i1,u1,s,,\n"
+    (folder / "log.csv").write_text((events / "log.csv").read_text() + wrong_clock)
+    config = event_config(**EVENTS)
+    run(config, folder, tmp_path / "honest")
+    audit(config, folder, tmp_path / "honest", sample=10_000)
+    monkeypatch.setattr(log_end, "end_of", lambda log: None)
+    leaky = run(config, folder, tmp_path / "out")
+    monkeypatch.undo()
+    assert leaky["cut_off"].startswith("2099")
+    message = (
+        r"manifest\.json: cut_off: expected 2023-11-18 .* received 2099.* the log's end moved it"
+    )
+    with pytest.raises(DataError, match=message):
+        audit(config, folder, tmp_path / "out")
+
+
+def test_a_configured_cut_off_that_the_run_did_not_heed_is_named(
+    event_config, events, monkeypatch, tmp_path
+):
+    config = event_config(**EVENTS, **{"pipeline.cut_off": instant(3.5 * DAY)})
+    run(config, events, tmp_path / "honest")
+    audit(config, events, tmp_path / "honest", sample=10_000)
+    late = datetime.fromtimestamp(T + 4 * DAY, UTC)
+    monkeypatch.setattr(reading, "_cut_off", lambda plan, log: late)
+    run(config, events, tmp_path / "out")
+    monkeypatch.undo()
+    with pytest.raises(DataError, match=r"cut_off: expected 2023-11-18 .*, pipeline\.cut_off, rec"):
+        audit(config, events, tmp_path / "out")
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_event_ids_in_one_space_are_named(features, event_config, monkeypatch, tmp_path):
+    """Both files count their rows from 1, as if an impression and a like were the same event."""
+    columns = {name: name for name in ("time", "user", "item", "session")} | {"event_id": "id"}
+    changes = EVENTS | {
+        "pipeline.log.files": ["shown.jsonl"],
+        "pipeline.log.format": {"type": "jsonl"},
+        "pipeline.log.columns": columns,
+        "pipeline.log.feedback": {
+            "files": ["feedback.jsonl"],
+            "format": {"type": "jsonl"},
+            "columns": {**columns, "event": "event", "value": "value"},
+        },
+        "pipeline.negatives": None,
+    }
+    if not features:
+        changes |= {f"contract.features.{name}": None for name in ("liked", "recent")}
+    shown = [
+        {"id": str(at), "time": T + 600 * at, "user": f"u{at % 4}", "item": f"i{at % 9}"}
+        | {"session": "s", "device": "phone"}
+        for at in range(500)
+    ]
+    kinds = ("LIKE", "DISLIKE", "BUY", "RATE")
+    likes = [row | {"time": row["time"] + 1, "event": kinds[at % 4], "value": 1}
+             for at, row in enumerate(shown)]  # fmt: skip
+    for name, rows in (("shown", shown), ("feedback", likes)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    config = event_config(**changes)
+    assert run(config, tmp_path, tmp_path / "honest")["rows"]["duplicates"] == 0
+    audit(config, tmp_path, tmp_path / "honest", sample=10_000)
+    honest = normalise._identify
+    monkeypatch.setattr(normalise, "_identify", lambda events, feedback: honest(events, False))
+    assert run(config, tmp_path, tmp_path / "out")["rows"]["duplicates"] == 500
+    monkeypatch.undo()
+    message = r"(label|feature) '\w+': expected .*; it leaves out an event as a duplicate whose"
+    with pytest.raises(DataError, match=message):
+        audit(config, tmp_path, tmp_path / "out")
