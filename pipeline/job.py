@@ -187,6 +187,16 @@ def _check_splits(account: dict[str, Any], config: Config, some_days: bool = Fal
     # A day of a split by instants may well be a day of the test split.
     if not (sum(splits.values()) if some_days else splits.get("train")):
         what = "there is no example" if some_days else "the training split is empty"
+        rows = account["rows"]
+        unused = {name: rows[name] for name in ("after_cut_off", "outside", "forgotten")}
+        if sum(unused.values()) + rows["rejects"] == rows["rows_in"]:
+            counts = ", ".join(f"{count} {name}" for name, count in unused.items() if count)
+            raise DataError(
+                f"{what}: none of the log's {rows['rows_in']} rows is left ({counts}, "
+                f"{rows['rejects']} rejected): after_cut_off are those at or after "
+                f"{account['cut_off']}; check pipeline.cut_off, the days of the run and the list "
+                "of users to forget"
+            )
         raise DataError(
             f"{what}: {examples['impressions']} impressions were split by "
             f"{config.pipeline.split.by}, {account['rows']['held_back']} were held back because "

@@ -168,7 +168,7 @@ def build(
     Raises:
         DataError: rows or examples do not add up: a defect of the pipeline, not of the log.
     """
-    of_rows = _add_up(asdict(fact.counts) for fact in labelled)
+    of_rows = Counter(_add_up(asdict(fact.counts) for fact in labelled))  # 0 where no row is left
     of_samples = [fact.sampled for fact in finished]
     shards, cut_off = log.shards, log.verdict.cut_off
     reasons = _reasons(shards)

@@ -1,5 +1,7 @@
 """Logs at the edge: too small, too short, all of one kind. A run ends well or in one clear line."""
 
+from datetime import UTC, datetime
+
 import pytest
 
 from multigate.configs import DataError
@@ -82,3 +84,25 @@ def test_what_the_embargo_leaves_out_is_said(event_config, tmp_path):
     )
     with pytest.raises(DataError, match=message):
         run(config, tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "left"),
+    [
+        ({"pipeline.cut_off": "2000-01-01T00:00:00Z"}, {}, "5 after_cut_off, 0 rejected"),
+        ({}, {"span": [datetime(2000, 1, day, tzinfo=UTC) for day in (1, 2)]}, "5 outside"),
+        ({}, {"forget": "a\n"}, "5 forgotten"),
+    ],
+)
+def test_a_log_of_which_no_row_is_left_ends_in_one_clear_line(
+    changes, arguments, left, event_config, tmp_path
+):
+    """It ended in `KeyError: 'impressions'`."""
+    (tmp_path / "log.csv").write_text("\n".join([HEADER, VIEW, *FEEDBACK]) + "\n")
+    if "forget" in arguments:
+        (tmp_path / "forget").write_text(arguments["forget"])
+        arguments = {"forget": tmp_path / "forget"}
+    with pytest.raises(DataError, match=f"none of the log's 5 rows is left .{left}") as error:
+        run(event_config(**changes), tmp_path, tmp_path / "out", **arguments)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
