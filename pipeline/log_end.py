@@ -7,6 +7,9 @@ configured, the log ends before the first gap in its days (UTC) that
   rows and less than 0.1 % of all rows; or
 - is longer than a year and than the span before it, and has a single row after it.
 
+The span does not count first days that hold fewer than 100 rows and less than 0.1 % of all rows
+together: a row dated 1970 would make it so long that no gap ends the log.
+
 Example: rows from 1 to 30 November and 3 of 10,000 rows on 5 January; the gap of 36 days is longer
 than 15 days, so that the log ends with 30 November. What comes after is a reject.
 """
@@ -62,13 +65,20 @@ def end_of(log: dict[int, Day]) -> datetime | None:
     """
     numbers = list(log)
     total = after = sum(day.rows for day in log.values())
+    first = None
     for at, following in itertools.pairwise(numbers):
         after -= log[at].rows
-        gap, span = following - at, at - numbers[0] + 1
-        few = after <= MOST and after < _SHARE * total and gap > max(1, span / 2)
+        if first is None and not _few(total - after, total):
+            first = at
+        gap, span = following - at, at - (numbers[0] if first is None else first) + 1
+        few = _few(after, total) and gap > max(1, span / 2)
         if few or (after == 1 and gap > max(_YEAR, span)):
             return _EPOCH + timedelta(days=at + 1)
     return None
+
+
+def _few(rows: int, total: int) -> bool:
+    return rows <= MOST and rows < _SHARE * total
 
 
 def reason(end: datetime) -> str:

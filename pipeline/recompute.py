@@ -107,11 +107,15 @@ class Times:
 
     def last(self) -> datetime | None:
         """The time of the last event before the first gap that ends the log."""
-        days, later = sorted(self._rows), self._rows.total()
+        days, total, before = sorted(self._rows), self._rows.total(), 0
+        first = None
         for day, following in itertools.pairwise(days):
-            gap, span = (following - day).days, (day - days[0]).days + 1
-            later -= self._rows[day]
-            few = later < 100 and later * 1000 < self._rows.total()
+            before += self._rows[day]
+            if first is None and (before >= 100 or before * 1000 >= total):
+                first = day
+            gap, span = (following - day).days, (day - (first or days[0])).days + 1
+            later = total - before
+            few = later < 100 and later * 1000 < total
             if (few and gap > 1 and gap > span / 2) or (later == 1 and gap > 365 and gap > span):
                 return self._latest[day]
         return self.latest()

@@ -11,6 +11,7 @@ from multigate.pipeline import ranges
 from multigate.pipeline.facts import Day
 from multigate.pipeline.job import run
 from multigate.pipeline.log_end import add, end_of
+from multigate.pipeline.recompute import Times
 
 HEADER = "time,event,item,user,session,value,device"
 KINDS = ("VIEW", "VIEW", "LIKE", "DISLIKE", "BUY", "RATE")
@@ -58,6 +59,9 @@ MONTH = dict.fromkeys(range(19_000, 19_030), 1000)
         ({19_044: 29}, None),  # a gap of half the span before it
         ({19_045: 29}, 19_030),
         ({19_045: 15, 30_000: 14}, 19_030),
+        ({0: 1, 10: 20, 19_045: 8}, 19_030),  # rows dated 1970 do not make the span longer
+        ({0: 1, 30_000: 1}, 19_030),
+        ({0: 31, 19_045: 8}, None),  # of 30,039 rows: not less than 0.1 %
         ({19_045: 31}, None),  # of 30,031 rows: not less than 0.1 %
         ({19_045: 31, 30_000: 1}, 19_046),
         ({19_045: 1, 19_046: 1000}, None),  # a pause: the log goes on
@@ -65,7 +69,13 @@ MONTH = dict.fromkeys(range(19_000, 19_030), 1000)
 )
 def test_a_few_rows_after_a_gap_come_after_the_end(later, ends):
     expected = None if ends is None else EPOCH + timedelta(days=ends)
-    assert end_of(numbered(MONTH | later)) == expected
+    log = dict(sorted((MONTH | later).items()))
+    assert end_of(numbered(log)) == expected
+    found = Times()  # the audit's own rule
+    for day, rows in log.items():
+        found.add(pl.Series([datetime(1970, 1, 1) + timedelta(days=day)] * rows))
+    last = max(day for day in log if ends is None or day < ends)
+    assert found.last() == datetime(1970, 1, 1) + timedelta(days=last)
 
 
 def test_however_many_rows_a_log_has_100_are_no_accident():
