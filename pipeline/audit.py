@@ -116,6 +116,10 @@ def audit(
     for source, table in tables.items():
         if table is not None:
             _check_table(config, source, table, rows, str(examples))
+    users = {row[config.contract.user] for row in rows}
+    absent = audit_labels.missing(config, folder, {u: by_user[u] for u in users}, instants)
+    if absent is not None:
+        raise DataError(f"{examples}: {absent}")
     told = giveaway.check(config, folder, seed)
     return {
         "giveaway": None if told is None else asdict(told),

@@ -3,8 +3,10 @@
 import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import polars as pl
 
@@ -15,6 +17,7 @@ from multigate.configs.sections.log import EventLog
 from multigate.configs.sections.pipeline import TimeSplit
 from multigate.pipeline.recompute import Row, Times, plain
 from multigate.pipeline.relabel import Labels, closes_after, dwell, finished, labels_of
+from multigate.pipeline.tables import required
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -102,6 +105,64 @@ def wrong_cut_off(config: Config, instants: Instants, times: Times) -> str | Non
     if latest is not None and latest != last and instants.cut_off == latest + _MICROSECOND:
         why = "; a few rows after the log's end moved it"
     return f"expected {expected}, {what}, received {instants.cut_off}{why}"
+
+
+def missing(
+    config: Config, folder: ExamplesFolder, by_user: dict[Any, list[Row]], instants: Instants
+) -> str | None:
+    """Name an impression of these users that should be an example and is none, if there is one.
+
+    It should where one of its labels had closed in time. Runs that leave out rows for other reasons
+    (of some days, `downsample`, required features of side tables) are not checked.
+
+    Args:
+        config: the tasks.
+        folder: the examples.
+        by_user: each user's events, see `recompute.events_of`.
+        instants: of the run.
+    """
+    asked = any(required(config, source) for source in ("users", "items"))
+    if instants.some_days or asked or config.pipeline.downsample is not None:
+        return None
+    contract, log = config.contract, config.pipeline.log
+    frames = [pl.scan_parquet(folder.split(name) / "*.parquet") for name in SPLITS]
+    users = pl.Series(sorted(by_user)).implode()
+    logged = pl.concat(frames).filter(~pl.col(SAMPLED) & pl.col(contract.user).is_in(users))
+    names = contract.user, contract.item, plain(TIME)
+    made = Counter(logged.select(*names).collect().iter_rows())
+    for event in itertools.chain.from_iterable(by_user.values()):
+        shown = not isinstance(log, EventLog) or event["event"] == log.impression
+        if not shown or event["repeated"] or event["time"] is None:
+            continue
+        key = event["user"], event["item"], event["time"]
+        made[key] -= 1
+        closed = [
+            name for name in contract.tasks if _in_time(config, name, event["time"], instants)
+        ]
+        if made[key] < 0 and closed:
+            user, item = event["user"], event["item"]
+            return (
+                f"{event['time']}: no example of user {user!r} and item {item!r}, "
+                f"though label {closed[0]!r} had closed in time (hold-back is per task)"
+            )
+    return None
+
+
+def _in_time(config: Config, name: str, time: datetime, instants: Instants) -> bool:
+    """Whether a label had surely closed before the cut-off and before the next split began."""
+    closes = time + closes_after(name, config)
+    if config.pipeline.hold_back and (instants.cut_off is None or closes >= instants.cut_off):
+        return False
+    if not _embargo(config):
+        return True
+    for split in SPLITS[:2]:
+        if split not in instants.ends:
+            return False  # nobody knows where it ends
+        if time < instants.ends[split]:
+            return closes < instants.ends[split]
+        if time < instants.begins[split]:
+            return False
+    return True
 
 
 def problem(config: Config, row: Row, own: list[Row], instants: Instants) -> str | None:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from multigate.configs import DataError
-from multigate.pipeline import log_end, normalise, reading
+from multigate.pipeline import labels, log_end, normalise, reading
 from multigate.pipeline.audit import audit
 from multigate.pipeline.job import run
 
@@ -252,3 +252,19 @@ def test_event_ids_in_one_space_are_named(features, event_config, monkeypatch, t
     message = r"(label|feature) '\w+': expected .*; it leaves out an event as a duplicate whose"
     with pytest.raises(DataError, match=message):
         audit(config, tmp_path, tmp_path / "out")
+
+
+def test_a_hold_back_of_whole_rows_is_named(event_config, events, monkeypatch, tmp_path):
+    """As if one label that waits for long held the impression back with all its labels."""
+    honest = labels.open_at
+
+    def leaky(times, tasks, instant):
+        return honest(times, dict.fromkeys(tasks, max(tasks.values())), instant)
+
+    config = event_config(**EVENTS)
+    monkeypatch.setattr(labels, "open_at", leaky)
+    run(config, events, tmp_path / "out")
+    monkeypatch.undo()
+    message = r"no example of user 'u\d' and item 'i\d+', though label '\w+' had closed in time"
+    with pytest.raises(DataError, match=message):
+        audit(config, events, tmp_path / "out")
