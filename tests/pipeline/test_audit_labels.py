@@ -5,6 +5,7 @@ A leak is planted by a run with a configuration that leaks, audited with the one
 
 import json
 import random
+import shutil
 from datetime import UTC, datetime
 
 import polars as pl
@@ -198,6 +199,14 @@ def test_a_cut_off_that_a_row_of_2099_moved_is_named(event_config, events, monke
     )
     with pytest.raises(DataError, match=message):
         audit(config, folder, tmp_path / "out")
+
+
+def test_a_log_that_grew_since_the_run_is_no_leak(event_config, events, tmp_path):
+    run(event_config(**EVENTS), events, tmp_path / "out")
+    shutil.copytree(events, tmp_path / "log")
+    with (tmp_path / "log/log.csv").open("a") as file:
+        file.write(f"{T + 4 * DAY},VIEW,i1,u1,s,,\n")
+    audit(event_config(**EVENTS), tmp_path / "log", tmp_path / "out", sample=10_000)
 
 
 def test_a_configured_cut_off_that_the_run_did_not_heed_is_named(
