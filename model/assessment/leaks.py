@@ -1,4 +1,8 @@
-"""Leaks: features that know the label, rows that training saw, rows older than training."""
+"""Leaks: features that know the label, rows that training saw, rows older than training.
+
+Deepchecks was considered: it is under the AGPL, and trains a tree for each pair of feature and
+label, where one sort tells as much.
+"""
 
 from typing import Any
 
