@@ -1,7 +1,7 @@
 """A ranker with every expert on every row as an ONNX graph, written by hand.
 
-It takes encoded features (codes in place of raw ids), so that it is spared the look-ups of
-vocabularies.  Top-k gates and ReLU only, as the benchmarks of inference have.
+It takes encoded features (codes in place of raw ids), so it needs no vocabulary look-ups.  It
+supports top-k gates and ReLU only: the benchmarks of inference use nothing else.
 """
 
 from collections.abc import Callable

@@ -126,7 +126,7 @@ def queries(ids: list[str], candidates: int) -> Iterator[FeatureQuery]:
 
 
 def look_up(store: FeatureStore, ids: list[str], candidates: int, repeats: int) -> float:
-    """Microseconds of a query."""
+    """Median time of a query, in microseconds."""
     source = queries(ids, candidates)
     found = []
     for _ in range(repeats):

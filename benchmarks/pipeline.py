@@ -125,7 +125,7 @@ def results(engine: str, log: str, out: Path, users: Any = None) -> tuple[int, i
 
 
 def logs(work: Path, data: Path, rows: int) -> dict[str, Any]:
-    """Write both logs; by log: files, those of the tenth, whose users these are, and the share."""
+    """Write both logs; return by log: files, the tenth's files, filter and share of the rows."""
     replica = pipeline_logs.write_events(data, work / "events", rows)
     events = sorted((work / "events").iterdir())
     per_file = -(-pipeline_logs.ROWS // replica) * replica  # whole replicas: users are not torn

@@ -22,7 +22,7 @@ class Retrieval(tfrs.Model):
     The loss is the softmax cross-entropy of a pair's own item among the items of its batch.
     Frequent items are negatives more often; the log of their share is subtracted from their scores
     (the sampling-bias correction), so that the scores estimate what the user wants. Items of the
-    batch that equal the pair's own are no negatives.
+    batch that equal the pair's own are not negatives.
 
     Args:
         encoder: encoder of the examples.

@@ -99,7 +99,7 @@ def read_shard(shard: tuple[int, Shard], plan: Plan) -> ShardFacts:
 def _leave_out(
     events: pl.DataFrame, plan: Plan, forgotten: pl.Series | None
 ) -> Iterator[tuple[str, pl.DataFrame]]:
-    """What is left of the events after each of the reasons to leave some out."""
+    """Leave out events, one reason after another; yield each reason and the events that remain."""
     events = erasure.without(events, "user", forgotten)
     yield "forgotten", events
     cut_off, window = plan.config.pipeline.cut_off, plan.window

@@ -181,7 +181,7 @@ def _exposures(
     """Draw what R users do with the ten items each is shown.
 
     Args:
-        random: the source of chance.
+        random: the random number generator.
         w: the world.
         user: (R,).
         time: (R,) seconds.

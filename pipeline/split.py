@@ -52,10 +52,10 @@ def boundaries(split: Split, times: Sequence[pl.Series]) -> tuple[datetime, date
 
 
 def _at_rank(parts: list[NDArray[np.int64]], rank: int) -> datetime:
-    """The time of the impression that `rank` others come before, or of the last one.
+    """Time of impression number `rank` in order of time, counted from 0, or of the last one.
 
-    Halves the span of time and asks every part how much of it is as early, so that parts which
-    stand in files are neither merged nor read whole.
+    Bisects the span of time and counts how many times of every part are as early, so that parts
+    in files are neither merged nor read whole.
     """
 
     def as_early(time: int) -> int:

@@ -120,7 +120,7 @@ def _windows(config: Config) -> list[timedelta | None]:
 
 
 def _longest_delay(rule: _OverTime, config: Config) -> timedelta | None:
-    """How long after an impression its feedback may be known that a feature reads."""
+    """The longest wait until feedback that a feature reads is known; None: without limit."""
     log, names = config.pipeline.log, rule.events
     if isinstance(log, EventLog):
         return timedelta(0)

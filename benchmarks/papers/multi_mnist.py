@@ -172,7 +172,7 @@ def overlay(
 
 
 def data(folder: Path, rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Training, validation and test pairs; no image of one split is in another."""
+    """Pairs for training, validation and test; the splits share no image."""
     pixels, labels = (
         read_idx(folder / f"train-{name}-ubyte.gz") for name in ("images-idx3", "labels-idx1")
     )

@@ -192,7 +192,7 @@ def compared_tasks(found: Differences) -> Iterator[tuple[str, TaskComparison]]:
 
 
 class Verdict(TypedDict):
-    """Whether a candidate may replace production, with at least one reason, a sentence each."""
+    """Whether a candidate may replace production, and at least one reason, each a sentence."""
 
     verdict: Literal["bless", "refuse"]
     reasons: list[str]

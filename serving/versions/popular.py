@@ -1,7 +1,7 @@
 """Popular items: recommended where no candidates are found for a user.
 
-In `assets.extra/popular.json`.  A candidate model lists the items that most users of its training
-splits interacted with, a ranker those of the pipeline's data report.
+They are in `assets.extra/popular.json`.  A candidate model lists the items that most users of its
+training splits interacted with; a ranker lists those of the pipeline's data report.
 """
 
 import json
