@@ -186,6 +186,7 @@ def test_the_folder_is_what_tensorflow_serving_documents(version) -> None:
     assert 0 < len(records) <= 1000
 
 
+@pytest.mark.slow
 def test_unused_experts_take_no_room(case, tmp_path) -> None:
     gate = {"name": "topk", "num_selected": 1, "static": True}
 
@@ -233,6 +234,7 @@ export(*map(Path, sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_writing(case, tmp_path) -> None:
     checkpoint, base = case.checkpoint(), tmp_path / "models"
     process = subprocess.Popen(
@@ -255,6 +257,7 @@ def test_a_kill_in_the_middle_of_writing(case, tmp_path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(case, tmp_path, full_disk) -> None:
     checkpoint, base = case.checkpoint(), tmp_path / "models"
     message = r"could not be written: .*too large.*export again"

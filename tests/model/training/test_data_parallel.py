@@ -244,6 +244,7 @@ class Worker(Workers):
         self.rank, self.size = rank, size
 
 
+@pytest.mark.slow
 def test_workers_draw_different_noise_also_after_a_snapshot(tiny: Any, tmp_path: Path) -> None:
     model = {
         "embedding_dim": 4,

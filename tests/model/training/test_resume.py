@@ -187,6 +187,7 @@ def test_nothing_is_kept_without_a_snapshot(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_damaged_snapshot_falls_back_to_the_one_before(
     tiny: Any,
     undisturbed: Path,

@@ -55,6 +55,7 @@ def test_the_folder_is_whole(trained: Path) -> None:
         assert set(epoch["gates"]["click"]) >= {"load", "entropy", "experts_per_row"}
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights(tiny: Any, trained: Path, tmp_path: Path) -> None:
     config = tiny.make_config(model=MOESART)
     train.train(config, tiny.examples, tmp_path / "again", progress=False)
@@ -286,6 +287,7 @@ def test_rows_weigh_in_the_loss_as_often_as_their_weight_says(tiny: Any, tmp_pat
         assert found[f"{task}_loss"] != pytest.approx(unweighted[f"{task}_loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_training_with_weights_and_learnt_task_weights(tiny: Any, tmp_path: Path) -> None:
     folder = reweighted(tiny, tmp_path / "e", lambda rows: [0.5] * (rows - 1) + [None])
     config = tiny.make_config(

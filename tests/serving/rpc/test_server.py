@@ -170,6 +170,7 @@ def test_sigterm_ends_a_server_that_has_not_loaded_yet(tmp_path, publish, contra
         server.__exit__()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpers):
     publish(tmp_path, 1)
     with Process(tmp_path) as server, grpc.insecure_channel(server.target) as channel:

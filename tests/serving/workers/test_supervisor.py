@@ -213,6 +213,7 @@ def test_a_long_reload_keeps_nobody_waiting(fleet, base, publish, tmp_path):
         assert versions_of(fleet) == before
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, until):
     newest = max(n for n, state in versions_of(fleet).items() if state == "AVAILABLE")
     with new_channel(fleet.port) as channel:
