@@ -1,6 +1,7 @@
 """Configurations and logs of a few rows, and ways to look at what came out."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,29 @@ def event_config():
 def impression_config():
     """A configuration of an impression log, with changes."""
     return lambda **changes: _changed(IMPRESSIONS, changes)
+
+
+@pytest.fixture(scope="session")
+def separate_files():
+    """Write impressions and feedback to files of their own; returns the changes that read them."""
+
+    def write(folder: Path, shown: list[dict[str, Any]], feedback: list[dict[str, Any]]) -> Any:
+        for name, rows in (("shown", shown), ("feedback", feedback)):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        columns = {name: name for name in ("time", "user", "item", "session")} | {"event_id": "id"}
+        return {
+            "pipeline.log.files": ["shown.jsonl"],
+            "pipeline.log.format": {"type": "jsonl"},
+            "pipeline.log.columns": columns,
+            "pipeline.log.feedback": {
+                "files": ["feedback.jsonl"],
+                "format": {"type": "jsonl"},
+                "columns": {**columns, "event": "event", "value": "value"},
+            },
+            "pipeline.negatives": None,
+        }
+
+    return write
 
 
 @pytest.fixture(scope="session")

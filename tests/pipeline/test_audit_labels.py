@@ -3,7 +3,6 @@
 A leak is planted by a run with a configuration that leaks, audited with the one that does not.
 """
 
-import json
 import random
 import shutil
 from datetime import UTC, datetime
@@ -224,22 +223,10 @@ def test_a_configured_cut_off_that_the_run_did_not_heed_is_named(
 
 
 @pytest.mark.parametrize("features", [True, False])
-def test_event_ids_in_one_space_are_named(features, event_config, monkeypatch, tmp_path):
+def test_event_ids_in_one_space_are_named(
+    features, event_config, separate_files, monkeypatch, tmp_path
+):
     """Both files count their rows from 1, as if an impression and a like were the same event."""
-    columns = {name: name for name in ("time", "user", "item", "session")} | {"event_id": "id"}
-    changes = EVENTS | {
-        "pipeline.log.files": ["shown.jsonl"],
-        "pipeline.log.format": {"type": "jsonl"},
-        "pipeline.log.columns": columns,
-        "pipeline.log.feedback": {
-            "files": ["feedback.jsonl"],
-            "format": {"type": "jsonl"},
-            "columns": {**columns, "event": "event", "value": "value"},
-        },
-        "pipeline.negatives": None,
-    }
-    if not features:
-        changes |= {f"contract.features.{name}": None for name in ("liked", "recent")}
     shown = [
         {"id": str(at), "time": T + 600 * at, "user": f"u{at % 4}", "item": f"i{at % 9}"}
         | {"session": "s", "device": "phone"}
@@ -248,9 +235,9 @@ def test_event_ids_in_one_space_are_named(features, event_config, monkeypatch, t
     kinds = ("LIKE", "DISLIKE", "BUY", "RATE")
     likes = [row | {"time": row["time"] + 1, "event": kinds[at % 4], "value": 1}
              for at, row in enumerate(shown)]  # fmt: skip
-    for name, rows in (("shown", shown), ("feedback", likes)):
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(lines)
+    changes = EVENTS | separate_files(tmp_path, shown, likes)
+    if not features:
+        changes |= {f"contract.features.{name}": None for name in ("liked", "recent")}
     config = event_config(**changes)
     assert run(config, tmp_path, tmp_path / "honest")["rows"]["duplicates"] == 0
     audit(config, tmp_path, tmp_path / "honest", sample=10_000)

@@ -95,26 +95,9 @@ def test_different_impressions_of_one_identity_have_numbers_of_their_own(
     assert set(one["meta/impression"]) < set(two["meta/impression"])
 
 
-def apart(folder, config, impressions, feedback):
-    columns = {name: name for name in ("time", "user", "item", "session")} | {"event_id": "id"}
-    changes = {
-        "pipeline.log.files": ["shown.jsonl"],
-        "pipeline.log.format": {"type": "jsonl"},
-        "pipeline.log.columns": columns,
-        "pipeline.log.feedback": {
-            "files": ["feedback.jsonl"],
-            "format": {"type": "jsonl"},
-            "columns": {**columns, "event": "event", "value": "value"},
-        },
-        "pipeline.negatives": None,
-    }
-    folder.mkdir()
-    for name, rows in (("shown", impressions), ("feedback", feedback)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run(config(**changes), folder, folder / "out")
-
-
-def test_event_ids_of_impressions_and_of_feedback_are_separate_spaces(event_config, tmp_path):
+def test_event_ids_of_impressions_and_of_feedback_are_separate_spaces(
+    event_config, separate_files, tmp_path
+):
     # Both files count their rows from 1: the 40 likes were lost as duplicates of the views.
     common = [
         {"id": str(at), "time": T + at, "user": f"u{at % 4}", "item": f"i{at}", "session": "s"}
@@ -127,5 +110,6 @@ def test_event_ids_of_impressions_and_of_feedback_are_separate_spaces(event_conf
         for at, row in enumerate(common)
     ]
     again = [*feedback, feedback[7] | {"time": T + 100}]  # the id says that it is the same event
-    rows = apart(tmp_path / "log", event_config, shown, again)["rows"]
+    changes = separate_files(tmp_path, shown, again)
+    rows = run(event_config(**changes), tmp_path, tmp_path / "out")["rows"]
     assert (rows["impressions"], rows["feedback"], rows["duplicates"]) == (40, 40, 1)
