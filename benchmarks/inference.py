@@ -44,7 +44,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints.checkpoint import make_ranker
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import Raw, raw_values, take
-from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
+from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
 

@@ -39,7 +39,7 @@ from multigate.configs.files import SPLITS, ExamplesFolder, new_folder, write_js
 from multigate.configs.version_folders import new_version
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import as_json, raw_values, take
-from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
+from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from multigate.configs.sections.base import Frozen, contradiction, parse
 from multigate.configs.sections.features import (
     ID_HASH,
     LENGTH,
+    MATCH,
     NAME,
     PRESENT,
     Count,
@@ -38,6 +39,7 @@ from multigate.configs.sections.labels import Task, check_tasks
 __all__ = [
     "ID_HASH",
     "LENGTH",
+    "MATCH",
     "NAME",
     "PRESENT",
     "Combine",
@@ -165,6 +167,27 @@ class Contract(Frozen):
         """The feature whose vocabulary and embedding feature `name` uses: itself, or its share."""
         return getattr(self.features[name], "share", None) or name
 
+    def unknown_codes(self, name: str) -> int | None:
+        """The n of the codes 1 .. n of a feature's unknown ids; None if it uses no vocabulary."""
+        if not _is_id(self.features[name]):
+            return None
+        owner: Any = self.features[self.vocabulary_of(name)]
+        return owner.oov_buckets if owner.hash_buckets is None else None
+
+    def matches(self) -> dict[str, list[str]]:
+        """Lists of the user or the context -> the item's features that share their vocabulary.
+
+        Such a list may hold the candidate itself: the items that a user liked hold the item, the
+        topics that a user reads hold the item's topic.
+        """
+        items = {name: self.vocabulary_of(name) for name, f in self.of_side("item") if _is_id(f)}
+        found = {
+            name: [item for item, owner in items.items() if owner == self.vocabulary_of(name)]
+            for name, feature in self.of_side("user", "context")
+            if isinstance(feature, IdListFeature)
+        }
+        return {name: shared for name, shared in found.items() if shared}
+
     def computed_events(self) -> dict[str, tuple[str, ...]]:
         """The events that histories and counters read, by the key that names them."""
         found = {}
@@ -205,6 +228,10 @@ class Contract(Frozen):
             task.pop("weight", None)
             task.pop("score_weight", None)
         return fingerprint(values)
+
+
+def _is_id(feature: Any) -> bool:
+    return isinstance(feature, IdFeature | IdListFeature)
 
 
 class FrozenContract(Frozen):

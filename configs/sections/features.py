@@ -17,6 +17,9 @@ PRESENT, LENGTH = "__present", "__length"
 """Suffixes of the companion inputs that say which rows of an input hold a value, and how long
 each row's list is."""
 
+MATCH = "__match"
+"""Suffix of the encoded array that says how often the candidate stands in a list of the user."""
+
 ID_HASH = "__hash"
 """Suffix of the encoded array that holds the hash of the user's raw id; no signature has it."""
 

@@ -31,13 +31,43 @@ class Towers(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
+class Lists(Frozen):
+    """Numbers that the model reads of every id list, beside its pooled embedding."""
+
+    length: bool = True
+    """log(1 + the list's length)."""
+    match: bool = True
+    """log(1 + how often the candidate's raw id stands in the list), for the user's lists that share
+    the vocabulary of a feature of the item. Ids outside the vocabulary match only themselves."""
+
+
+class Wide(Frozen):
+    """One weight per task and known id, added to the task's logit; see `model.ranker.wide`.
+
+    Habits of one user or one item are learnt here from a few rows, where shared layers need many.
+    """
+
+    penalty: float = Field(1.0, ge=0)
+    """Weight of z^2 / count in each row's loss, for an id with weight z and `count` training rows:
+    over an epoch each weight pays `penalty` z^2 once, however frequent its id is."""
+
+
 class ModelConfig(Frozen):
-    """embeddings -> shared experts, one gate per task -> one tower per task."""
+    """embeddings -> shared experts, one gate per task -> one tower per task, plus a wide term."""
 
     embedding_dim: int = Field(16, ge=1)
     """Width of every embedding."""
     embedding_dims: dict[str, Width] = Field({})
     """Feature -> its own width; features that share a vocabulary share its width."""
+    id_dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the ids that training replaces by an unknown one, in candidates and lists, so that
+    the model learns what to say of ids that it has never seen. null: for each feature, the share
+    of validation's ids that the vocabulary lacks, and for users and items at least 0.1."""
+    id_dropouts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = Field({})
+    """Feature -> its own share, instead of `id_dropout`."""
+    lists: Lists = Lists()
+    wide: Wide | None = Wide()
+    """null: no wide term."""
     experts: Experts = Experts()
     gate: GateConfig = Softmax(name="softmax")
     """The gate of every task."""

@@ -11,11 +11,12 @@ logs/                 TensorBoard
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from multigate.configs.config import Config
-from multigate.configs.contract import Contract, FrozenContract, PositionFeature
+from multigate.configs.contract import Contract, FrozenContract, IdFeature, PositionFeature
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, write_json
 from multigate.configs.sections.base import parse
@@ -80,10 +81,19 @@ def make_ranker(
     encoder: Encoder,
     seed: int,
     precision: str = "float32",
+    id_dropout: Mapping[str, float] | None = None,
 ) -> Ranker:
-    """Make a ranker with embedding tables that fit the encoder.
+    """Make a ranker with tables that fit the encoder's vocabularies.
 
     The weights of a checkpoint are float32, whatever precision it was trained in.
+
+    Args:
+        contract: features and tasks.
+        config: the architecture.
+        encoder: of the contract.
+        seed: of the initial weights and of all that is random in training.
+        precision: see `Ranker`.
+        id_dropout: see `Ranker`; for training.
     """
     rows = {
         contract.vocabulary_of(name): encoder.rows(name)
@@ -91,7 +101,12 @@ def make_ranker(
         if not isinstance(feature, PositionFeature)
         and getattr(feature, "scale", "buckets") == "buckets"
     }
-    return Ranker(contract, config, rows, encoder.statistics, seed, precision)
+    counts = {
+        name: (1 + unknown, encoder.counts[contract.vocabulary_of(name)])
+        for name, feature in contract.features.items()
+        if isinstance(feature, IdFeature) and (unknown := contract.unknown_codes(name)) is not None
+    }
+    return Ranker(contract, config, rows, encoder.statistics, seed, precision, counts, id_dropout)
 
 
 def load(folder: Path) -> Checkpoint:

@@ -2,7 +2,7 @@
 
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
-    uncertainty/<variable>
+    uncertainty/<variable>  wide/<feature>
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
 
@@ -30,6 +30,9 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for owner, table in ranker.embedder.tables.items():
         named[f"embeddings/{owner}"] = table.embeddings
+    if ranker.wide is not None:
+        for name, table in ranker.wide.tables.items():
+            named[f"wide/{name}"] = table.embeddings
     for name, layer in _layers(ranker):
         for index, variable in enumerate(layer.weights):
             # Not the variable's path: Keras numbers layers by all that the process has made.

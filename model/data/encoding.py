@@ -1,12 +1,13 @@
 """From a table of raw features to the integers and numbers that enter the Keras model.
 
-`model.export.encoding_tensorflow` computes the same inside the exported graph; tests/contract
+`model.export.frozen.encoding` computes the same inside the exported graph; tests/contract
 compares the two.  Keras's `StringLookup` and TensorFlow Transform were considered: both need
 TensorFlow, which training on JAX does without.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ import pyarrow.parquet as pq
 
 from multigate.configs.contract import (
     ID_HASH,
+    LENGTH,
+    MATCH,
     PRESENT,
     Contract,
     FrozenContract,
@@ -44,6 +47,12 @@ class Encoder:
                                                      hash_buckets: 0 missing, else 1 + hash.
         id_list    name           int32 (B, L)       L = max_length; the codes of the last L values,
                                                      then zeros as padding, which is not pooled
+                   name__length   float32 (B,)       log(1 + number of values that are kept)
+                   name__match    float32 (B,)       log(1 + how often the values that are kept are
+                                                     the candidate's); of the lists of
+                                                     `Contract.matches`, where all features are
+                                                     encoded.  Raw ids are compared: ids outside
+                                                     the vocabulary share codes.
         number     name           float32 (B,)       0 where missing under `indicator`
                    name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
                                                      the number of boundaries <= value
@@ -59,17 +68,24 @@ class Encoder:
         contract: its features are encoded.
         statistics: means, deviations and boundaries of the number features.
         vocabularies: values of each feature that keeps a vocabulary, most frequent first.
+        counts: training rows that have each value of a vocabulary; 1 each if not given.
 
     Raises:
         DataError: a vocabulary or statistic that the contract needs is absent.
     """
 
     def __init__(
-        self, contract: Contract, statistics: Statistics, vocabularies: Mapping[str, pa.Array]
+        self,
+        contract: Contract,
+        statistics: Statistics,
+        vocabularies: Mapping[str, pa.Array],
+        counts: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.contract = contract
         self.statistics = statistics
         self.vocabularies = dict(vocabularies)
+        self.counts = {n: np.ones(len(values), np.int64) for n, values in vocabularies.items()}
+        self.counts |= counts or {}
         for name, feature in contract.features.items():
             if isinstance(feature, IdFeature | IdListFeature):
                 if keeps_vocabulary(contract, name) and name not in self.vocabularies:
@@ -96,18 +112,20 @@ class Encoder:
         """
         files = ExamplesFolder(folder)
         contract = FrozenContract.read(files.contract).contract
-        vocabularies = {}
+        vocabularies, counts = {}, {}
         for name in contract.features:
             if not keeps_vocabulary(contract, name):
                 continue
             path = files.vocabulary(name)
             try:
-                vocabularies[name] = pq.read_table(path)["value"].combine_chunks()
+                table = pq.read_table(path)
+                vocabularies[name] = table["value"].combine_chunks()
+                counts[name] = table["count"].to_numpy()
             except FileNotFoundError:
                 raise DataError(f"{path}: no vocabulary here; build the examples again") from None
             except (pa.ArrowInvalid, KeyError) as error:
                 raise DataError(f"{path}: not a vocabulary: {error}") from None
-        return cls(contract, Statistics.read(files.statistics), vocabularies)
+        return cls(contract, Statistics.read(files.statistics), vocabularies, counts)
 
     def __call__(self, table: pa.Table, names: Iterable[str] | None = None) -> Encoded:
         """Encode features of a table.
@@ -139,6 +157,8 @@ class Encoder:
             user = self.contract.user
             hashes = [self.id_hash(user, chunk) for chunk in table[user].chunks]
             encoded[user + ID_HASH] = np.concatenate([np.zeros(0, np.int32), *hashes])
+            for name, candidates in self.contract.matches().items():
+                encoded[name + MATCH] = self._match(table, name, candidates)
         return encoded
 
     def id_hash(self, name: str, column: pa.Array) -> np.ndarray:
@@ -192,15 +212,46 @@ class Encoder:
         return column.fill_null(feature.default) if feature.missing == "default" else column
 
     def _id_list(self, name: str, feature: IdListFeature, column: pa.Array) -> Encoded:
-        lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
         codes = self._codes(name, _as_ids(column.flatten(), feature.dtype))
-        ends = np.cumsum(lengths)
-        kept = np.minimum(lengths, feature.max_length)
+        kept = _kept_values(column, feature)
         out = np.zeros((len(column), feature.max_length), np.int32)
-        row = np.repeat(np.arange(len(column)), kept)
-        place = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
-        out[row, place] = codes[np.repeat(ends - kept, kept) + place]
-        return {name: out}
+        out[kept.row, kept.place] = codes[kept.at]
+        return {name: out, name + LENGTH: np.log1p(kept.lengths).astype(np.float32)}
+
+    def _match(self, table: pa.Table, name: str, candidates: Sequence[str]) -> np.ndarray:
+        """log1p of how often the candidates' raw ids stand in a list of the user, (N,) float32.
+
+        Args:
+            table: N rows.
+            name: the list.
+            candidates: features of the item.
+        """
+        found = []
+        for chunk in table.select([name, *candidates]).to_batches():
+            kept, values = self._kept_ids(name, chunk[name])
+            counts = np.zeros(len(chunk), np.int64)
+            for candidate in candidates:
+                feature = self.contract.features[candidate]
+                if isinstance(feature, IdFeature):
+                    counts += _count_equal(kept.row, values, self._ids(feature, chunk[candidate]))
+                    continue
+                others, ids = self._kept_ids(candidate, chunk[candidate])
+                for place in range(int(others.lengths.max(initial=0))):  # the item's n-th value
+                    nth = np.full(len(chunk), -1)
+                    here = others.place == place
+                    nth[others.row[here]] = np.flatnonzero(here)
+                    of_row = ids.take(pa.array(nth, mask=nth < 0))
+                    counts += _count_equal(kept.row, values, of_row)
+            found.append(np.log1p(counts).astype(np.float32))
+        return np.concatenate([np.zeros(0, np.float32), *found])
+
+    def _kept_ids(self, name: str, column: pa.Array) -> tuple["_Kept", pa.Array]:
+        """The values of a list that are kept, and their raw ids, null where missing."""
+        feature = self.contract.features[name]
+        assert isinstance(feature, IdListFeature)
+        kept = _kept_values(column, feature)
+        ids = _as_ids(column.flatten(), feature.dtype)
+        return kept, ids.take(pa.array(kept.at))
 
     def _number(self, name: str, feature: NumberFeature, column: pa.Array) -> Encoded:
         present = np.asarray(column.is_valid())
@@ -270,6 +321,38 @@ class Encoder:
         return codes.astype(np.int32)
 
 
+class _Kept(NamedTuple):
+    """The values of N lists that are kept, K in all, list by list.
+
+    Attributes:
+        lengths: (N,) how many each list keeps.
+        row: (K,) each value's list.
+        place: (K,) its place among the values that its list keeps.
+        at: (K,) its place among all values of all lists.
+    """
+
+    lengths: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+    at: np.ndarray
+
+
+def _kept_values(column: pa.Array, feature: IdListFeature) -> _Kept:
+    """The last `max_length` values of each list."""
+    lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    ends = np.cumsum(lengths)
+    kept = np.minimum(lengths, feature.max_length)
+    row = np.repeat(np.arange(len(column)), kept)
+    place = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
+    return _Kept(kept, row, place, np.repeat(ends - kept, kept) + place)
+
+
+def _count_equal(row: np.ndarray, values: pa.Array, candidate: pa.Array) -> np.ndarray:
+    """How many values (K,) of each row equal its candidate (N,); missing ids equal none: (N,)."""
+    equal = pc.equal(values, candidate.take(pa.array(row))).fill_null(False)
+    return np.bincount(row[np.asarray(equal)], minlength=len(candidate))
+
+
 def keeps_vocabulary(contract: Contract, name: str) -> bool:
     """Whether a feature has its own vocabulary: an id that is not hashed and shares no other's."""
     feature = contract.features[name]
@@ -278,15 +361,6 @@ def keeps_vocabulary(contract: Contract, name: str) -> bool:
         and feature.share is None
         and feature.hash_buckets is None
     )
-
-
-def unseen_codes(contract: Contract, name: str) -> int | None:
-    """The n of the codes 1 .. n of a feature's unseen ids; None if it uses no vocabulary."""
-    if not isinstance(contract.features[name], IdFeature | IdListFeature):
-        return None
-    owner = contract.features[contract.vocabulary_of(name)]
-    assert isinstance(owner, IdFeature | IdListFeature)
-    return owner.oov_buckets if owner.hash_buckets is None else None
 
 
 def _hash_distinct(values: pa.Array, buckets: int) -> np.ndarray:

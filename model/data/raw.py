@@ -38,7 +38,7 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
         names: features to take; none of them a position.
 
     Returns:
-        Arrays, named as in `encoding_tensorflow.raw_inputs`; text as objects.
+        Arrays, named as in `frozen.encoding.raw_inputs`; text as objects.
     """
     raw: Raw = {}
     for name in names:

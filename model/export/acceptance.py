@@ -26,7 +26,7 @@ from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.evaluate import LOWER_IS_BETTER, Predictions
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
-from multigate.model.export import frozen_weights
+from multigate.model.export.frozen import weights as frozen_weights
 from multigate.model.ranker.ranker import Ranker
 
 log = logging.getLogger(__name__)

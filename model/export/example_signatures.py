@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature
-from multigate.model.export.encoding_tensorflow import raw_inputs
+from multigate.model.export.frozen.encoding import raw_inputs
 
 Tensor = Any
 

@@ -34,8 +34,8 @@ from multigate.model.evaluation.evaluate import Predictions, summary
 from multigate.model.export import calibration as calibrations
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
 from multigate.model.export.acceptance import Judge
+from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import ServingGraph
-from multigate.model.export.item_table import ItemTable
 from multigate.model.export.parity import check_parity
 from multigate.model.ranker import scores
 

@@ -2,23 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from multigate.configs.contract import PRESENT, Combine
-from multigate.model.data.encoding import Encoder, unseen_codes
+from multigate.configs.contract import MATCH, PRESENT, Combine
+from multigate.model.data.encoding import Encoder
 from multigate.model.data.padding import Padding
 from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
-from multigate.model.export.encoding_tensorflow import GraphEncoder, raw_inputs
 from multigate.model.export.example_signatures import example_signatures, set_methods
-from multigate.model.export.frozen_mixture import FrozenMixture
-from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
-from multigate.model.export.item_table import ItemTable
-from multigate.model.export.user_half import Halves
+from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
+from multigate.model.export.frozen.item_table import ItemTable
+from multigate.model.export.frozen.matches import fingerprints, matches
+from multigate.model.export.frozen.mixture import FrozenMixture
+from multigate.model.export.frozen.user_half import Halves
+from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
 from multigate.model.ranker import scores
+from multigate.model.ranker.embedder import Of
 from multigate.model.ranker.ranker import Ranker
 
 Tensor = Any
@@ -83,16 +85,23 @@ class ServingGraph:
             owner: StoredMatrix(table.embeddings.value.numpy(), stored_as, axis=1).take
             for owner, table in ranker.embedder.tables.items()
         }
-        widths = ranker.embedder.widths
-        of_user = {name: name in self.user_names for name in widths}  # in the contract's order
-        self._runs = _runs([(of_user[name], width) for name, width in widths.items()])
-        side = np.repeat(list(of_user.values()), list(widths.values()))  # (D,)
-        columns = np.concatenate([np.flatnonzero(side), np.flatnonzero(~side)])
+        embedder = ranker.embedder
+        self._user_parts = embedder.parts_of("user")
+        self._item_parts = embedder.parts_of("item")
+        self._pair_parts = embedder.parts_of("pair")
+        self._lists = [name.removesuffix(MATCH) for name in self._pair_parts]
+        of = [embedder.of[name] for name in embedder.widths]
+        self._runs = _runs(list(zip(of, embedder.widths.values(), strict=True)))
+        of_column = np.repeat(of, list(embedder.widths.values()))  # (D,)
+        columns = np.concatenate([np.flatnonzero(of_column == one) for one in _HALVES])
+        user_width = int((of_column == "user").sum())
+        wide = {} if ranker.wide is None else ranker.wide.weights_of(self.contract.features)
+        self._wide = {name: tf.Variable(value, trainable=False) for name, value in wide.items()}
         self.mixture = FrozenMixture(
             ranker.mixture,
             list(self.contract.tasks),
             columns,
-            int(side.sum()),
+            user_width,
             stored_as,
             static_shapes=bool(buckets),
         )
@@ -102,7 +111,7 @@ class ServingGraph:
         self.item_bytes = 0 if items is None else items.bytes()
         """Size of the item table, including precomputed halves."""
         if items is not None and precompute:
-            columns_of_items = ranker.embedder(items.encoded, names=self.item_names)
+            columns_of_items = ranker.embedder(items.encoded, names=self._item_parts)
             self.item_bytes += self.mixture.precompute_items(columns_of_items.numpy())
 
     def signatures(self) -> dict[str, Any]:
@@ -171,7 +180,7 @@ class ServingGraph:
         """Signature `watch`."""
         counts = {}
         for name in [*self.user_names, *self.item_names]:
-            buckets = unseen_codes(self.contract, name)
+            buckets = self.contract.unknown_codes(name)
             if buckets is None:
                 continue
             codes = self._encode(raw, [name])[name]
@@ -179,43 +188,48 @@ class ServingGraph:
             if name + PRESENT in raw:  # do not count the default of a missing id
                 unseen &= raw[name + PRESENT]
             counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
-        halves, gate_input, ids = self._inputs(raw, user_index)
-        experts = self.mixture.count_experts(halves, gate_input, ids, tf.size(user_index))
+        given = self._inputs(raw, user_index)
+        experts = self.mixture.count_experts(
+            given.halves, given.gate_input, given.ids, tf.size(user_index)
+        )
         return counts | {EXPERTS: experts}
 
     def _score(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
     ) -> Scores:
         """Score per task, (N,); with `rows` (N,), item features come from those of the table."""
-        halves, gate_input, ids = self._inputs(raw, user_index, rows)
+        given = self._inputs(raw, user_index, rows)
         if self._buckets is None:
-            logits = self._logits(halves, gate_input, ids)
+            logits = self._logits(given.halves, given.gate_input, given.ids)
         else:
-            logits = self._compiled(halves, gate_input, ids, self._buckets)
+            logits = self._compiled(given.halves, given.gate_input, given.ids, self._buckets)
+        if given.wide is not None:
+            effects = tf.unstack(given.wide, axis=1)
+            logits = {
+                task: z + effect for (task, z), effect in zip(logits.items(), effects, strict=True)
+            }
         logits = calibrations.apply(self._calibration, logits)
         return scores.scores(self.contract, self._statistics, logits)
 
     def _inputs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
-    ) -> tuple[Halves, Callable[[], Tensor], Tensor | None]:
-        """Input of the mixture: halves, the gates' input, and the users' ids; as in `_score`.
-
-        The ids are None where no gate reads them.
-        """
+    ) -> "_Inputs":
+        """What raw values become before the mixture; arguments as in `_score`."""
         users = self._encode(raw, self.user_names)
+        table = None if rows is None else self._items
+        items = self._encode(raw, self.item_names) if table is None else table.features(rows)
+        pair = self._pairs(raw, user_index, rows)
 
-        def embed_items() -> Tensor:
-            if rows is None:
-                encoded = self._encode(raw, self.item_names)
-            else:
-                assert self._items is not None
-                encoded = self._items.features(rows)
-            return self._embed(encoded, self.item_names)
+        def item_half() -> Tensor:
+            columns = self._embed(items, self._item_parts)
+            return columns if pair is None else tf.concat([columns, pair], axis=1)
 
+        user_half = self._embed(users, self._user_parts)
         known = rows is not None and self._precomputed
-        halves = Halves(
-            self._embed(users, self.user_names), rows if known else embed_items(), user_index
-        )
+        if known:
+            halves = Halves(user_half, rows, user_index, pair)
+        else:
+            halves = Halves(user_half, item_half(), user_index)
         ids = None
         if any(gate.reads_ids for gate in self._ranker.mixture.gates):
             ids = self._encode.id_hash(self.contract.user, raw)
@@ -223,9 +237,52 @@ class ServingGraph:
                 ids = tf.gather(ids, user_index)
 
         def gate_input() -> Tensor:
-            return self._in_order(halves._replace(item=embed_items()) if known else halves)
+            return self._in_order(halves._replace(item=item_half()) if known else halves)
 
-        return halves, gate_input, ids
+        return _Inputs(halves, gate_input, ids, self._wide_term(users, items, user_index))
+
+    def _pairs(
+        self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None
+    ) -> Tensor | None:
+        """Columns (N, Dp) that depend on user and item together; None if there are none."""
+        if not self._pair_parts:
+            return None
+        shared = self.contract.matches()
+        candidates = {name for one in self._lists for name in shared[one]}
+        sent = [self.contract.item] if rows is not None else self.item_names
+        names = [*self._lists, *(name for name in sent if name in candidates)]
+        with tf.name_scope("match"):
+            if user_index is None:  # a single user would be compared with every item
+                item = raw[self.contract.item]
+                same = tf.shape(raw[self.contract.user])[0] == tf.shape(item)[0]
+                with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
+                    raw = raw | {self.contract.item: tf.identity(item)}
+            prints = fingerprints(self.contract, raw, names)
+            if rows is not None:
+                assert self._items is not None
+                others = sorted(candidates - prints.keys())
+                prints |= self._items.fingerprints(rows, others)
+            found = matches(self.contract, prints, self._lists, user_index)
+            return tf.stack([found[name] for name in self._pair_parts], axis=1)
+
+    def _wide_term(
+        self, users: dict[str, Tensor], items: dict[str, Tensor], user_index: Tensor | None
+    ) -> Tensor | None:
+        """What the wide term adds to the logits, (N, T); None if there is none."""
+        if not self._wide:
+            return None
+        parts = []
+        with tf.name_scope("wide"):
+            for encoded, index in ((users, user_index), (items, None)):
+                effects = [
+                    tf.gather(table.read_value(), encoded[name])
+                    for name, table in self._wide.items()
+                    if name in encoded
+                ]
+                if effects:
+                    effect = tf.add_n(effects)
+                    parts.append(effect if index is None else tf.gather(effect, index))
+            return tf.add_n(parts)
 
     def _logits(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
@@ -252,6 +309,8 @@ class ServingGraph:
             not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
         )
         given = {"user": halves.user, "item": halves.item}
+        if halves.pair is not None:
+            given["pair"] = halves.pair
         if ids is not None:
             given["ids"] = ids
         if halves.user_index is not None:
@@ -263,7 +322,9 @@ class ServingGraph:
                 given["whole"] = gate_input()
 
         def compute(**padded: Tensor) -> dict[str, Tensor]:
-            inside = Halves(padded["user"], padded["item"], padded.get("user_index"))
+            inside = Halves(
+                padded["user"], padded["item"], padded.get("user_index"), padded.get("pair")
+            )
             return self._logits(inside, lambda: padded["whole"], padded.get("ids"))
 
         compiled = tf.function(compute, jit_compile=True, autograph=False)
@@ -271,19 +332,19 @@ class ServingGraph:
         return {task: z[:rows] for task, z in found.items()}
 
     def _embed(self, encoded: dict[str, Tensor], names: list[str]) -> Tensor:
-        """Columns (N, d) of some features."""
+        """Columns (N, d) of some parts."""
         return self._ranker.embedder(encoded, names=names, tables=self._tables)
 
     def _in_order(self, halves: Halves) -> Tensor:
-        """Columns of users and items in the contract's order, (N, D)."""
-        user, item, user_index = halves
-        if user_index is not None:
-            user = tf.gather(user, user_index)
-        parts = {
-            True: iter(tf.split(user, [w for of_user, w in self._runs if of_user], axis=1)),
-            False: iter(tf.split(item, [w for of_user, w in self._runs if not of_user], axis=1)),
-        }
-        return tf.concat([next(parts[of_user]) for of_user, _ in self._runs], axis=1)
+        """Columns of users, items and pairs in the contract's order, (N, D)."""
+        user = halves.user
+        if halves.user_index is not None:
+            user = tf.gather(user, halves.user_index)
+        widths = {of: [width for one, width in self._runs if one == of] for of in _HALVES}
+        whole = tf.concat([user, halves.item], axis=1)  # first users, then items, then pairs
+        pieces = iter(tf.split(whole, [width for of in _HALVES for width in widths[of]], axis=1))
+        parts = {of: [next(pieces) for _ in widths[of]] for of in _HALVES}
+        return tf.concat([parts[of].pop(0) for of, _ in self._runs], axis=1)
 
 
 def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
@@ -298,12 +359,32 @@ def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
     return tf.exp(tf.reduce_sum(weights * logs, axis=1))
 
 
-def _runs(columns: list[tuple[bool, int]]) -> list[tuple[bool, int]]:
-    """Join adjacent columns of the same side: (is it the user's?, width) of each run."""
-    runs: list[tuple[bool, int]] = []
-    for of_user, width in columns:
-        if runs and runs[-1][0] == of_user:
-            runs[-1] = (of_user, runs[-1][1] + width)
+_HALVES: tuple[Of, ...] = ("user", "item", "pair")
+"""Order of the columns in `Halves` and in the kernels of the first layers."""
+
+
+class _Inputs(NamedTuple):
+    """What raw values become before the mixture.
+
+    Attributes:
+        halves: the experts' input.
+        gate_input: returns the gates' input (N, D).
+        ids: (N,) hashed user ids; None where no gate reads them.
+        wide: (N, T) that is added to the logits; None if there is no wide term.
+    """
+
+    halves: Halves
+    gate_input: Callable[[], Tensor]
+    ids: Tensor | None
+    wide: Tensor | None
+
+
+def _runs(columns: list[tuple[Of, int]]) -> list[tuple[Of, int]]:
+    """Join adjacent parts that depend on the same: what on, and the width of each run."""
+    runs: list[tuple[Of, int]] = []
+    for of, width in columns:
+        if runs and runs[-1][0] == of:
+            runs[-1] = (of, runs[-1][1] + width)
         else:
-            runs.append((of_user, width))
+            runs.append((of, width))
     return runs

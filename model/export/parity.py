@@ -18,8 +18,8 @@ from multigate.model.data.raw import Raw, feature_of, raw_values, take
 from multigate.model.evaluation.combine import combine
 from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
+from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
-from multigate.model.export.item_table import ItemTable
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
 
@@ -165,11 +165,12 @@ def _pairs(encoder: Encoder, table: pa.Table) -> tuple[str, Raw, Encoded]:
     raw |= raw_values(contract, table, item_names)
     weights = [task.score_weight for task in contract.tasks.values()]
     raw |= {"user_index": index, "task_weights": np.tile(np.array(weights, np.float32), (M, 1))}
-    encoded = {
-        name: values if name.removesuffix(PRESENT) in item_names else values[index]
-        for name, values in encoder(table).items()
-    }
-    return RANK, raw, encoded
+    pairs = table
+    for name in contract.features:
+        if name not in item_names:
+            column = table[name].take(pa.array(index))
+            pairs = pairs.set_column(pairs.column_names.index(name), name, column)
+    return RANK, raw, encoder(pairs)
 
 
 def _known_items(encoder: Encoder, table: pa.Table, items: ItemTable) -> tuple[str, Raw, Encoded]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature
 from multigate.configs.files import ExamplesFolder
-from multigate.model.data.encoding import Encoder, unseen_codes
+from multigate.model.data.encoding import Encoder
 
 BINS = 20
 _ENDS = (0.005, 0.995)
@@ -71,7 +71,7 @@ def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -
             absent = _absent(encoder.contract.features[name], table[name].combine_chunks())
             missing[name] += int(absent.sum())
             codes = encoded[name]
-            if (buckets := unseen_codes(encoder.contract, name)) is not None:
+            if (buckets := encoder.contract.unknown_codes(name)) is not None:
                 codes = codes if codes.ndim == 2 else codes[~absent]
                 unseen[name] += int(((codes >= 1) & (codes <= buckets)).sum())
                 values[name] += int((codes > 0).sum()) if codes.ndim == 2 else table.num_rows
@@ -81,7 +81,7 @@ def report(encoder: Encoder, examples: Path, scores: Mapping[str, np.ndarray]) -
             name: {
                 "missing": missing[name] / max(rows, 1),
                 "unseen": None
-                if unseen_codes(encoder.contract, name) is None
+                if encoder.contract.unknown_codes(name) is None
                 else unseen[name] / max(values[name], 1),
             }
             for name in names

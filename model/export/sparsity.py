@@ -6,7 +6,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from multigate.model.export.acceptance import Changes
-from multigate.model.export.frozen_mixture import FrozenMixture
+from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.parity import Parity
 from multigate.model.ranker.ranker import Ranker
 

@@ -13,8 +13,8 @@ from multigate.configs.contract import Contract, NumberFeature
 from multigate.configs.files import write_json
 from multigate.model.data.raw import Raw, as_json, feature_of, raw_values, take
 from multigate.model.export.example_signatures import CLASSIFY, REGRESS
+from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import RANK, RANK_ITEMS, ROWS
-from multigate.model.export.item_table import ItemTable
 
 GOLDEN = "golden.json"
 WARMUP = "tf_serving_warmup_requests"

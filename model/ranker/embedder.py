@@ -1,11 +1,13 @@
 """The ranker's first layer: encoded features to one vector per row."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
 from multigate.configs.contract import (
+    LENGTH,
+    MATCH,
     PRESENT,
     Contract,
     Feature,
@@ -16,18 +18,24 @@ from multigate.configs.contract import (
 from multigate.configs.sections.model import ModelConfig
 from multigate.model.gates.parts.base import Tensor, derive_seed
 
+Of = Literal["user", "item", "pair"]
+"""What a part of the output depends on: the user and the context, the item, or both."""
+
 
 class Embedder(keras.layers.Layer):
     """Looks up ids in embedding tables, pools lists, adds numbers, and concatenates all of it.
 
-    Per feature, in the contract's order (without position features):
+    The output has parts.  Each feature has a part of its name, in the contract's order (without
+    position features):
 
         id       its row of the table; row 0, the row of a missing id, is learnt like the others
-        id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros
+        id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros;
+                 then log(1 + length)
         number   the number itself, or its bucket's row under `scale: buckets`
 
     A number under `missing: indicator` is followed by 1 where there is a value, else 0.
-    Features that share a vocabulary share its table.
+    Features that share a vocabulary share its table.  A list of `Contract.matches` has another
+    part, `<list>__match`: log(1 + how often the candidate stands in it).
 
     Args:
         contract: names, kinds and order of the features.
@@ -68,9 +76,23 @@ class Embedder(keras.layers.Layer):
             )
         for table in self.tables.values():
             table.build()
-        self.widths = {name: self._width(name) for name in self.features}
-        """Columns of each feature's part of the output."""
+        self.lists = config.lists
+        self.widths: dict[str, int] = {}
+        """Columns of each part of the output."""
+        self.of: dict[str, Of] = {}
+        """What each part depends on."""
+        matches = contract.matches() if self.lists.match else {}
+        for name, feature in self.features.items():
+            self.widths[name] = self._width(name)
+            self.of[name] = "item" if feature.side == "item" else "user"
+            if name in matches:
+                self.widths[name + MATCH] = 1
+                self.of[name + MATCH] = "pair"
         self.built = True
+
+    def parts_of(self, *of: Of) -> list[str]:
+        """Names of the parts that depend on one of these."""
+        return [name for name, other in self.of.items() if other in of]
 
     def call(
         self,
@@ -78,20 +100,20 @@ class Embedder(keras.layers.Layer):
         names: Iterable[str] | None = None,
         tables: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> Tensor:
-        """Concatenate the parts of some features.
+        """Concatenate some parts.
 
         Args:
             encoded: arrays by feature, see `model.data.encoding`.
-            names: the features to use, all by default; the order is always the contract's.
+            names: the parts to use, all by default; the order is always that of `widths`.
             tables: functions that look up codes, by owner, instead of the layer's own tables; an
                 exported graph stores tables in its own way.
 
         Returns:
-            (B, d), d the sum of the features' `widths`.
+            (B, d), d the sum of the parts' `widths`.
         """
-        wanted = set(self.features if names is None else names)
+        wanted = set(self.widths if names is None else names)
         parts: list[Tensor] = []
-        for name in self.features:
+        for name in self.widths:
             if name in wanted:
                 parts.extend(self._parts(name, encoded, self.tables if tables is None else tables))
         return keras.ops.concatenate(parts, axis=-1)
@@ -102,18 +124,24 @@ class Embedder(keras.layers.Layer):
         encoded: Mapping[str, Tensor],
         tables: Mapping[str, Callable[[Tensor], Tensor]],
     ) -> list[Tensor]:
-        """Columns of one feature: tensors (B, .)."""
-        ops = keras.ops
-        feature, value = self.features[name], encoded[name]
+        """Columns of one part: tensors (B, .)."""
+        value = encoded[name]
+        if name not in self.features:
+            return [self._column(value)]
+        feature = self.features[name]
         if isinstance(feature, IdListFeature):
             part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
         elif name in self.owners:
             part = tables[self.owners[name]](value)  # (B, d)
         else:
-            part = ops.cast(value, self.compute_dtype)[:, None]  # (B, 1)
-        if not _has_indicator(feature):
-            return [part]
-        return [part, ops.cast(encoded[name + PRESENT], self.compute_dtype)[:, None]]
+            part = self._column(value)
+        if self._has_length(feature):
+            return [part, self._column(encoded[name + LENGTH])]
+        return [part, self._column(encoded[name + PRESENT])] if _has_indicator(feature) else [part]
+
+    def _column(self, values: Tensor) -> Tensor:
+        """Numbers (B,) as a column (B, 1)."""
+        return keras.ops.cast(values, self.compute_dtype)[:, None]
 
     def _pool(self, rows: Tensor, ids: Tensor, pooling: str) -> Tensor:
         """Pool rows (B, L, d) over the entries of ids (B, L) that are not padding: (B, d)."""
@@ -126,7 +154,12 @@ class Embedder(keras.layers.Layer):
 
     def _width(self, name: str) -> int:
         width = self.tables[self.owners[name]].output_dim if name in self.owners else 1
-        return width + _has_indicator(self.features[name])
+        feature = self.features[name]
+        return width + (_has_indicator(feature) or self._has_length(feature))
+
+    def _has_length(self, feature: Feature) -> bool:
+        """Whether a column says how long the list is."""
+        return self.lists.length and isinstance(feature, IdListFeature)
 
 
 def _has_indicator(feature: Feature) -> bool:

@@ -19,6 +19,7 @@ from multigate.model.gates.sampled.router import Sampled
 from multigate.model.moe.experts import make_experts
 from multigate.model.moe.mixture import Mixed, Mixture
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.id_dropout import IdDropout
 from multigate.model.ranker.loss import (
     Uncertainty,
     masked_mean,
@@ -27,6 +28,7 @@ from multigate.model.ranker.loss import (
     task_loss,
 )
 from multigate.model.ranker.towers import PositionTower, Tower
+from multigate.model.ranker.wide import Counts, Wide
 
 if TYPE_CHECKING:  # JAX may not be installed
     from multigate.model.backend.devices import Devices
@@ -45,9 +47,15 @@ class Forward(NamedTuple):
 
 
 class _Last:
-    """The latest `Mixed`, for the loss; hidden from Keras, which tracks attributes of layers."""
+    """What the loss reads of the latest `call`; hidden from Keras, which tracks attributes.
+
+    Attributes:
+        mixed: of the forward pass.
+        penalty: of the wide term, a scalar; None outside training or without the term.
+    """
 
     mixed: Mixed | None = None
+    penalty: Tensor | None = None
 
 
 class Ranker(keras.Model):
@@ -65,6 +73,8 @@ class Ranker(keras.Model):
         rows: number of rows of each embedding table, by owner (`Encoder.rows`).
         statistics: of the training split; the towers start at its base rates.
         seed: all random parts derive their own seeds from it.
+        counts: known ids with weights in the wide term, see `Wide`.
+        id_dropout: share of the ids that training replaces by an unknown one, by feature.
         precision: dtype policy of the experts and of the towers' hidden layers.  Embeddings,
             gates, logits and losses are always float32, because in half precision neighbouring
             logits tie.
@@ -78,10 +88,17 @@ class Ranker(keras.Model):
         statistics: Statistics,
         seed: int = 0,
         precision: str = "float32",
+        counts: Counts | None = None,
+        id_dropout: Mapping[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"name": "ranker"} | kwargs)
         self.contract = contract
+        self.id_dropout = IdDropout(contract, id_dropout or {}, seed, name="id_dropout")
+        self.wide, self.wide_penalty = None, 0.0
+        if config.wide is not None:
+            self.wide = Wide(counts or {}, len(contract.tasks), name="wide")
+            self.wide_penalty = config.wide.penalty
         self.embedder = Embedder(contract, config, rows, seed, name="embedder")
         experts = make_experts(
             config.experts.count,
@@ -147,7 +164,7 @@ class Ranker(keras.Model):
     def forward(
         self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
     ) -> Forward:
-        """Compute logits and routings.
+        """Compute logits and routings; ids are taken as they are, without id dropout.
 
         Args:
             encoded: arrays by feature (see `model.data.encoding`), B rows each.
@@ -159,6 +176,9 @@ class Ranker(keras.Model):
             task: self.towers[task](output, training=training)
             for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
         }
+        if self.wide is not None:
+            effect = self.wide(encoded)  # (B, T)
+            logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:
@@ -190,6 +210,11 @@ class Ranker(keras.Model):
         """Logits (B,) by task; arguments as in `forward`."""
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
+        self._last.penalty = None
+        if training:
+            encoded = self.id_dropout(encoded)
+            if self.wide is not None:
+                self._last.penalty = self.wide_penalty * self.wide.penalty(encoded)
         forward = self.forward(encoded, training, training or self.validates_positions)
         self._last.mixed = forward.mixed
         return forward.logits
@@ -237,7 +262,10 @@ class Ranker(keras.Model):
         means = [masked_mean(losses, mask) for losses, mask in found]
         terms = ops.zeros(())
         if training:
-            terms = regularisation(mixed.routings) / (1 if workers is None else workers.size)
+            terms = regularisation(mixed.routings)
+            if self._last.penalty is not None:
+                terms = terms + self._last.penalty
+            terms = terms / (1 if workers is None else workers.size)
             total = total + terms
         if workers is not None:
             # The gradient stays that of this worker's rows; the reported numbers are of all rows.

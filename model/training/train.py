@@ -21,11 +21,12 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
-from multigate.model.training import snapshots, warm_start
+from multigate.model.training import snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.workspace import Workspace
 
 _VALIDATION_BATCH = 4096
+_SAMPLED_ROWS = 1 << 18  # of the validation split, to measure the share of unknown ids
 
 
 class Trained(TypedDict):
@@ -91,8 +92,14 @@ def train(
         train_split = Split(examples, "train", encoder, config.train.weight)
         validation = Split(examples, "validation", encoder, config.train.weight)
         options, statistics = config.train, encoder.statistics
+        # Every worker validates on the whole split: equal weights, equal decisions.
+        held_out = make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options)
+        sample = held_out.sample(_SAMPLED_ROWS).features
+        dropped = unknown_ids.dropout_shares(
+            config.contract, config.model, unknown_ids.unknown_shares(config.contract, sample)
+        )
         ranker = checkpoint.make_ranker(
-            config.contract, config.model, encoder, options.seed, options.precision
+            config.contract, config.model, encoder, options.seed, options.precision, dropped
         )
         started_from = None
         if start_from is not None:
@@ -112,8 +119,7 @@ def train(
             config,
             statistics,
             feed,
-            # Every worker validates on the whole split: equal weights, equal decisions.
-            make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options),
+            held_out,
             work,
             folder,
             progress and writes,

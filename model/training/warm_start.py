@@ -29,7 +29,7 @@ from multigate.configs.contract import Contract, IdFeature, IdListFeature, Numbe
 from multigate.configs.errors import ModelError
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint, weights
-from multigate.model.data.encoding import Encoder, keeps_vocabulary
+from multigate.model.data.encoding import Encoder
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
 
@@ -80,16 +80,21 @@ def start(
     named = weights.variables(ranker)
     tables: dict[str, MovedValues] = {}
     for name, feature in encoder.contract.features.items():
-        key = f"embeddings/{name}"
-        if keeps_vocabulary(encoder.contract, name) and key in found and key in named:
-            assert isinstance(feature, IdFeature | IdListFeature)
+        owner = encoder.contract.vocabulary_of(name)
+        if owner not in encoder.vocabularies or not isinstance(feature, IdFeature | IdListFeature):
+            continue
+        old, new = before.vocabularies[owner], encoder.vocabularies[owner]
+        offset = 1 + (encoder.contract.unknown_codes(name) or 0)
+        for key in (f"embeddings/{name}", f"wide/{name}"):
+            if key not in found or key not in named:
+                continue
             fresh = weights.to_numpy(named[key])
             if found[key].shape[1:] != fresh.shape[1:]:
                 continue  # `assign` refuses it by name
-            old, new = before.vocabularies[name], encoder.vocabularies[name]
-            found[key], tables[name] = _move_rows(
-                found[key], fresh, old.to_pylist(), new.to_pylist(), 1 + feature.oov_buckets
+            found[key], moved = _move_rows(
+                found[key], fresh, old.to_pylist(), new.to_pylist(), offset
             )
+            tables.setdefault(name, moved)
     found = _with_task_weighting(found, named)
     weights.assign(ranker, found, path)
     _restandardise(ranker, before.statistics, encoder.statistics)
@@ -163,7 +168,8 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
     """Adapt the layers that read or make standardised numbers to the new means and deviations."""
     widths = ranker.embedder.widths
     column = 0
-    for name, feature in ranker.embedder.features.items():
+    for name, width in widths.items():
+        feature = ranker.embedder.features.get(name)
         if isinstance(feature, NumberFeature) and feature.scale == "standardise":
             old, new = before.features[name], after.features[name]
             scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
@@ -171,7 +177,7 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             if (scale, shift) != (1.0, 0.0):
                 for kernel, bias in _input_maps(ranker):
                     _rescale(kernel, bias, column, indicator, scale, shift)
-        column += widths[name]
+        column += width
     for t, (name, task) in enumerate(ranker.contract.tasks.items()):
         if task.type != "regression":
             continue
@@ -181,6 +187,10 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
         head = ranker.towers[name].head
         head.kernel.assign(weights.to_numpy(head.kernel) * scale)
         head.bias.assign(weights.to_numpy(head.bias) * scale + shift)
+        for table in ranker.wide.tables.values() if ranker.wide is not None else ():
+            values = weights.to_numpy(table.embeddings)
+            values[:, t] *= scale
+            table.embeddings.assign(values)
         if ranker.position_tower is not None:
             table = weights.to_numpy(ranker.position_tower.table.embeddings)
             table[:, t] *= scale

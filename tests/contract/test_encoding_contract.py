@@ -11,7 +11,8 @@ from multigate.configs.contract import Contract, IdFeature, IdListFeature, Numbe
 from multigate.configs.statistics import NumberStatistics, Statistics
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.hashing import hash_ids as hash_ids_numpy
-from multigate.model.export.encoding_tensorflow import GraphEncoder, hash_ids, raw_inputs
+from multigate.model.export.frozen.encoding import GraphEncoder, hash_ids, raw_inputs
+from multigate.model.export.frozen.matches import fingerprints, matches
 
 WORDS = ["ann", "bob", "Zoë", "日本語のタグ", "🎬🎬", "a b|c", "x" * 300, "nul\0nul", "-7"]
 UNSEEN = ["eve", "Ωmega", "y" * 255, "y" * 256, "y" * 257 + "z", "y" * 257 + "zz", "\0", "7 "]
@@ -42,6 +43,8 @@ FEATURES: dict[str, dict[str, Any]] = {
         "share": "item_id",
         "max_length": 5,
     },
+    "liked_tags": {"kind": "id_list", "side": "user", "share": "tags", "max_length": 6},
+    "plans": {"kind": "id_list", "side": "context", "share": "shop"},
     "price": {"kind": "number", "side": "item"},
     "views": {"kind": "number", "side": "item", "transform": "log1p", "missing": "indicator"},
     "age": {
@@ -147,7 +150,14 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
     table = pa.table({n: random_column(f, rows, rng) for n, f in contract.features.items()})
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     graph = GraphEncoder(encoder)
-    encode = tf.function(lambda raw: graph(raw, names))
+    lists = list(contract.matches())
+    assert lists == ["recent", "liked_tags", "plans"]
+
+    @tf.function(autograph=False)
+    def encode(raw: dict[str, Any]) -> dict[str, Any]:
+        prints = fingerprints(contract, raw, [n for n in names if "id" in FEATURES[n]["kind"]])
+        return graph(raw, names) | matches(contract, prints, lists, None)
+
     raw = raw_values(encoder, table, rng)
     specs = raw_inputs(contract, names)
     assert "position" not in specs
@@ -165,6 +175,50 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
             np.testing.assert_allclose(received[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
         if rows == 400:
             assert len(np.unique(value)) > 1, f"{name} is the same everywhere: nothing was compared"
+
+
+def test_a_match_is_counted_in_raw_ids_and_among_the_values_that_are_kept() -> None:
+    contract = Contract.model_validate(
+        {
+            "user": "user_id",
+            "item": "item_id",
+            "features": {
+                "user_id": {"kind": "id", "side": "user"},
+                "item_id": {"kind": "id", "side": "item"},
+                "topic": {"kind": "id", "side": "item", "missing": "indicator"},
+                "tags": {"kind": "id_list", "side": "item", "share": "topic"},
+                "seen": {"kind": "id_list", "side": "user", "share": "item_id", "max_length": 3},
+                "topics": {"kind": "id_list", "side": "user", "share": "topic"},
+                "queries": {"kind": "id_list", "side": "context"},
+            },
+            "tasks": {
+                "click": {"group": "engagement", "type": "binary", "label": {"rule": "impression"}}
+            },
+        }
+    )
+    known = {name: pa.array(["a"]) for name in ("user_id", "item_id", "topic", "queries")}
+    encoder = Encoder(contract, Statistics(features={}, tasks={}, rows={}), known)
+    texts = pa.list_(pa.string())
+    table = pa.table(
+        {
+            "user_id": ["a"] * 5,
+            # Two ids that the vocabulary lacks share a code, and are not the same item.
+            "item_id": ["a", "new", "newer", "a", "a"],
+            "topic": ["x", None, "y", "y", "x"],
+            "tags": pa.array([["x", "z"], [], None, ["y"], ["q"]], texts),
+            "seen": pa.array(
+                [["a", "b", "a"], ["new", "old"], ["new"], ["a", "b", "b", "b"], None], texts
+            ),
+            "topics": pa.array([["x", "x", "z"], ["", "x"], ["y"], ["y", "y"], []], texts),
+            "queries": pa.array([["a"]] * 5, texts),
+        }
+    )
+    found = encoder(table)
+    np.testing.assert_allclose(np.expm1(found["seen__match"]), [2, 1, 0, 0, 0], atol=1e-6)
+    # x twice as the topic and twice as a tag, z once; y once; y twice as each of both.
+    np.testing.assert_allclose(np.expm1(found["topics__match"]), [5, 0, 1, 4, 0], atol=1e-6)
+    assert "queries__match" not in found
+    np.testing.assert_allclose(np.expm1(found["seen__length"]), [3, 2, 1, 3, 0], atol=1e-6)
 
 
 def test_empty_text_and_numbers_that_are_not_finite_are_missing(encoder: Encoder) -> None:

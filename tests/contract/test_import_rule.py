@@ -50,6 +50,7 @@ model.checkpoints
 model.evaluation.measures
 model.evaluation
 model.training
+model.export.frozen
 model.export
 model.assessment
 model.report
@@ -259,7 +260,7 @@ def test_candidates_import_only_what_knows_no_keras_of_the_model():
         "model.data.encoding",
         "model.data.raw",
         "model.data.rows",
-        "model.export.encoding_tensorflow",
+        "model.export.frozen.encoding",
     }
     for module, path in modules().items():
         if module.startswith("candidates"):

@@ -81,7 +81,7 @@ def test_a_loss_that_may_be_chance_is_accepted_and_reported(case, tmp_path, capl
     with caplog.at_level(logging.WARNING):
         version = export(checkpoint, examples, tmp_path / "models")
     changes = read(version, "sparsity.json")["hardening"]
-    assert changes.keys() == {"click", "like"}
+    assert "click" in changes
     for change in changes.values():
         assert change["before"] != change["after"]
         assert change["low"] <= 0 or change["loss"] <= 0

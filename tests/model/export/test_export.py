@@ -72,15 +72,15 @@ def test_flops_by_hand(case, tmp_path) -> None:
     experts = {"count": 6, "units": [10, 7]}
     version = export(case.checkpoint(model={"experts": experts}), case.examples, tmp_path)
     sparsity = read(version, "sparsity.json")
-    # D = 6 + 6 + 6 + 2 + 6 + 6 = 32, the user's 24 among them; an expert 2 * (32 * 10 + 10 * 7) =
-    # 780; three gates 3 * 2 * 32 * 6 = 1152, the users' part 864; three towers 3 * 2 * (7 * 5 + 5)
-    # = 240.
+    # D = 6 + 6 + 6 + 2 + (6 + 1 + 1) + 6 = 34, the user's 25 among them: a list has a length and a
+    # match.  An expert 2 * (34 * 10 + 10 * 7) = 820; three gates 3 * 2 * 34 * 6 = 1224, the users'
+    # part 900; three towers 3 * 2 * (7 * 5 + 5) = 240.
     flops = sparsity["flops_per_candidate"]
-    assert flops["dense"] == 6 * 780 + 1152 + 240
-    assert flops["sparse"] == round(sparsity["experts_per_row"] * 780) + 1152 + 240
-    assert flops["rank"] == round(sparsity["experts_per_row"] * (780 - 480)) + 288 + 240
-    assert flops["minimum"] == flops["rank"] - 288
-    assert sparsity["flops_per_user"] == {"rank": 6 * 480 + 864}
+    assert flops["dense"] == 6 * 820 + 1224 + 240
+    assert flops["sparse"] == round(sparsity["experts_per_row"] * 820) + 1224 + 240
+    assert flops["rank"] == round(sparsity["experts_per_row"] * (820 - 500)) + 324 + 240
+    assert flops["minimum"] == flops["rank"] - 324
+    assert sparsity["flops_per_user"] == {"rank": 6 * 500 + 900}
 
 
 CLIENT = """

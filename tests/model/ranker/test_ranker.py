@@ -43,17 +43,33 @@ def test_features_that_share_a_vocabulary_share_the_table(tiny: Any) -> None:
     recent = encoded["recent"] * 0
     recent[:, 0] = encoded["item_id"]
     pooled = numpy(ranker.embed(encoded | {"recent": recent}, ["recent"]))
-    np.testing.assert_allclose(pooled, item, rtol=1e-6)
+    np.testing.assert_allclose(pooled[:, :-1], item, rtol=1e-6)
 
 
 def test_lists_are_pooled_without_their_padding(tiny: Any) -> None:
     ranker = make(tiny)
     recent = np.array([[3, 5, 0, 0], [0, 0, 0, 0], [7, 7, 7, 7]], np.int32)
     rows = table(ranker, "item_id")
-    pooled = numpy(ranker.embed({"recent": recent}, ["recent"]))
+    lengths = np.log1p([2.0, 0.0, 4.0]).astype(np.float32)
+    found = numpy(ranker.embed({"recent": recent, "recent__length": lengths}, ["recent"]))
+    pooled = found[:, :-1]
     np.testing.assert_allclose(pooled[0], (rows[3] + rows[5]) / 2, rtol=1e-5)
     np.testing.assert_array_equal(pooled[1], np.zeros(4))  # an empty list, not row 0
     np.testing.assert_allclose(pooled[2], rows[7], rtol=1e-5)
+    np.testing.assert_array_equal(found[:, -1], lengths)
+
+
+def test_what_a_list_says_beside_its_embedding_can_be_switched_off(tiny: Any) -> None:
+    encoded = some_rows(tiny).features
+    ranker = make(tiny)
+    assert ranker.embedder.widths["recent"] == 4 + 1
+    assert ranker.embedder.of["recent__match"] == "pair"
+    column = numpy(ranker.embed(encoded, ["recent__match"]))[:, 0]
+    np.testing.assert_array_equal(column, encoded["recent__match"])
+    plain = make(tiny, model={"embedding_dim": 4, "lists": {"length": False, "match": False}})
+    assert plain.embedder.widths["recent"] == 4
+    assert "recent__match" not in plain.embedder.widths
+    assert "pair" not in plain.embedder.of.values()
 
 
 def test_the_parts_stand_in_the_contracts_order(tiny: Any) -> None:
@@ -79,7 +95,7 @@ def test_the_parts_stand_in_the_contracts_order(tiny: Any) -> None:
 
 def test_a_width_belongs_to_the_owner_of_the_table(tiny: Any) -> None:
     wide = make(tiny, model={"embedding_dim": 4, "embedding_dims": {"item_id": 8}})
-    assert wide.embedder.widths["recent"] == 8
+    assert wide.embedder.widths["recent"] == 8 + 1  # and the list's length
     assert wide.embedder.widths["user_id"] == 4
 
 

@@ -1,4 +1,8 @@
-"""Linear maps of user and item columns: the user half is computed once per user."""
+"""Linear maps of user, item and pair columns: the user half is computed once per user.
+
+A pair column depends on a user and an item together, such as how often the item stands in the
+user's history.
+"""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -7,34 +11,37 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
+from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
 from multigate.model.gates.parts.base import Gate
 
 Tensor = Any
 
 
 class Halves(NamedTuple):
-    """An input (N, D) as two halves, the users' columns and the items'.
+    """An input (N, D) as two halves: the users' columns, and those of items and pairs.
 
     Attributes:
         user: (M, Du) columns of user and context features.
-        item: (N, Di) columns of item features; or (N,) int32 rows of the precomputed items
-            (`SplitKernel.precompute_items`).
+        item: (N, Di + Dp) columns of item features and of pairs; or (N,) int32 rows of the
+            precomputed items (`SplitKernel.precompute_items`).
         user_index: (N,) int32, each item's row of `user`; None if M = N and row n belongs to n.
+        pair: (N, Dp) columns of pairs, beside precomputed items; None if there are none, or if
+            `item` has them.
     """
 
     user: Tensor
     item: Tensor
     user_index: Tensor | None
+    pair: Tensor | None = None
 
 
 class SplitKernel:
-    """A kernel (D, U), the user's rows first, that multiplies users, items or both.
+    """A kernel (D, U) that multiplies users, items or both.
 
     It is one variable and the halves are slices of it, so that the file holds it once.
 
     Args:
-        kernel: (D, U).
+        kernel: (D, U), first the rows of users, then of items, then of pairs.
         user_width: Du.
         stored_as: how the file stores it.
     """
@@ -46,10 +53,12 @@ class SplitKernel:
         self._user_width = user_width
         self._value = kernel
         self._products: tf.Variable | None = None
+        self._pairs_from = len(kernel)
 
     def precompute_items(self, items: np.ndarray) -> int:
         """Store the products of items (R, Di), for calls by row; return their size in bytes."""
-        products = items @ self._value[self._user_width :]
+        self._pairs_from = self._user_width + items.shape[1]
+        products = items @ self._value[self._user_width : self._pairs_from]
         self._products = tf.Variable(products, trainable=False)
         return int(products.nbytes)
 
@@ -61,10 +70,13 @@ class SplitKernel:
         """Products (m, U) of users (m, Du)."""
         return tf.matmul(x, self._kernel.slice(None, self._user_width))
 
-    def item(self, x: Tensor) -> Tensor:
-        """Products (n, U) of items (n, Di), or of precomputed ones by row (n,)."""
+    def item(self, x: Tensor, pair: Tensor | None) -> Tensor:
+        """Products (n, U) of items and pairs, see `Halves.item` and `Halves.pair`."""
         if self._products is not None and x.dtype == tf.int32:
-            return tf.gather(self._products.read_value(), x)
+            products = tf.gather(self._products.read_value(), x)
+            if pair is None:
+                return products
+            return products + tf.matmul(pair, self._kernel.slice(self._pairs_from, None))
         return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
 
@@ -107,7 +119,7 @@ class GateInput:
         if self._halves.user_index is None:
             return split.both(self._whole)
         user = tf.gather(split.user(self._halves.user), self._halves.user_index)
-        return split.item(self._halves.item) + user
+        return split.item(self._halves.item, self._halves.pair) + user
 
     @cached_property
     def _whole(self) -> Tensor:

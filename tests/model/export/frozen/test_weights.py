@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from multigate.model.export.export import export
-from multigate.model.export.frozen_weights import StoredMatrix, rounded
+from multigate.model.export.frozen.weights import StoredMatrix, rounded
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -21,8 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from multigate.configs.errors import ExportError
-from multigate.model.export.frozen_weights import StoredAs, StoredMatrix
-from multigate.model.export.user_half import GateKernels, Halves, SplitKernel
+from multigate.model.export.frozen.user_half import GateKernels, Halves, SplitKernel
+from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
 from multigate.model.gates.parts.base import Gate
 from multigate.model.moe.experts import Expert
 from multigate.model.moe.mixture import Mixture
@@ -269,15 +269,21 @@ class _FrozenExperts:
             whole = each(tf.concat([halves.user, halves.item], axis=1))  # (N, D)
             return [self._run_rows(s, whole[s]) for s in range(S)]
         items, user_index = each(halves.item), halves.user_index
+        pairs: list[Tensor | None] = [None] * S if halves.pair is None else [*each(halves.pair)]
         once = [self._user_half(s, halves.user) for s in range(S)]  # (M, U1) each
 
         def one_user() -> list[Tensor]:
             # One row for all items: added as a bias, fused with the matrix product.
-            return [self._run_items(s, items[s], tf.reshape(once[s], [-1])) for s in range(S)]
+            return [
+                self._run_items(s, items[s], pairs[s], tf.reshape(once[s], [-1])) for s in range(S)
+            ]
 
         def many_users() -> list[Tensor]:
             users = each(user_index)
-            return [self._run_items(s, items[s], tf.gather(once[s], users[s])) for s in range(S)]
+            return [
+                self._run_items(s, items[s], pairs[s], tf.gather(once[s], users[s]))
+                for s in range(S)
+            ]
 
         if self._static_shapes:
             return many_users()
@@ -295,10 +301,10 @@ class _FrozenExperts:
         with tf.name_scope(f"expert_{self._numbers[s]}"):
             return self._finish(s, tf.nn.bias_add(self._first[s].both(x), self._biases[s]))
 
-    def _run_items(self, s: int, item: Tensor, user_half: Tensor) -> Tensor:
-        """Run expert s on item columns (n, Di) with user halves (n, U1), or one (U1,) for all."""
+    def _run_items(self, s: int, item: Tensor, pair: Tensor | None, user_half: Tensor) -> Tensor:
+        """Run expert s on items and pairs with user halves (n, U1), or one (U1,) for all."""
         with tf.name_scope(f"expert_{self._numbers[s]}"):
-            x = self._first[s].item(item)
+            x = self._first[s].item(item, pair)
             x = tf.nn.bias_add(x, user_half) if len(user_half.shape) == 1 else x + user_half
             return self._finish(s, x)
 

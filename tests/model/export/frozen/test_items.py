@@ -18,8 +18,8 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values
 from multigate.model.export.export import export
+from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.graph import ServingGraph
-from multigate.model.export.item_table import ItemTable
 from multigate.model.export.parity import check_parity
 
 PRICES = {item: None if item % 5 == 0 else 3.0 * (item - 99) for item in range(100, 128)}

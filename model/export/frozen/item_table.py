@@ -9,6 +9,7 @@ all:
     I + code        other ids, by their code (0: empty text; else unseen, by hash)
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from multigate.configs.contract import IdFeature, NumberFeature
 from multigate.configs.errors import ExportError
 from multigate.configs.files import ExamplesFolder
 from multigate.model.data.encoding import Encoded, Encoder
+from multigate.model.data.raw import raw_values
+from multigate.model.export.frozen.matches import fingerprints
 
 Tensor = Any
 
@@ -78,6 +81,12 @@ class ItemTable:
             name: tf.Variable(values, trainable=False) for name, values in self.encoded.items()
         }
         self._complete = tf.Variable(self.complete, trainable=False)
+        matched = {name for names in contract.matches().values() for name in names} - {self.item}
+        raw = raw_values(contract, table, sorted(matched))
+        self._fingerprints = {
+            name: tf.Variable(values, trainable=False)
+            for name, values in fingerprints(contract, raw, sorted(matched)).items()
+        }
         self.tables = [self._rows]
 
     def index(self, raw: Tensor, codes: Tensor) -> Tensor:
@@ -99,6 +108,10 @@ class ItemTable:
     def features(self, rows: Tensor) -> dict[str, Tensor]:
         """Encoded item features of rows (N,) of the table."""
         return {name: tf.gather(values.read_value(), rows) for name, values in self._values.items()}
+
+    def fingerprints(self, rows: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+        """Fingerprints of item features, see `model.export.frozen.matches`, of rows (N,)."""
+        return {name: tf.gather(self._fingerprints[name].read_value(), rows) for name in names}
 
     def rows_of(self, ids: pa.Array, codes: np.ndarray) -> np.ndarray:
         """Rows (N,) of ids (N,) with codes (N,), outside the graph."""

@@ -81,7 +81,7 @@ class GraphEncoder:
             feature = self._contract.features[name]
             with tf.name_scope(f"encode_{name}"):
                 if isinstance(feature, IdListFeature):
-                    encoded[name] = self._id_list(name, feature, raw[name], raw[name + LENGTH])
+                    encoded |= self._id_list(name, feature, raw[name], raw[name + LENGTH])
                 elif isinstance(feature, IdFeature):
                     encoded[name] = self._id(name, feature, raw[name], raw.get(name + PRESENT))
                 elif isinstance(feature, NumberFeature):
@@ -109,13 +109,13 @@ class GraphEncoder:
             return tf.where(present & (codes > 0), codes, substitute)
         return codes
 
-    def _id_list(self, name: str, feature: IdListFeature, values: Tensor, length: Tensor) -> Tensor:
-        L = feature.max_length
-        padded = tf.pad(values, [[0, 0], [0, L]], constant_values=_EMPTY[feature.dtype])
-        start = tf.maximum(length - L, 0)  # the last L values are kept
-        place = tf.range(L, dtype=tf.int64)
-        kept = tf.gather(padded, start[:, None] + place, batch_dims=1)  # (N, L)
-        return tf.where(place < length[:, None], self._codes(name, kept), 0)
+    def _id_list(
+        self, name: str, feature: IdListFeature, values: Tensor, length: Tensor
+    ) -> dict[str, Tensor]:
+        kept, real = last_values(feature, values, length)
+        lengths = tf.cast(tf.minimum(length, feature.max_length), tf.float32)
+        codes = tf.where(real, self._codes(name, kept), 0)
+        return {name: codes, name + LENGTH: tf.math.log1p(lengths)}
 
     def _number(
         self, name: str, feature: NumberFeature, values: Tensor, present: Tensor | None
@@ -154,6 +154,16 @@ class GraphEncoder:
         if feature.oov_buckets == 1:
             return codes
         return tf.where(codes == _UNSEEN, 1 + hash_ids(values, feature.oov_buckets), codes)
+
+
+def last_values(feature: IdListFeature, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of lists (N, .) that are kept, (N, L), and which of them are not padding."""
+    L = feature.max_length
+    padded = tf.pad(values, [[0, 0], [0, L]], constant_values=_EMPTY[feature.dtype])
+    start = tf.maximum(length - L, 0)  # the last L values are kept
+    place = tf.range(L, dtype=tf.int64)
+    kept = tf.gather(padded, start[:, None] + place, batch_dims=1)  # (N, L)
+    return kept, place < length[:, None]
 
 
 def hash_ids(values: Tensor, buckets: int) -> Tensor:

@@ -1,0 +1,86 @@
+"""How often a candidate stands in the user's lists, as a TensorFlow graph.
+
+`model.data.encoding.Encoder` computes the same in NumPy (`<list>__match`).  Raw ids are compared,
+because ids outside the vocabulary share codes.  Comparing texts pair by pair is slow, so that each
+is first replaced by its fingerprint, once per user and once per item.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from multigate.configs.contract import LENGTH, MATCH, PRESENT, Contract, IdListFeature
+from multigate.model.export.frozen.encoding import last_values
+
+Tensor = Any
+
+_MISSING = -1  # fingerprint of a missing value
+_FINGERPRINTS = 2**62  # of texts; two of them are equal by chance once in 2^62 times
+_ODD = 0x9E3779B97F4A7C15  # multiplication by it is one to one; then one bit of 64 is dropped
+
+
+def fingerprints(
+    contract: Contract, raw: dict[str, Tensor], names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Integers, 0 or more, that are equal where raw ids are equal; -1 where one is missing.
+
+    Args:
+        contract: the features.
+        raw: inputs as in `frozen.encoding.raw_inputs`.
+        names: id features (N,) and lists (N, .).
+
+    Returns:
+        int64 by feature: (N,), or (N, L) for lists.
+    """
+    found = {}
+    for name in names:
+        feature: Any = contract.features[name]
+        values = raw[name]
+        if isinstance(feature, IdListFeature):
+            values, present = last_values(feature, values, raw[name + LENGTH])
+        else:
+            present = raw.get(name + PRESENT, tf.ones_like(values, tf.bool))
+        if values.dtype == tf.string:
+            present &= values != ""
+        if feature.missing == "default" and not isinstance(feature, IdListFeature):
+            values = tf.where(present, values, tf.constant(feature.default, values.dtype))
+            present = tf.ones_like(present)
+        if values.dtype == tf.string:
+            values = tf.strings.to_hash_bucket_fast(values, _FINGERPRINTS)
+        else:
+            mixed = tf.bitcast(values, tf.uint64) * tf.constant(_ODD, tf.uint64)
+            values = tf.bitcast(tf.bitwise.right_shift(mixed, tf.ones((), tf.uint64)), tf.int64)
+        found[name] = tf.where(present, values, tf.constant(_MISSING, tf.int64))
+    return found
+
+
+def matches(
+    contract: Contract,
+    prints: dict[str, Tensor],
+    names: Iterable[str],
+    user_index: Tensor | None,
+) -> dict[str, Tensor]:
+    """The arrays `<list>__match` of `Encoder`, (N,) float32 each.
+
+    Args:
+        contract: says which of the item's features a list may hold.
+        prints: fingerprints of the lists (M, L), and of the item's features (N,) or (N, K).
+        names: the lists.
+        user_index: (N,) each item's row of the lists; None if M = N and row n belongs to n.
+    """
+    found = {}
+    for name in names:
+        values = prints[name]
+        values = values if user_index is None else tf.gather(values, user_index)
+        counts = []
+        for candidate in contract.matches()[name]:
+            ids = prints[candidate]
+            # A missing value equals none of the list's, missing ones included.
+            ids = tf.where(ids == _MISSING, tf.constant(_MISSING - 1, tf.int64), ids)
+            wide = ids[:, :, None] if len(ids.shape) == 2 else ids[:, None, None]
+            # Not `==`, which is False where the shapes differ.
+            equal = tf.cast(tf.equal(values[:, None, :], wide), tf.float32)  # (N, K, L)
+            counts.append(tf.reduce_sum(equal, axis=[1, 2]))
+        found[name + MATCH] = tf.math.log1p(tf.add_n(counts))
+    return found

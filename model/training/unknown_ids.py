@@ -1,0 +1,55 @@
+"""How many ids the model will not know: measured on validation, trained by id dropout.
+
+See `model.ranker.id_dropout` for why.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from multigate.configs.contract import Contract
+from multigate.configs.sections.model import ModelConfig
+from multigate.model.data.encoding import Encoded
+
+LEAST = 0.1
+"""Share of the users' and items' ids that are replaced even if validation knows all of them."""
+
+MOST = 0.9
+"""Largest share that is replaced unless the configuration asks for more."""
+
+
+def unknown_shares(contract: Contract, validation: Encoded) -> dict[str, float]:
+    """Share of the ids that are not in the vocabulary, by feature that uses one.
+
+    Args:
+        contract: the features.
+        validation: the encoded validation split, or a sample of it.
+    """
+    found = {}
+    for name in contract.features:
+        n = contract.unknown_codes(name)
+        if n is not None:
+            codes = validation[name]
+            present = codes[codes > 0]
+            found[name] = float(np.mean(present <= n)) if len(present) else 0.0
+    return found
+
+
+def dropout_shares(
+    contract: Contract, config: ModelConfig, unknown: Mapping[str, float]
+) -> dict[str, float]:
+    """The share of each feature's ids that training replaces, see `ModelConfig.id_dropout`.
+
+    Args:
+        contract: the features.
+        config: what is configured.
+        unknown: what `unknown_shares` found.
+    """
+    own = {contract.vocabulary_of(contract.user), contract.vocabulary_of(contract.item)}
+    found = {}
+    for name, share in unknown.items():
+        least = LEAST if contract.vocabulary_of(name) in own else 0.0
+        measured = min(max(share, least), MOST)
+        everywhere = measured if config.id_dropout is None else config.id_dropout
+        found[name] = config.id_dropouts.get(name, everywhere)
+    return found

@@ -1,0 +1,78 @@
+"""The wide term: known ids add their weights, unknown ones nothing, rare ones are held back."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data import examples
+from multigate.model.data.encoding import Encoder
+from multigate.model.ranker.ranker import Ranker
+from multigate.model.ranker.wide import Wide
+
+
+def numpy(value: Any) -> np.ndarray:
+    return np.array(keras.ops.convert_to_numpy(value))
+
+
+def make_wide() -> Wide:
+    """Users have codes 2 .. 4 after a missing and one unknown code, items 4 .. 5."""
+    wide = Wide({"user": (2, np.array([10, 5, 1])), "item": (4, np.array([4, 2]))}, tasks=2)
+    rng = np.random.default_rng(0)
+    for table in wide.tables.values():
+        table.embeddings.assign(rng.normal(size=table.embeddings.shape))
+    return wide
+
+
+def test_known_ids_add_their_weights_and_unknown_ones_add_nothing() -> None:
+    wide = make_wide()
+    user, item = (numpy(wide.tables[name].embeddings) for name in ("user", "item"))
+    codes = {"user": np.array([0, 1, 2, 4, 3]), "item": np.array([0, 3, 4, 5, 1])}
+    found = numpy(wide({name: value.astype(np.int32) for name, value in codes.items()}))
+    np.testing.assert_array_equal(found[:2], 0)
+    np.testing.assert_allclose(found[2], user[2] + item[4], rtol=1e-6)
+    np.testing.assert_allclose(found[3], user[4] + item[5], rtol=1e-6)
+    np.testing.assert_allclose(found[4], user[3], rtol=1e-6)
+    exported = wide.weights_of(["item", "user", "country"])
+    assert list(exported) == ["item", "user"]
+    np.testing.assert_array_equal(exported["user"][:2], 0)
+    np.testing.assert_array_equal(exported["user"][2:], user[2:])
+
+
+def test_over_an_epoch_each_weight_pays_its_square_once_however_frequent_its_id_is() -> None:
+    wide = make_wide()
+    user = numpy(wide.tables["user"].embeddings)
+    rows = np.repeat([2, 3, 4], [10, 5, 1]).astype(np.int32)  # as often as counted
+    nothing = np.zeros(len(rows), np.int32)
+    paid = float(wide.penalty({"user": rows, "item": nothing})) * len(rows)
+    assert paid == pytest.approx((user[2:] ** 2).sum(), rel=1e-5)
+
+
+def make(tiny: Any, **model: object) -> tuple[Ranker, Encoder]:
+    config, encoder = tiny.make_config(), Encoder.read(tiny.examples)
+    changed = config.model.model_copy(update=model)
+    return checkpoint.make_ranker(config.contract, changed, encoder, seed=1), encoder
+
+
+def test_the_ranker_adds_it_to_every_logit(tiny: Any) -> None:
+    ranker, encoder = make(tiny)
+    assert ranker.wide is not None
+    assert set(ranker.wide.tables) == {"user_id", "item_id", "country"}
+    rows = examples.read_split(tiny.examples, "train", encoder).take(slice(8)).features
+    before = {task: numpy(z) for task, z in ranker.forward(rows).logits.items()}
+    rng = np.random.default_rng(0)
+    for table in ranker.wide.tables.values():
+        table.embeddings.assign(rng.normal(size=table.embeddings.shape))
+    effect = numpy(ranker.wide(rows))
+    after = ranker.forward(rows).logits
+    for t, task in enumerate(ranker.contract.tasks):
+        np.testing.assert_allclose(numpy(after[task]), before[task] + effect[:, t], rtol=1e-5)
+
+
+def test_it_can_be_switched_off(tiny: Any) -> None:
+    ranker, encoder = make(tiny, wide=None)
+    assert ranker.wide is None
+    rows = examples.read_split(tiny.examples, "train", encoder).take(slice(8)).features
+    assert ranker(rows, training=True).keys() == ranker.contract.tasks.keys()
