@@ -215,6 +215,8 @@ class ServingGraph:
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
     ) -> "_Inputs":
         """What raw values become before the mixture; arguments as in `_score`."""
+        if user_index is None:
+            raw = self._check_rows(raw)
         users = self._encode(raw, self.user_names)
         table = None if rows is None else self._items
         items = self._encode(raw, self.item_names) if table is None else table.features(rows)
@@ -241,6 +243,13 @@ class ServingGraph:
 
         return _Inputs(halves, gate_input, ids, self._wide_term(users, items, user_index))
 
+    def _check_rows(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Refuse a call with fewer users than items: a single user would meet every item."""
+        item = raw[self.contract.item]
+        same = tf.equal(tf.shape(raw[self.contract.user])[0], tf.shape(item)[0])
+        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
+            return raw | {self.contract.item: tf.identity(item)}
+
     def _pairs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None
     ) -> Tensor | None:
@@ -252,11 +261,6 @@ class ServingGraph:
         sent = [self.contract.item] if rows is not None else self.item_names
         names = [*self._lists, *(name for name in sent if name in candidates)]
         with tf.name_scope("match"):
-            if user_index is None:  # a single user would be compared with every item
-                item = raw[self.contract.item]
-                same = tf.shape(raw[self.contract.user])[0] == tf.shape(item)[0]
-                with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
-                    raw = raw | {self.contract.item: tf.identity(item)}
             prints = fingerprints(self.contract, raw, names)
             if rows is not None:
                 assert self._items is not None

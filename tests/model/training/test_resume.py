@@ -31,12 +31,13 @@ MODEL = {
         "like": {"name": "sampled"},
     },
     "towers": {"units": [4], "dropout": 0.1},
+    "id_dropout": 0.02,
 }
 # Early stopping ends it some epochs after the best.
 TRAIN = {
     "epochs": 12,
     "batch_size": 4,
-    "learning_rate": 0.05,
+    "learning_rate": 0.1,
     "patience": 2,
     "seed": 3,
     "save_every": 20,

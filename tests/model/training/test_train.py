@@ -160,7 +160,10 @@ def test_lines_without_a_terminal(
 
 
 def test_lazy_embeddings_leave_unseen_rows_alone(tiny: Any, tmp_path: Path) -> None:
-    config = tiny.make_config(train=tiny.config.train.model_dump() | {"lazy_embeddings": True})
+    options = tiny.config.train.model_dump() | {"lazy_embeddings": True}
+    config = tiny.make_config(
+        train=options, model=tiny.config.model.model_dump() | {"id_dropout": 0.0}
+    )
     train.train(config, tiny.examples, tmp_path / "c", progress=False)
     trained = checkpoint.load(tmp_path / "c").ranker
     fresh = checkpoint.make_ranker(
