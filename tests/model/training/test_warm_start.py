@@ -131,8 +131,8 @@ def test_a_missing_number_keeps_its_product() -> None:
 
 def test_only_what_reads_the_input_is_rescaled(tiny: Any, tmp_path: Path) -> None:
     """With as many experts as features, other variables have the shape of an input kernel."""
-    # D: four tables of 4 columns, an age of 4 with its indicator, a length, and the length and match
-    # of a list.
+    # D: four tables of 4 columns, an age of 4 with its indicator, a length, and a list's length and
+    # match.
     E = 24
     model = MODEL | {
         "experts": {"count": E, "units": [E, 6]},
