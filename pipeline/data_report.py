@@ -23,7 +23,13 @@ from typing import Any
 import polars as pl
 
 from multigate.configs import Config, DataError
-from multigate.configs.contract import Contract, Feature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Contract,
+    Feature,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+)
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 
@@ -31,6 +37,8 @@ _TOP = 20  # values of an id, and lengths of lists, that drift is measured on
 _POPULAR = 100
 _REASONS = 10
 _LEAST = 1e-4
+_MANY_UNKNOWN = 3  # times as many unknown ids as in training: a model of known ids is misled
+_FEW_UNKNOWN = 0.1  # share of validation's ids below which unknown ones matter little
 _MISSING = ""  # the empty text is never a value
 
 
@@ -94,12 +102,36 @@ def report(
             )
             for name, feature in config.contract.features.items()
         },
+        "unknown": _unknown(config.contract, folder),
         "vocabularies": _vocabularies(folder),
         "rejected": dict(list(account["rejected"].items())[:_REASONS]),
         "advice": account["advice"],
         "popular": _popular(config, folder),
     }
+    found["advice"] = [*account["advice"], *unknown_ids(found["unknown"])]
     found["drift"] = None if before is None else drift(found, before)
+    return found
+
+
+def unknown_ids(shares: dict[str, dict[str, float | None]]) -> list[str]:
+    """Say which features will mostly meet ids that training has not seen.
+
+    Args:
+        shares: of the ids that the vocabulary lacks, by feature and split.
+
+    Returns:
+        A sentence for each feature.
+    """
+    found = []
+    for name, of_split in shares.items():
+        train, validation = of_split["train"] or 0.0, of_split["validation"] or 0.0
+        if validation >= max(_FEW_UNKNOWN, _MANY_UNKNOWN * train):
+            found.append(
+                f"{name}: the vocabulary lacks {validation:.0%} of validation's ids and {train:.0%} of "
+                "training's: what a model learns of single ids says little about such rows. Id "
+                "dropout (model.id_dropout) trains for them by default; features that new ids have "
+                "too (age, counts, categories) help more"
+            )
     return found
 
 
@@ -261,6 +293,33 @@ def _shares(counts: dict[str, int], known: set[str] | None) -> dict[str, float]:
 def _vocabularies(folder: ExamplesFolder) -> dict[str, int]:
     paths = sorted(folder.vocabulary("any").parent.glob("*.parquet"))
     return {path.stem: _only(pl.scan_parquet(path).select(rows=pl.len()))["rows"] for path in paths}
+
+
+def _unknown(contract: Contract, folder: ExamplesFolder) -> dict[str, dict[str, float | None]]:
+    """Share of the ids that the vocabulary lacks, by id feature that uses one and by split."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, feature in contract.features.items():
+        if not isinstance(feature, IdFeature) or contract.unknown_codes(name) is None:
+            continue
+        known = pl.read_parquet(folder.vocabulary(contract.vocabulary_of(name)))["value"]
+        value = pl.col(name)
+        if feature.missing == "default":
+            value = value.fill_null(feature.default)
+        value = value.drop_nulls()
+        found[name] = {
+            split: _only(
+                _scan(folder, [split]).select(
+                    # `implode`: the values are a set to look in, not a column beside the rows.
+                    unknown=(~value.is_in(known.cast(_type(feature)).implode())).mean()
+                )
+            )["unknown"]
+            for split in SPLITS
+        }
+    return found
+
+
+def _type(feature: IdFeature) -> Any:
+    return pl.String if feature.dtype == "string" else pl.Int64
 
 
 def _popular(config: Config, folder: ExamplesFolder) -> list[dict[str, Any]]:

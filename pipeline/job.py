@@ -116,14 +116,14 @@ def run(
                 "end": window.end.isoformat(),
                 "files_skipped": skipped,
             }
-        for line in account["advice"]:
-            _log.warning("%s", line)
         _check_splits(account, config, some_days=window is not None)
         reading.write_no_rejects(plan)
         write_json(plan.examples.manifest, account)
         lists = data_report.add_lengths(fact.lengths for fact in finished)
         report = data_report.report(config, plan.examples, account, lists, previous)
         write_json(plan.examples.report, report)
+        for line in report["advice"]:
+            _log.warning("%s", line)
         shutil.rmtree(work)
     return account
 

@@ -42,7 +42,7 @@ def report_section(report: Mapping[str, Any]) -> str:
 
 
 def stands_out(report: Mapping[str, Any]) -> list[str]:
-    """Features without values, and features that drifted, a sentence each."""
+    """Features without values, with unknown ids or with drift, a sentence each."""
     empty = [
         f"{name} is always missing."
         for name, feature in (report.get("features") or {}).items()
@@ -53,7 +53,7 @@ def stands_out(report: Mapping[str, Any]) -> list[str]:
         for name, index in _drift(report, "features").items()
         if index is not None and index > _ACT
     ]
-    return [*empty, *drifted]
+    return [*empty, *(report.get("advice") or []), *drifted]
 
 
 def _drift(report: Mapping[str, Any], part: str) -> Mapping[str, Any]:
@@ -117,6 +117,7 @@ def _change(found: Mapping[str, Any] | None) -> str:
 def _features(report: Mapping[str, Any]) -> str:
     drift = _drift(report, "features")
     vocabularies = report.get("vocabularies") or {}
+    unknown = report.get("unknown") or {}
     rows = []
     for name, feature in (report.get("features") or {}).items():
         index = drift.get(name)
@@ -129,11 +130,20 @@ def _features(report: Mapping[str, Any]) -> str:
                 escape(str(feature["kind"])),
                 "" if feature["coverage"] is None else percent(feature["coverage"]),
                 f"{vocabularies[name]:,}" if name in vocabularies else "",
+                _unknown(unknown.get(name)),
                 shown,
             ]
         )
-    heads = ("feature", "kind", "has a value", "vocabulary", "drift")
+    heads = ("feature", "kind", "has a value", "vocabulary", "unknown ids", "drift")
     return table("Features", heads, rows) if rows else ""
+
+
+def _unknown(shares: Mapping[str, float | None] | None) -> str:
+    """Share of validation's ids that the vocabulary lacks; below it training's share."""
+    if shares is None or shares["validation"] is None:
+        return ""
+    train = "" if shares["train"] is None else f"{percent(shares['train'])} in training"
+    return f'<b>{percent(shares["validation"])}</b><span class="range">{train}</span>'
 
 
 def _counts(caption: str, counts: Mapping[str, int]) -> str:

@@ -67,7 +67,33 @@ def test_the_report_says_what_the_examples_hold(out):
     ]
     assert report["negatives_kept"] == 1.0
     assert report["drift"] is None
+    # User 9 comes after training, which has item 3 once: in the vocabulary from one row on.
+    assert report["unknown"] == {
+        "user_id": {"train": 0, "validation": 1, "test": 1},
+        "item_id": {"train": 0, "validation": 0, "test": 0},
+    }
+    assert report["advice"] == data_report.unknown_ids(report["unknown"])
     assert report["features"]["user_id"]["shares"] == {}  # a report names no users
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "warned"),
+    [
+        (0.04, 0.55, True),
+        (0.0, 0.1, True),
+        (0.2, 0.55, False),
+        (0.0, 0.09, False),
+        (0.0, None, False),
+    ],
+)
+def test_a_feature_whose_ids_are_mostly_new_is_named(train, validation, warned):
+    shares = {"item_id": {"train": train, "validation": validation, "test": 0.0}}
+    found = data_report.unknown_ids(shares)
+    assert len(found) == warned
+    if warned:
+        assert (
+            f"lacks {validation:.0%} of validation's ids and {train:.0%} of training's" in found[0]
+        )
 
 
 def test_nothing_has_moved_where_the_log_is_the_same(out, config, tmp_path):
@@ -113,6 +139,7 @@ def test_the_page_shows_the_report(out, config, tmp_path):
     page = (tmp_path / "page.html").read_text()
     assert "price has drifted since the previous run: stability index 0.50." in page
     assert "tags is always missing" in page
+    assert "user_id: the vocabulary lacks 100% of validation&#x27;s ids" in page
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "<b>bold" not in page
     json.dumps(report, allow_nan=False)
