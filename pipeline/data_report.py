@@ -127,10 +127,10 @@ def unknown_ids(shares: dict[str, dict[str, float | None]]) -> list[str]:
         train, validation = of_split["train"] or 0.0, of_split["validation"] or 0.0
         if validation >= max(_FEW_UNKNOWN, _MANY_UNKNOWN * train):
             found.append(
-                f"{name}: the vocabulary lacks {validation:.0%} of validation's ids and {train:.0%} of "
-                "training's: what a model learns of single ids says little about such rows. Id "
-                "dropout (model.id_dropout) trains for them by default; features that new ids have "
-                "too (age, counts, categories) help more"
+                f"{name}: the vocabulary lacks {validation:.0%} of validation's ids and "
+                f"{train:.0%} of training's: what a model learns of single ids says little "
+                "about such rows. Id dropout (model.id_dropout) trains for them by default; "
+                "features that new ids have too (age, counts, categories) help more"
             )
     return found
 
