@@ -19,6 +19,9 @@ With --results every case is kept in a file, one JSON line each, and cases that 
 are not measured again, so that the grid can be run in pieces (--models: so many new models, then
 stop) and drawn at the end (--picture).
 
+The models read no match and length of lists and have no wide term: `served_cost.py` says what these
+cost.
+
 Prints a table and, last, one JSON line with the ratios of the reference case (Deskdrop's features,
 E = 16, k = 2, two tasks, width 256, 500 candidates).
 """
@@ -53,7 +56,17 @@ VOCABULARIES = {"user_id": 1900, "item_id": 3000, "movie_id": 3700, "region": 80
 REFERENCE = {"shape": "deskdrop", "experts": 16, "units": [256], "tasks": 2, "candidates": 500}
 
 
-def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict[str, Any]) -> Any:
+PLAIN: dict[str, Any] = {"lists": {"length": False, "match": False}, "wide": None}
+
+
+def make_case(
+    shape: str,
+    experts: int,
+    units: list[int],
+    tasks: int,
+    gate: dict[str, Any],
+    options: dict[str, Any] = PLAIN,
+) -> Any:
     """A servable with random weights on a preset's features."""
     values = load(shape).model_dump(mode="json")
     task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
@@ -63,6 +76,7 @@ def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict
         "experts": {"count": experts, "units": units},
         "gate": gate,
         "towers": {"units": [32]},
+        **options,
     }
     config = parse(Config, values, shape)
     contract = config.contract
@@ -84,6 +98,8 @@ def make_case(shape: str, experts: int, units: list[int], tasks: int, gate: dict
     ranker = make_ranker(contract, config.model, encoder, seed=0)
     rng = np.random.default_rng(1)
     for table in ranker.embedder.tables.values():
+        table.embeddings.assign(rng.normal(0, 0.3, table.embeddings.shape))
+    for table in ranker.wide.tables.values() if ranker.wide is not None else ():
         table.embeddings.assign(rng.normal(0, 0.3, table.embeddings.shape))
     for mixed in ranker.mixture.gates:
         if mixed.static:  # tasks choose their experts independently
