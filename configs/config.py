@@ -73,11 +73,12 @@ class Config(Frozen):
         self._check_downsample()
         self._check_waits()
         self._check_known()
+        self._check_closing()
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
                     raise contradiction(
-                        f"contract.features.{name}: count, since and rate need every event's time; "
+                        f"contract.features.{name}: counters and rates need every event's time; "
                         "pipeline.log.unknown_time says that some have none"
                     )
         unknown = self.evaluation.unknown_name(self.contract.tasks, self.contract.features)
@@ -143,6 +144,28 @@ class Config(Frozen):
                         "after its impression, and pipeline.log does not say when it is known; set "
                         "pipeline.log.known_after, such as 10m, or pipeline.log.known_at: "
                         f"{{{column}: the column that holds its time}}"
+                    )
+
+    def _check_closing(self) -> None:
+        """Features over past labels need labels that close."""
+        log, endless = self.pipeline.log, self.tasks_without_end()
+        for feature, rule in self.contract.label_counters().items():
+            for name in sorted(self.contract.depends_on(rule.task)):
+                task = self.contract.tasks[name]
+                where = f"contract.features.{feature}: label {name!r}"
+                if name in endless:
+                    raise contradiction(
+                        f"{where} waits without limit, so that it never closes and has no value as "
+                        "of an impression; give it within, set pipeline.attribution, or leave it "
+                        "out of contract.rates.tasks"
+                    )
+                if not isinstance(task.label, ColumnLabel | RatioLabel):
+                    continue
+                if isinstance(log, ImpressionLog) and log.known_after is None:
+                    raise contradiction(
+                        f"{where} is feedback, which comes after its impression, and pipeline.log "
+                        "does not say after how long it is complete; set pipeline.log.known_after, "
+                        "such as 10m"
                     )
 
     def _check_downsample(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, contradiction, parse
@@ -21,10 +21,15 @@ from multigate.configs.sections.features import (
     NAME,
     PRESENT,
     Count,
+    EventCounter,
     Feature,
     History,
     IdFeature,
     IdListFeature,
+    LabelCount,
+    LabelCounter,
+    LabelMean,
+    LabelRate,
     Missing,
     NumberFeature,
     PositionFeature,
@@ -35,6 +40,7 @@ from multigate.configs.sections.features import (
     check_counter,
 )
 from multigate.configs.sections.labels import Task, check_tasks
+from multigate.configs.sections.rates import Rates, always_one
 
 __all__ = [
     "ID_HASH",
@@ -45,11 +51,16 @@ __all__ = [
     "Combine",
     "Contract",
     "Count",
+    "EventCounter",
     "Feature",
     "FrozenContract",
     "History",
     "IdFeature",
     "IdListFeature",
+    "LabelCount",
+    "LabelCounter",
+    "LabelMean",
+    "LabelRate",
     "Missing",
     "NumberFeature",
     "PositionFeature",
@@ -79,6 +90,32 @@ class Contract(Frozen):
     features: dict[Annotated[str, Field(pattern=NAME)], Feature] = Field(min_length=2)
     tasks: dict[Annotated[str, Field(pattern=NAME)], Task] = Field(min_length=1)
     combine: Combine = Combine()
+    rates: Rates | None = Field(None, exclude=True)
+    """A short key for features over past labels. They stand in `features` once the contract is
+    parsed, and this is None."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_rates(cls, values: Any) -> Any:
+        """Write the features that `rates` stands for into `features`."""
+        if not isinstance(values, dict) or values.get("rates") is None:
+            return values
+        try:
+            rates = Rates.model_validate(values["rates"])
+            tasks = _TASKS.validate_python(values.get("tasks"), strict=True)
+        except ValidationError:
+            return values  # the fields' own validation says what is wrong, and where
+        features = values.get("features")
+        if not isinstance(features, dict):
+            return values
+        made = rates.features(tasks)
+        for name in made:
+            if name in features:
+                raise contradiction(
+                    f"rates: makes a feature {name!r}, and features has one of that name; rename "
+                    "it, or leave its task out of rates.tasks"
+                )
+        return {**values, "features": {**features, **made}, "rates": None}
 
     @field_validator("tasks")
     @classmethod
@@ -105,12 +142,43 @@ class Contract(Frozen):
                 self._check_id(name, feature)
             elif isinstance(feature, NumberFeature):
                 check_counter(name, feature)
+                self._check_label_counter(name, feature)
         places = [repr(n) for n, f in self.features.items() if isinstance(f, PositionFeature)]
         if len(places) > 1:
             raise contradiction(
                 f"features: expected one position feature, received {', '.join(places)}"
             )
         return self
+
+    def _check_label_counter(self, name: str, feature: NumberFeature) -> None:
+        """Check the task that a feature over past labels names."""
+        rule = feature.label_counter
+        if rule is None:
+            return
+        task = self.tasks.get(rule.task)
+        if task is None:
+            raise contradiction(
+                f"feature {name!r}: task: expected one of {', '.join(self.tasks)}; received "
+                f"{rule.task!r}"
+            )
+        wanted = {"label_rate": "binary", "label_mean": "regression"}
+        for key, kind in wanted.items():
+            if getattr(feature, key) is not None and task.type != kind:
+                other = "label_mean" if key == "label_rate" else "label_rate"
+                raise contradiction(
+                    f"feature {name!r}: {key} needs a {kind} task; {rule.task!r} is a "
+                    f"{task.type} task; use {other}"
+                )
+        if feature.label_rate is not None and always_one(task):
+            raise contradiction(
+                f"feature {name!r}: every logged impression's label {rule.task!r} is 1 (rule "
+                "impression), and so is its rate; use label_count"
+            )
+        prior = None if feature.label_rate is None else feature.label_rate.prior
+        if prior is not None and not 0 <= prior <= 1:
+            raise contradiction(
+                f"feature {name!r}: prior: expected a rate from 0 to 1, received {prior:g}"
+            )
 
     def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
         """Check what one id or id_list feature says against the others."""
@@ -194,9 +262,9 @@ class Contract(Frozen):
         for name, feature in self.features.items():
             if isinstance(feature, IdListFeature) and feature.history is not None:
                 found[f"{name}.history.events"] = feature.history.events
-            if isinstance(feature, NumberFeature) and feature.counter is not None:
-                kind = type(feature.counter).__name__.lower()
-                found[f"{name}.{kind}.events"] = feature.counter.events
+            if isinstance(feature, NumberFeature) and feature.event_counter is not None:
+                kind = type(feature.event_counter).__name__.lower()
+                found[f"{name}.{kind}.events"] = feature.event_counter.events
                 if feature.rate is not None:
                     found[f"{name}.rate.per"] = feature.rate.per
         return found
@@ -216,6 +284,25 @@ class Contract(Frozen):
             visit(name)
         return order
 
+    def label_counters(self) -> dict[str, LabelCounter]:
+        """The features that are computed from past labels."""
+        return {
+            name: feature.label_counter
+            for name, feature in self.features.items()
+            if isinstance(feature, NumberFeature) and feature.label_counter is not None
+        }
+
+    def depends_on(self, task: str) -> set[str]:
+        """A task, and the tasks that its label refers to by `without` and `when`, and so on."""
+        found, left = set[str](), [task]
+        while left:
+            name = left.pop()
+            if name not in found:
+                found.add(name)
+                others = (self.tasks[name].without, self.tasks[name].when)
+                left += [other for other in others if other is not None]
+        return found
+
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
@@ -232,6 +319,9 @@ class Contract(Frozen):
 
 def _is_id(feature: Any) -> bool:
     return isinstance(feature, IdFeature | IdListFeature)
+
+
+_TASKS = TypeAdapter(dict[str, Task])
 
 
 class FrozenContract(Frozen):

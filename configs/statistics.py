@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from pydantic import Field
+
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, parse
 
@@ -40,6 +42,9 @@ class Statistics(Frozen):
     negatives_kept: float = 1.0
     """Share of the logged impressions without a positive label that the training split holds. A
     probability p that was learnt from it is corrected to p / (p + (1 - p) / negatives_kept)."""
+    priors: dict[str, float] = Field({})
+    """By feature, what a rate or mean over past labels is without any: the prior that the
+    configuration names, or the task's mean over the training split's logged impressions."""
 
     @classmethod
     def read(cls, path: Path) -> "Statistics":

@@ -6,10 +6,13 @@ Imports polars and NumPy, nothing of ours but `configs`.
 from multigate.features.counters import count_events, event_rate, seconds_since
 from multigate.features.earlier import Timeline
 from multigate.features.history import Slices, last_items, last_slices
+from multigate.features.past_labels import PastLabels, Totals
 
 __all__ = [
+    "PastLabels",
     "Slices",
     "Timeline",
+    "Totals",
     "count_events",
     "event_rate",
     "last_items",

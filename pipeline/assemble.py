@@ -15,6 +15,7 @@ from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.features import Slices
 from multigate.pipeline import catalogue, computed, labels, tables
 from multigate.pipeline.columns import example_schema, table_features
+from multigate.pipeline.rates import KeyRates
 from multigate.pipeline.split import embargoed
 
 _IMPRESSIONS = 1 << 17  # whose lists are made at once
@@ -25,6 +26,7 @@ def assemble(
     impressions: pl.DataFrame,
     rows: pl.DataFrame,
     events: pl.DataFrame,
+    past_labels: KeyRates,
     histories: dict[str, Slices],
     answers: pl.DataFrame | None,
     features: pl.DataFrame | None,
@@ -38,6 +40,7 @@ def assemble(
         impressions: see `examples.Bucket`.
         rows: which examples there are, see `sampling.sample_bucket`.
         events: of the bucket's users, see `computed.user_events`.
+        past_labels: of the bucket's users, with the priors.
         histories: of the impressions, see `computed.histories`.
         answers: the items' counters, one row per example in the order of `rows`; None where there
             are none.
@@ -61,6 +64,7 @@ def assemble(
             pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)),
             **{name: one[start : start + _IMPRESSIONS].lists() for name, one in histories.items()},
             **computed.user_counters(events, queries, config),
+            **past_labels.values(queries),
         )
         begin, end = _range(rows, start, start + len(block))
         chosen = rows[begin:end].with_columns(pl.col("at") - start)

@@ -1,8 +1,9 @@
 """The audit: proves on any output that examples tell only what had happened by then.
 
-For a sample of examples, labels (`relabel`), histories, counters and what side tables give are
-computed again from the raw log, one event at a time (`recompute`), and compared. Sampled negatives
-must have been there to be drawn, and must not give themselves away (`giveaway`).
+For a sample of examples, labels (`relabel`), histories and counters (`recompute`), rates of past
+labels (`audit_rates`) and what side tables give are computed again from the raw log, one event at a
+time, and compared. Sampled negatives must have been there to be drawn, and must not give themselves
+away (`giveaway`).
 """
 
 from dataclasses import asdict
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from multigate.configs import Config, DataError, FrozenContract
+from multigate.configs import Config, DataError, FrozenContract, Statistics
 from multigate.configs.contract import Feature, IdListFeature, NumberFeature
 from multigate.configs.files import (
     IMPRESSION,
@@ -25,7 +26,7 @@ from multigate.configs.files import (
     ExamplesFolder,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline import audit_labels, giveaway
+from multigate.pipeline import audit_labels, audit_rates, giveaway
 from multigate.pipeline.columns import counters, history_features, table_features
 from multigate.pipeline.erasure import read_list
 from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
@@ -47,7 +48,8 @@ def audit(
 
     Every example's labels must be those of docs/labels.md, masked where they had not closed before
     the cut-off (`hold_back`) or before the next split began (`embargo`). Its histories and counters
-    must be those of the events strictly before it, its features of side tables those of the latest
+    must be those of the events strictly before it, its rates those of the labels that had closed
+    before it, its features of side tables those of the latest
     row that is not later than it. A logged impression must be in the log; a sampled negative must
     have been shown by then (lately, under `recent`), and its user must not have touched it up to
     then (ever, under `exclude: ever`), unless it stands in the user's lists exactly as often as its
@@ -80,6 +82,7 @@ def audit(
             "configuration that made the examples"
         )
     features = history_features(config) | counters(config, "user") | counters(config, "item")
+    rated = config.contract.label_counters()
     tabled = {name: source for source in _SOURCES for name in table_features(config, source)}
     tables = {source: read_table(config, data, source) for source in _SOURCES}
     forgotten = read_list(config, data, forget)
@@ -87,10 +90,15 @@ def audit(
     rows = _sample(config, folder, [*features, *tabled, *lists], sample, seed)
     partners = _partners(config, folder, rows, lists)
     instants = audit_labels.Instants.read(config, folder)
-    events, times = events_of(config, data, rows, forgotten, instants.cut_off)
+    whole = audit_rates.needs_whole_users(config)
+    events, times = events_of(config, data, rows, forgotten, instants.cut_off, whole)
     wrong = audit_labels.wrong_cut_off(config, instants, times)
     if wrong is not None:
         raise DataError(f"{folder.manifest}: cut_off: {wrong}")
+    wrong = audit_rates.wrong_prior(config, folder) if rated else None
+    if wrong is not None:
+        raise DataError(f"{folder.statistics}: {wrong}")
+    rates = audit_rates.AuditedRates(config, events, Statistics.read(folder.statistics).priors)
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
@@ -100,7 +108,13 @@ def audit(
         problem = problem or audit_labels.problem(config, row, own, instants)
         if problem is not None:
             raise DataError(f"{where}: {problem}")
+        for name, rule in rated.items():
+            problem = rates.problem(name, rule, row)
+            if problem is not None:
+                raise DataError(f"{where}: feature {name!r}: {problem}")
         for name, feature in features.items():
+            if name in rated:
+                continue
             past = (
                 others if isinstance(feature, NumberFeature) and _side(feature) == "item" else own
             )

@@ -45,7 +45,7 @@ def _known(column: str, log: ImpressionLog) -> pl.Expr:
 
 
 def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
-    """Compute the user's histories and counters.
+    """Compute the user's histories and counters of events.
 
     Args:
         events: all events of the users.
@@ -94,7 +94,7 @@ def _items_file(path: Path, name: str) -> Path:
 
 
 def user_counters(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
-    """Compute the user's counters, see `of_user`."""
+    """Compute the user's counters of events, see `of_user`."""
     sets = {names: counting(events, config, names) for names in _sets(config, "user")}
     return _counters(sets, queries, config, "user")
 
@@ -103,7 +103,7 @@ def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """What `of_user` reads of the events; no row where nothing of users is computed."""
     names = ["user", "time", "item", *(["event"] if "event" in events.columns else [])]
     read = events.select(*names, pl.col(f"^({COLUMN}|{KNOWN}).*$"))
-    return read if history_features(config) or counters(config, "user") else read.clear()
+    return read if history_features(config) or _sets(config, "user") else read.clear()
 
 
 def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
@@ -128,7 +128,7 @@ def no_events(config: Config) -> pl.DataFrame:
 
 
 def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
-    """Compute the item's counters.
+    """Compute the item's counters of events.
 
     Args:
         counted: all events that `item_events` found of the items, of all users.
@@ -148,8 +148,8 @@ def _sets(config: Config, of: str) -> list[tuple[str, ...]]:
     """The different sets of event types that counters of the user or item name."""
     named = set()
     for feature in counters(config, of).values():
-        if feature.counter is not None:
-            named.add(feature.counter.events)
+        if feature.event_counter is not None:
+            named.add(feature.event_counter.events)
         if feature.rate is not None:
             named.add(feature.rate.per)
     return sorted(named)

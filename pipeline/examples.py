@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -9,7 +10,7 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline import labels, tables
+from multigate.pipeline import labels, rates, tables
 from multigate.pipeline.attribute import attribute, chain_starts, repeated, without_skew
 from multigate.pipeline.buckets import deduplicate
 from multigate.pipeline.columns import (
@@ -33,7 +34,7 @@ class Bucket:
     `shown`: these and the impressions whose labels are other runs', in the same columns: what
     negatives are drawn from. `events`: without duplicates and repetitions. `touched`: one row per
     user and item with an event: `user`, `item`, the first `time`, and whether any is `unknown`; no
-    row where no negatives are drawn.
+    row where no negatives are drawn. `past_labels`: see `rates.past_labels`.
     `counts`: what became of the rows. `open`: by task, labels of `impressions` that were open.
     """
 
@@ -41,6 +42,7 @@ class Bucket:
     shown: pl.DataFrame
     events: pl.DataFrame
     touched: pl.DataFrame
+    past_labels: pl.DataFrame
     counts: RowCounts
     open: dict[str, int]
 
@@ -66,7 +68,7 @@ def make_examples(
     events = deduplicate(events)
     duplicates, collapsed = rows - len(events), 0
     recent = pl.lit(True) if window is None else pl.col("time") >= window.first
-    feedback, late, orphans = events.clear(), 0, 0
+    feedback, own_feedback, late, orphans = events.clear(), 0, 0, 0
     if isinstance(log, EventLog):
         events = events.with_columns(repeated=repeated(events, log.impression, pipeline.collapse))
         events = without_skew(
@@ -74,26 +76,31 @@ def make_examples(
         )
         shown = pl.col("event") == log.impression
         impressions = events.filter(shown)
-        given = attribute(
+        attributed = partial(
+            attribute,
             impressions,
-            # What came before the first impression to label cannot belong to it.
-            events.filter(~shown & recent),
-            pipeline.attribution,
-            pipeline.attribute_by,
-            chain_starts(impressions),
+            within=pipeline.attribution,
+            by=pipeline.attribute_by,
+            starts=chain_starts(impressions),
         )
+        # What came before the first impression to label cannot belong to it.
+        given = attributed(events.filter(~shown & recent))
         feedback, late, orphans = given.feedback, given.late, given.orphans
+        own_feedback = len(feedback)
+        if window is not None and rates.tasks_read(config):
+            feedback = attributed(events.filter(~shown)).feedback  # labels of the look-back, too
         collapsed = len(events.filter(recent & pl.col("repeated")))
     else:
         impressions = events.with_columns(repeated=pl.lit(False))
     outside = len(events) - len(events.filter(recent))
     values = labels.logged_values(config, impressions, events, feedback)
+    finished = labels.apply_steps(contract, values)
     nothing = pl.Series([None] * len(impressions), dtype=pl.String)
     columns = {
         contract.user: impressions["user"],
         contract.item: impressions["item"],
         **{name: impressions[FEATURE + name] for name in log_features(config)},
-        **{LABEL + name: label for name, label in labels.apply_steps(contract, values).items()},
+        **{LABEL + name: label for name, label in finished.items()},
         TIME: impressions["time"],
         IMPRESSION: impression_numbers(impressions),
         REQUEST: impressions["request"] if "request" in impressions.columns else nothing,
@@ -115,7 +122,7 @@ def make_examples(
         duplicates=duplicates,
         collapsed=collapsed,
         outside=outside + fates.get(_ELSEWHERE, 0),
-        feedback=len(feedback),
+        feedback=own_feedback,
         late=late,
         orphans=orphans,
         impressions=len(of_run),
@@ -134,7 +141,15 @@ def make_examples(
         )
     later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
     names = [name for name in example_schema(config).names if name not in later]
-    return Bucket(of_run.select(names), complete.select(names), events, touched, counts, still_open)
+    return Bucket(
+        impressions=of_run.select(names),
+        shown=complete.select(names),
+        events=events,
+        touched=touched,
+        past_labels=rates.past_labels(config, impressions, finished),
+        counts=counts,
+        open=still_open,
+    )
 
 
 _HERE, _HELD_BACK, _ELSEWHERE, _LOOK_BACK = range(4)

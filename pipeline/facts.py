@@ -138,6 +138,14 @@ class SplitLimits:
 
 
 @dataclass(frozen=True)
+class LabelSum:
+    """Some labels of a task: how many, and their exact sum as of `measure.Moments`."""
+
+    count: int
+    total: int
+
+
+@dataclass(frozen=True)
 class SampleFacts:
     """What `sampling.sample_bucket` reports of a bucket of users."""
 
@@ -156,6 +164,8 @@ class SampleFacts:
     """Impressions without any label after the embargo."""
     embargoed: dict[str, dict[str, int]]
     """By split and task, labels that the embargo masked."""
+    label_sums: dict[str, LabelSum]
+    """By task, the labels of the training split that a prior is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,8 @@ class ItemFacts:
     bucket: int
     parts: int
     """In how many parts its answers lie."""
+    priors: dict[str, float]
+    """By feature, what rates are drawn towards; the same for all buckets."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +188,8 @@ class FinishFacts:
     """Rows written, by split."""
     lengths: dict[str, dict[str, int]]
     """See `data_report.lengths`."""
+    priors: dict[str, float]
+    """As of `ItemFacts`."""
 
     @staticmethod
     def write(facts: Sequence["FinishFacts"], path: Path) -> None:

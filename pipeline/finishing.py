@@ -15,6 +15,7 @@ from multigate.pipeline import (
     computed,
     data_report,
     measure,
+    rates,
     snapshot,
     vocabulary,
 )
@@ -38,8 +39,14 @@ def count_items(
 
     A bucket larger than the budget is processed in parts, by another part of the item's hash.
     """
-    users = sorted(fact.bucket for fact in sampled)
-    kinds = ("seen", "counted", "asked") if counters(plan.config, "item") else ("seen",)
+    facts = list(sampled)
+    users = sorted(fact.bucket for fact in facts)
+    kinds = ["seen"]
+    if counters(plan.config, "item"):
+        kinds += ["counted", "asked"]
+    if rates.of(plan.config, "item"):
+        kinds += ["item_labels"]
+    priors = rates.priors(plan.config, facts)
     spilled = {
         kind: [(user, spilled_path(plan.work, f"{kind}-{user:05d}")) for user in users]
         for kind in kinds
@@ -47,8 +54,8 @@ def count_items(
     rows = sum(piece_rows(path, number) for paths in spilled.values() for _, path in paths)
     parts = parts_of(rows * _ROW, plan.config.pipeline.bucket_mib * _MIB)
     for at in range(parts):
-        _count(number, (at, parts), spilled, verdict, plan)
-    return ItemFacts(number, parts)
+        _count(number, (at, parts), spilled, verdict, priors, plan)
+    return ItemFacts(number, parts, priors)
 
 
 def _count(
@@ -56,6 +63,7 @@ def _count(
     part_of: tuple[int, int],
     spilled: dict[str, list[tuple[int, Path]]],
     verdict: Verdict,
+    priors: rates.Priors,
     plan: Plan,
 ) -> None:
     """Work through one part of a bucket of items."""
@@ -73,15 +81,21 @@ def _count(
 
     seen = [rows for _, rows in read("seen")]
     counted = pl.concat([computed.no_events(config), *(rows for _, rows in read("counted"))])
+    labels = [
+        rates.of_key(rates.no_labels(config), "item"),
+        *(rows for _, rows in read("item_labels")),
+    ]
+    past_labels = rates.KeyRates(pl.concat(labels), config, "item", priors)
     if seen:
         table = plan.side_tables().get("items")
-        of_items = snapshot.items(seen, counted, config, verdict.cut_off, table)
+        of_items = snapshot.items(seen, counted, past_labels, config, verdict.cut_off, table)
         path = part_path(plan.examples.snapshot("items"), number + at * plan.buckets)
         write_parquet(of_items, path, snapshot.schema(config, "item"))
     asked = read("asked")
     if asked:
         queries = pl.concat([rows.with_columns(user=pl.lit(user)) for user, rows in asked])
-        answers = pl.DataFrame(computed.of_item(counted, queries, config))
+        columns = computed.of_item(counted, queries, config) | past_labels.values(queries)
+        answers = pl.DataFrame(columns)
         answers = answers.with_columns(queries["user", "at"])
         for (user,), rows in answers.partition_by("user", as_dict=True, include_key=False).items():
             path = plan.work / f"answers-{user:05d}-{number:05d}-{at:05d}.arrow"
@@ -97,6 +111,9 @@ def finish_bucket(
         The facts, and the moments of the training rows.
     """
     config, number = plan.config, fact.bucket
+    counted = list(counted)
+    priors = counted[0].priors  # there is at least one bucket of items
+    own = _user_rates(number, priors, plan)
     features = None
     if config.pipeline.negatives is not None and catalogue.item_features(config):
         features = pl.read_ipc(plan.work / "features.arrow")
@@ -106,6 +123,7 @@ def finish_bucket(
         impressions,
         pl.read_ipc(plan.file("rows", number)),
         events,
+        own,
         _histories(impressions, events, plan, number),
         _answers(number, counted, plan),
         features,
@@ -134,7 +152,18 @@ def finish_bucket(
         counts = {n: [c] for n, c in vocabulary.count(nothing, config.contract).items()}
     for name, found_ in counts.items():
         vocabulary.add(found_).write_ipc(plan.file(f"vocabulary-{name}", number), compression="lz4")
-    return FinishFacts(fact, writer.rows, lengths), measured
+    return FinishFacts(fact, writer.rows, lengths, priors), measured
+
+
+def _user_rates(number: int, priors: rates.Priors, plan: Plan) -> rates.KeyRates:
+    """The users' features over past labels of one bucket; writes the snapshot that has them."""
+    config = plan.config
+    if not rates.of(config, "user"):
+        return rates.KeyRates(rates.no_labels(config), config, "user")
+    made = rates.with_values(pl.read_ipc(plan.file("users", number)), config, "user", priors)
+    path = part_path(plan.examples.snapshot("users"), number)
+    write_parquet(made, path, snapshot.schema(config, "user"))
+    return rates.KeyRates(pl.read_ipc(plan.file("user_labels", number)), config, "user", priors)
 
 
 def _histories(
@@ -184,7 +213,10 @@ def finish(_: Any, finished: Iterable[tuple[FinishFacts, Measured]], plan: Plan)
     rows = {name: sum(fact.examples[name] for fact in facts) for name in SPLITS}
     downsample = config.pipeline.downsample
     kept = 1.0 if downsample is None else downsample.keep
-    statistics = measure.statistics(measured, contract, rows, kept).model_dump(mode="json")
+    priors = facts[0].priors
+    statistics = measure.statistics(measured, contract, rows, kept, priors).model_dump(mode="json")
+    if not priors:
+        del statistics["priors"]
     write_json(plan.examples.statistics, statistics)
     frozen = FrozenContract(
         contract=contract,

@@ -7,7 +7,7 @@ import polars as pl
 
 from multigate.configs.files import TIME
 from multigate.configs.sections.pipeline import Negatives
-from multigate.pipeline import catalogue, computed, snapshot
+from multigate.pipeline import catalogue, computed, rates, snapshot
 from multigate.pipeline.buckets import (
     Piece,
     gather,
@@ -54,13 +54,23 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     )
     if plan.config.pipeline.negatives is not None:
         made.touched.write_ipc(plan.file("touched", number), compression="lz4")
-    of_users = snapshot.users(made.events, config, cut_off, side_tables.get("users"))
-    path = part_path(plan.examples.snapshot("users"), number)
-    write_parquet(of_users, path, snapshot.schema(config, "user"))
-    for kind, rows in (
-        ("counted", computed.item_events(made.events, config)),
-        ("seen", snapshot.part_of_items(made.events, config, cut_off)),
-    ):
+    own = rates.KeyRates(made.past_labels, config, "user")
+    of_users = snapshot.users(made.events, own, config, cut_off, side_tables.get("users"))
+    if rates.of(config, "user"):
+        # Rates are made of their sums once the priors are known (`finishing`).
+        of_users.write_ipc(plan.file("users", number), compression="lz4")
+        labels = rates.of_key(made.past_labels, "user")
+        labels.write_ipc(plan.file("user_labels", number), compression="lz4")
+    else:
+        path = part_path(plan.examples.snapshot("users"), number)
+        write_parquet(of_users, path, snapshot.schema(config, "user"))
+    spilled_rows = {
+        "counted": computed.item_events(made.events, config),
+        "seen": snapshot.part_of_items(made.events, config, cut_off),
+    }
+    if rates.of(config, "item"):
+        spilled_rows["item_labels"] = rates.of_key(made.past_labels, "item")
+    for kind, rows in spilled_rows.items():
         spill(rows, plan.buckets, plan.work, f"{kind}-{number:05d}", "item")
     shown_bytes = 0
     negatives = config.pipeline.negatives

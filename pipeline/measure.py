@@ -153,9 +153,13 @@ def add(left: dict[str, Moments], right: dict[str, Moments]) -> dict[str, Moment
 
 
 def statistics(
-    found: dict[str, Moments], contract: Contract, rows: dict[str, int], kept: float = 1.0
+    found: dict[str, Moments],
+    contract: Contract,
+    rows: dict[str, int],
+    kept: float,
+    priors: dict[str, float],
 ) -> Statistics:
-    """Turn merged measurements into what the model reads; `kept` see `negatives_kept`."""
+    """Turn merged measurements into what the model reads; see `Statistics` for the last two."""
     numbers = {}
     for name, feature in contract.features.items():
         if isinstance(feature, NumberFeature):
@@ -168,4 +172,4 @@ def statistics(
     for name in contract.tasks:
         m = found[LABEL + name]
         tasks[name] = TaskStatistics(count=m.count, masked=m.missing, mean=m.mean, std=m.std)
-    return Statistics(features=numbers, tasks=tasks, rows=rows, negatives_kept=kept)
+    return Statistics(features=numbers, tasks=tasks, rows=rows, negatives_kept=kept, priors=priors)

@@ -15,7 +15,14 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config
-from multigate.configs.contract import Count, Feature, IdListFeature, NumberFeature, Rate, Since
+from multigate.configs.contract import (
+    Count,
+    EventCounter,
+    Feature,
+    IdListFeature,
+    NumberFeature,
+    Rate,
+)
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.columns import COLUMN, KNOWN
 from multigate.pipeline.erasure import without
@@ -37,6 +44,7 @@ def events_of(
     rows: list[Row],
     forgotten: pl.Series | None,
     cut_off: datetime | None = None,
+    whole_users: bool = False,
 ) -> tuple[list[Row], "Times"]:
     """The log's events of some users and items, and the times of all its events.
 
@@ -46,6 +54,7 @@ def events_of(
         rows: examples, whose users and items these are.
         forgotten: users whose events count nowhere; None where there are none.
         cut_off: later events are no part of the run; None where all are.
+        whole_users: whether to read all events of every user of these items.
 
     Returns:
         The events in the order of time, without duplicates, as `_prepare` leaves them; `shares_id`
@@ -60,6 +69,11 @@ def events_of(
         times.add(known["time"])
         found.append(known.filter(concerned))
     events = pl.concat(found, how="diagonal")
+    if whole_users:  # rows that come twice are left out below
+        others = events["user"].unique().implode()
+        more = [without(part, "user", forgotten) for part in _log(config, data)]
+        more = [part.filter(pl.col("user").is_in(others)) for part in more]
+        events = pl.concat([events, *more], how="diagonal")
     if "event_id" in events.columns:
         # The first event of an id may name another item than the sample's.
         keys = events.select("user", "event_id").drop_nulls().unique()
@@ -216,7 +230,7 @@ def compute(
     """Compute a feature from a user's or item's events.
 
     Args:
-        feature: a history or a counter.
+        feature: a history or a counter of events.
         events: of the user or item, in the order of time, without repeated impressions.
         time: the example's; None where it is unknown.
         config: tells which events count.
@@ -257,8 +271,8 @@ def compute(
     return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
 
 
-def _counter(feature: Feature) -> Count | Since | Rate | None:
-    return feature.counter if isinstance(feature, NumberFeature) else None
+def _counter(feature: Feature) -> EventCounter | None:
+    return feature.event_counter if isinstance(feature, NumberFeature) else None
 
 
 def _counts_from(

@@ -11,7 +11,7 @@ from multigate.configs import Config
 from multigate.configs.contract import IdListFeature
 from multigate.configs.files import IMPRESSION, LABEL, SPLITS, TIME
 from multigate.features import Slices
-from multigate.pipeline import computed, labels, negatives, split
+from multigate.pipeline import computed, labels, negatives, rates, split
 from multigate.pipeline.buckets import spill
 from multigate.pipeline.columns import counters, history_features
 from multigate.pipeline.facts import LabelFacts, SampleFacts, SplitLimits
@@ -99,6 +99,7 @@ def sample_bucket(fact: LabelFacts, limits: SplitLimits, plan: Plan) -> SampleFa
         not_kept=int(some_left.sum()) - len(kept),
         left_out=int((~some_left).sum()),
         embargoed=embargoed,
+        label_sums=rates.training_sums(impressions.filter(pl.col("split") == "train"), config),
     )
 
 

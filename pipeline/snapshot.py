@@ -17,6 +17,7 @@ from multigate.configs.sections.log import EventLog
 from multigate.pipeline import computed, tables
 from multigate.pipeline.columns import FEATURE, arrow_type, log_features
 from multigate.pipeline.examples import impression_numbers
+from multigate.pipeline.rates import KeyRates, of, total_columns
 
 
 def schema(config: Config, side: Side) -> pa.Schema:
@@ -25,27 +26,37 @@ def schema(config: Config, side: Side) -> pa.Schema:
 
 
 def users(
-    events: pl.DataFrame, config: Config, cut_off: datetime | None, table: pl.DataFrame | None
+    events: pl.DataFrame,
+    past_labels: KeyRates,
+    config: Config,
+    cut_off: datetime | None,
+    table: pl.DataFrame | None,
 ) -> pl.DataFrame:
     """The snapshot of a bucket's users.
 
     Args:
         events: the bucket's events, without duplicates.
+        past_labels: of the bucket's users; need no priors.
         config: names the features.
         cut_off: see `configs.sections.pipeline.PipelineConfig.cut_off`; None where no event has a
             time.
         table: the users' side table, where there is one.
 
     Returns:
-        Columns as of `schema`; one row per user with an event before the cut-off, sorted.
+        Columns as of `schema`, with those of `KeyRates.totals` in the place of features over past
+        labels; one row per user with an event before the cut-off, sorted.
     """
     past = before(events, cut_off)
     latest = _latest([_current(past, config, "user")], "user")
-    columns = computed.of_user(past, _at(latest, "user", cut_off), config)
+    queries = _at(latest, "user", cut_off)
+    columns = computed.of_user(past, queries, config)
+    columns |= past_labels.totals(queries)
     latest = latest.with_columns(**columns).rename({"user": config.contract.user})
     if table is not None:
         latest = tables.join_table(_as_of(latest, cut_off), config, "users", table)
-    return latest.select(schema(config, "user").names)
+    rated = of(config, "user")
+    names = [name for name in schema(config, "user").names if name not in rated]
+    return latest.select(*names, *total_columns(config, "user"))
 
 
 def part_of_items(events: pl.DataFrame, config: Config, cut_off: datetime | None) -> pl.DataFrame:
@@ -60,6 +71,7 @@ def part_of_items(events: pl.DataFrame, config: Config, cut_off: datetime | None
 def items(
     parts: list[pl.DataFrame],
     counted: pl.DataFrame,
+    past_labels: KeyRates,
     config: Config,
     cut_off: datetime | None,
     table: pl.DataFrame | None,
@@ -69,6 +81,7 @@ def items(
     Args:
         parts: what `part_of_items` returned for each bucket of users, at least one.
         counted: see `computed.of_item`.
+        past_labels: of the items.
         config: names the features.
         cut_off: see `configs.sections.pipeline.PipelineConfig.cut_off`.
         table: the items' side table, where there is one.
@@ -77,7 +90,8 @@ def items(
         Columns as of `schema`; one row per item with an event before the cut-off, sorted.
     """
     latest = _latest(parts, "item")
-    columns = computed.of_item(counted, _at(latest, "item", cut_off), config)
+    queries = _at(latest, "item", cut_off)
+    columns = computed.of_item(counted, queries, config) | past_labels.values(queries)
     latest = latest.with_columns(**columns).rename({"item": config.contract.item})
     if table is not None:
         latest = tables.join_table(_as_of(latest, cut_off), config, "items", table)

@@ -19,13 +19,20 @@ from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from multigate.configs import Config, ConfigError
-from multigate.configs.contract import Count, History, IdListFeature, NumberFeature, Rate, Since
+from multigate.configs.contract import (
+    EventCounter,
+    History,
+    IdListFeature,
+    LabelCounter,
+    NumberFeature,
+    Rate,
+)
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.labels import waits
 from multigate.pipeline.sources import Shard
 
 _DAY = timedelta(days=1)
-_OverTime = History | Count | Since | Rate
+_OverTime = History | EventCounter | LabelCounter
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,8 @@ def _windows(config: Config) -> list[timedelta | None]:
 
 def _longest_delay(rule: _OverTime, config: Config) -> timedelta | None:
     """The longest wait until feedback that a feature reads is known; None: without limit."""
+    if isinstance(rule, LabelCounter):
+        return waits(config)[rule.task]
     log, names = config.pipeline.log, rule.events
     if isinstance(log, EventLog):
         return timedelta(0)

@@ -76,6 +76,44 @@ class Rate(Frozen):
     """Only events at most so long before; all earlier ones where absent."""
 
 
+class _PastLabels(Frozen):
+    of: Literal["user", "item"]
+    """Whose labels: those of the user's impressions, or of the item's by all users."""
+    task: str
+    """The task."""
+    within: Duration | None = None
+    """Only labels that closed at most so long before; all earlier ones where absent."""
+
+
+class LabelCount(_PastLabels):
+    """How many labels of a task the user or the item had, strictly before the impression.
+
+    A label counts from the instant at which it closes (docs/labels.md); a masked one never does.
+    """
+
+
+class _Smoothed(_PastLabels):
+    strength: float = Field(10.0, gt=0)
+    """How many labels the prior weighs as much as."""
+    prior: float | None = None
+    """The value without any label. Absent: the mean of the task's labels over the training split's
+    logged impressions, which `priors` in `statistics.json` records."""
+
+
+class LabelRate(_Smoothed):
+    """Share of a binary task's past labels that are 1, smoothed (an as-of target encoding).
+
+    (ones + strength * prior) / (labels + strength), over the labels that `LabelCount` counts.
+    """
+
+
+class LabelMean(_Smoothed):
+    """Mean of a regression task's past labels after the task's transform, smoothed.
+
+    (sum + strength * prior) / (labels + strength), over the labels that `LabelCount` counts.
+    """
+
+
 class IdFeature(Frozen):
     """A categorical value, looked up in a vocabulary or hashed, then embedded."""
 
@@ -138,6 +176,12 @@ class NumberFeature(Frozen):
     """Measure the time since a past event instead of reading a column."""
     rate: Rate | None = None
     """Divide two counts of past events instead of reading a column."""
+    label_count: LabelCount | None = None
+    """Count the labels of a task that had closed instead of reading a column."""
+    label_rate: LabelRate | None = None
+    """Take the smoothed rate of a binary task's past labels instead of reading a column."""
+    label_mean: LabelMean | None = None
+    """Take the smoothed mean of a regression task's past labels instead of reading a column."""
     transform: Literal["identity", "log1p"] = "identity"
     """`log1p` is log(1 + max(x, 0))."""
     scale: Literal["standardise", "buckets", "none"] = "standardise"
@@ -149,9 +193,26 @@ class NumberFeature(Frozen):
     """The value that stands for a missing one under `missing: default`."""
 
     @property
-    def counter(self) -> Count | Since | Rate | None:
+    def counter(self) -> "EventCounter | LabelCounter | None":
         """What is computed over time, if the number is."""
+        return self.event_counter or self.label_counter
+
+    @property
+    def event_counter(self) -> "EventCounter | None":
+        """What is computed from past events, if the number is."""
         return self.count or self.since or self.rate
+
+    @property
+    def label_counter(self) -> "LabelCounter | None":
+        """What is computed from past labels, if the number is."""
+        return self.label_count or self.label_rate or self.label_mean
+
+
+EventCounter = Count | Since | Rate
+LabelCounter = LabelCount | LabelRate | LabelMean
+
+COUNTERS = ("count", "since", "rate", "label_count", "label_rate", "label_mean")
+"""Keys of a number that is computed over time; it has at most one of them."""
 
 
 class PositionFeature(Frozen):
@@ -185,16 +246,16 @@ def check_counter(name: str, feature: NumberFeature) -> None:
     counter = feature.counter
     if counter is None:
         return
-    given = [key for key in ("count", "since", "rate") if getattr(feature, key) is not None]
+    given = [key for key in COUNTERS if getattr(feature, key) is not None]
     key = given[0]
     if len(given) > 1:
         raise contradiction(
-            f"feature {name!r}: expected one of count, since and rate, received "
+            f"feature {name!r}: expected one of {', '.join(COUNTERS)}; received "
             f"{' and '.join(given)}"
         )
     if feature.source != "log" or feature.column is not None:
         raise contradiction(
-            f"feature {name!r}: a {key} is computed from the log's events; it takes neither "
+            f"feature {name!r}: a {key} is computed from the log; it takes neither "
             f"source nor column, received source {feature.source!r}, column {feature.column!r}"
         )
     if feature.side != counter.of:
@@ -202,7 +263,7 @@ def check_counter(name: str, feature: NumberFeature) -> None:
             f"feature {name!r}: a {key} of the {counter.of} is of side {counter.of!r}, received "
             f"side {feature.side!r}"
         )
-    if key != "count" and feature.missing == "error":
+    if key in ("since", "rate") and feature.missing == "error":
         raise contradiction(
             f"feature {name!r}: {key} is missing where there was no such event; expected "
             "missing: indicator or default, received missing: error"

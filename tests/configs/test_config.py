@@ -155,7 +155,7 @@ def edit(values: dict, path: str, value: object) -> dict:
         (
             "contract/features/item_views/since",
             {"of": "item", "events": ["VIEW"]},
-            "expected one of count, since and rate, received count and since",
+            "label_rate, label_mean; received count and since",
         ),
         ("contract/features/item_age/missing", "error", "since is missing where there was no such"),
         (
@@ -306,11 +306,33 @@ def test_long_durations_survive_json():
     assert parse(Config, json.loads(config.model_dump_json()), "copy") == config
 
 
+def test_rates_need_labels_that_close():
+    values = preset()
+    values["contract"]["rates"] = {"of": ["user"], "tasks": ["bookmark"]}
+    del values["contract"]["tasks"]["like"]["label"]["within"]
+    values["contract"]["tasks"]["bookmark"]["without"] = "like"
+    values["pipeline"]["split"]["embargo"] = False
+    message = "contract.features.user_bookmark_rate: label 'like' waits without limit"
+    assert message in refusal(values)
+    values["pipeline"]["attribution"] = "30d"
+    parse(Config, values, "x.yaml")
+
+
+def test_rates_of_columns_need_the_time_when_they_are_complete():
+    values = load("demo").model_dump(mode="json", exclude_unset=True)
+    values["contract"]["features"].pop("recent_clicks")
+    values["contract"]["rates"] = {"of": ["item"], "tasks": ["share"]}
+    parse(Config, values, "x.yaml")
+    del values["pipeline"]["log"]["known_after"]
+    message = "contract.features.item_share_rate: label 'share' is feedback, which comes after its"
+    assert message in refusal(values)
+
+
 def test_counters_need_every_events_time():
     values = preset()
     values["pipeline"]["split"]["by"] = "user"
     values["pipeline"]["log"]["unknown_time"] = 0
-    message = "contract.features.item_views_1d: count, since and rate need every event's time"
+    message = "contract.features.item_views_1d: counters and rates need every event's time"
     assert message in refusal(values)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from multigate.configs import DataError, FrozenContract, load
+from multigate.configs import ConfigError, DataError, FrozenContract, load
 from multigate.configs.contract import Contract, fingerprint
 from multigate.configs.sections.base import parse
 
@@ -95,3 +95,112 @@ def test_contract_file_round_trips_and_detects_edits(tmp_path):
         FrozenContract.read(path)
     with pytest.raises(DataError, match="no contract here"):
         FrozenContract.read(tmp_path / "absent.json")
+
+
+def with_rates(**rates) -> Contract:
+    """Deskdrop's contract with rates."""
+    values = load("deskdrop").contract.model_dump(mode="json")
+    return parse(Contract, values | {"rates": rates}, "with rates")
+
+
+def test_rates_become_explicit_features():
+    plain = load("deskdrop").contract
+    contract = with_rates(of=["user", "item"], tasks=["view", "dwell", "like"], within="28d")
+    made = {n: f for n, f in contract.features.items() if n not in plain.features}
+    assert list(made) == [
+        f"{key}_{name}"
+        for key in ("user", "item")
+        for name in ("view_count", "dwell_mean", "dwell_count", "like_rate", "like_count")
+    ]
+    assert contract.rates is None
+    count, rate = made["item_like_count"], made["item_like_rate"]
+    assert (count.kind, count.side, count.transform) == ("number", "item", "log1p")
+    assert (rate.side, rate.transform, rate.missing) == ("item", "identity", "error")
+    assert rate.label_rate.model_dump(mode="json", exclude_none=True) == {
+        "of": "item",
+        "task": "like",
+        "within": "2419200s",
+        "strength": 10.0,
+    }
+    assert made["user_dwell_mean"].label_mean.task == "dwell"
+    everything = with_rates(of=["user"])
+    assert len(everything.features) == len(plain.features) + 2 * len(plain.tasks) - 1
+
+
+def test_expanded_rates_travel_as_data():
+    contract = with_rates(of=["user"], tasks=["like"])
+    values = contract.model_dump(mode="json")
+    assert "rates" not in values
+    again = parse(Contract, values, "again")
+    assert again == contract
+    assert again.schema_fingerprint() == contract.schema_fingerprint()
+    other = with_rates(of=["user"], tasks=["like"], strength=11.0)
+    assert other.schema_fingerprint() != contract.schema_fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ({"of": ["topic"]}, "rates.of.0: input should be 'user' or 'item'; received 'topic'"),
+        ({"of": ["user"], "tasks": ["lik"]}, "rates.tasks: expected all, or some of view, dwell,"),
+        ({"of": ["user"], "task": "all"}, "rates.task: unknown key; expected one of of, strength"),
+        ({"of": ["user"], "strength": 0.0}, "rates.strength: input should be greater than 0"),
+    ],
+)
+def test_wrong_rates_are_named(rates, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        with_rates(**rates)
+
+
+def feature(**keys) -> dict:
+    return {"kind": "number", "side": "user", **keys}
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            feature(label_rate={"of": "user", "task": "dwell"}),
+            "feature 'x': label_rate needs a binary task; 'dwell' is a regression task; use "
+            "label_mean",
+        ),
+        (
+            feature(label_mean={"of": "user", "task": "like"}),
+            "label_mean needs a regression task; 'like' is a binary task; use label_rate",
+        ),
+        (
+            feature(label_rate={"of": "user", "task": "view"}),
+            "every logged impression's label 'view' is 1",
+        ),
+        (feature(label_count={"of": "user", "task": "liked"}), "task: expected one of view, dwell"),
+        (
+            feature(label_count={"of": "item", "task": "like"}),
+            "a label_count of the item is of side 'item', received side 'user'",
+        ),
+        (
+            feature(label_rate={"of": "user", "task": "like", "prior": 1.5}),
+            "prior: expected a rate from 0 to 1, received 1.5",
+        ),
+        (
+            feature(
+                label_count={"of": "user", "task": "like"},
+                label_rate={"of": "user", "task": "like"},
+            ),
+            "received label_count and label_rate",
+        ),
+    ],
+)
+def test_wrong_features_over_labels_are_named(made, message):
+    values = load("deskdrop").contract.model_dump(mode="json")
+    values["features"]["x"] = made
+    with pytest.raises(ConfigError) as caught:
+        parse(Contract, values, "contract")
+    assert message in str(caught.value)
+
+
+def test_a_name_that_rates_would_take_twice_is_refused():
+    values = load("deskdrop").contract.model_dump(mode="json")
+    values["features"]["user_like_rate"] = feature(count={"of": "user", "events": ["LIKE"]})
+    values["rates"] = {"of": ["user"], "tasks": ["like"]}
+    with pytest.raises(ConfigError, match="rates: makes a feature 'user_like_rate', and features"):
+        parse(Contract, values, "contract")

@@ -11,10 +11,12 @@ import fnmatch
 import gzip
 import io
 import json
+import math
 import zipfile
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -86,7 +88,7 @@ def columns_read(config, columns):
     names = {name for name in dict(columns).values() if name is not None}
     for name, feature in config.contract.features.items():
         computed = [getattr(feature, key, None) for key in ("history", "count", "since", "rate")]
-        if feature.source == "log" and not any(computed):
+        if feature.source == "log" and not any(computed) and label_rule(feature) is None:
             names.add(feature.column or name)
         for what in filter(None, computed):
             if config.pipeline.log.shape == "impressions":
@@ -96,6 +98,13 @@ def columns_read(config, columns):
     if config.pipeline.log.shape == "impressions":
         names |= set(config.pipeline.log.known_at.values())
     return names - {None, "impression"}
+
+
+def label_rule(feature):
+    """What a feature over past labels says; None of another feature."""
+    keys = ("label_count", "label_rate", "label_mean")
+    found = [getattr(feature, key, None) for key in keys]
+    return next(filter(None, found), None)
 
 
 def read_events(config, folder):
@@ -260,6 +269,11 @@ def row_label(rule, row, time, log):
     return value / divisor
 
 
+def transformed(task, label):
+    """A label on the scale that models are trained on."""
+    return math.log1p(max(label, 0)) if task.transform == "log1p" else label
+
+
 def finish(tasks, values):
     """The steps after the rule: from each task's value to its label."""
     labels = {}
@@ -323,6 +337,7 @@ class Past:
         features = config.contract.features
         self.whole = features[config.contract.item].dtype == "int"
         self.tables = {}
+        self.outcomes, self.all_outcomes, self.priors = {}, None, {}
 
     def known(self, kinds):
         """(time, user, item) of what counts as an event of these types."""
@@ -373,6 +388,9 @@ class Past:
             what = feature.history
             items = [i for _, i in self.before("user", what.events, user, time, what.within)]
             return [str(i) for i in items[-what.last :][-feature.max_length :]]
+        what = label_rule(feature)
+        if what is not None:
+            return self.of_labels(feature, what, user if what.of == "user" else item, time)
         what = feature.counter
         who = user if what.of == "user" else item
         events = self.before(what.of, what.events, who, time, what.within)
@@ -384,6 +402,23 @@ class Past:
             return (time - events[-1 if what.which == "last" else 0][0]) / 1_000_000
         per = self.before(what.of, what.per, who, time, what.within)
         return len(events) / len(per) if per else None
+
+    def of_labels(self, feature, what, who, time):
+        """A count, rate or mean of the labels that had closed at a time, one label at a time."""
+        if (what.of, what.task) not in self.outcomes:
+            table = defaultdict(list)
+            for closes, user, item, label in self.all_outcomes(what.task):
+                table[user if what.of == "user" else item].append((closes, label))
+            self.outcomes[what.of, what.task] = table
+        total, labels = 0, 0
+        for closes, label in self.outcomes[what.of, what.task].get(who, []):
+            if closes < time and (what.within is None or closes >= time - micros(what.within)):
+                labels += 1
+                total += Fraction(label)
+        if feature.label_count is not None:
+            return float(labels)
+        prior = self.priors[what.task] if what.prior is None else what.prior
+        return float(total + what.strength * prior) / (labels + what.strength)
 
 
 def computed(config):
@@ -452,7 +487,7 @@ class Candidates:
 class Labelled:
     """The result: `rows` that are examples, `counts`, and what tests of negatives need."""
 
-    def __init__(self, config, folder, *, order=None, starts=None, span=None):
+    def __init__(self, config, folder, *, order=None, starts=None, span=None, priors=()):
         """Label the log in a folder.
 
         Args:
@@ -462,6 +497,8 @@ class Labelled:
             starts: when validation and test begin, in microseconds; of the configuration where
                 absent. Needed for splits by shares.
             span: the first and the last instant of a run of some days, in microseconds.
+            priors: by task, the mean of its labels in the training split, for features over past
+                labels; `means` are those of the rows that came out.
         """
         self.config, pipeline = config, config.pipeline
         order = order or (lambda event: event["index"])
@@ -496,6 +533,7 @@ class Labelled:
         self.feedback = feedback
         self.past = Past(config, self.impressions, feedback)
         self.waits = waits(config)
+        self.past.all_outcomes, self.past.priors = self.all_outcomes, dict(priors)
         split = pipeline.split
         if starts is None and split.by == "time" and isinstance(split.validation, datetime):
             starts = micros(split.validation), micros(split.test)
@@ -504,6 +542,43 @@ class Labelled:
         if pipeline.negatives is not None:
             self.find_candidates()
         self.rows = [row for e in self.impressions if (row := self.example(e)) is not None]
+
+    def all_outcomes(self, task):
+        """(closes, user, item, label after its transform) of a task, of each impression that has
+        one, whatever the run masks."""
+        found = []
+        for event in self.impressions:
+            label = self.labels(event)[task]
+            if label is not None and self.known(task, event):
+                closes = event["time"] + self.waits[task]
+                label = transformed(self.config.contract.tasks[task], label)
+                found.append((closes, event["user"], event["item"], label))
+        return found
+
+    def known(self, name, event):
+        """Whether anybody ever knew what a label is made of: its columns above 0 have a time."""
+        task, log = self.config.contract.tasks[name], self.config.pipeline.log
+        for column in (getattr(task.label, "column", None), getattr(task.label, "over", None)):
+            if log.shape == "impressions" and column in log.known_at:
+                value = number(event["row"].get(column))
+                at = event["row"].get(log.known_at[column])
+                if value is not None and value > 0 and at is None:
+                    return False
+        return all(self.known(n, event) for n in (task.without, task.when) if n is not None)
+
+    def labels(self, event):
+        """The labels of a kept impression, without any mask of the run."""
+        tasks = self.config.contract.tasks
+        return finish(tasks, {name: self.value(task, event) for name, task in tasks.items()})
+
+    def means(self):
+        """By task, the mean of the training split's labels after the transform."""
+        found = {}
+        for name, task in self.config.contract.tasks.items():
+            labels = [r["labels"][name] for r in self.rows if r["split"] == "train"]
+            labels = [transformed(task, label) for label in labels if label is not None]
+            found[name] = sum(labels) / len(labels) if labels else 0.0
+        return found
 
     def find_candidates(self):
         """Find each positive's possible negatives, and positives that can have none."""
@@ -564,7 +639,7 @@ class Labelled:
             self.counts[out] += 1
             return None
         self.counts["impressions"] += 1
-        labels = finish(tasks, {name: self.value(task, event) for name, task in tasks.items()})
+        labels = self.labels(event)
         self.open.update(opened)
         labels = {n: None if n in opened | elsewhere else v for n, v in labels.items()}
         self.embargoed[split].update(n for n in embargoed if labels[n] is not None)

@@ -68,6 +68,7 @@ def compare(config, folder, out, manifest, read_examples, **given):
     choice: all orders of up to three are tried. Which row the job kept shows by its marker.
     """
     rows = read_examples(out).to_dicts()
+    given["priors"] = priors_of(config, out)
     logged = [row for row in rows if not row["meta/sampled"]]
     found = {key_found(config, row): row for row in logged}
     assert len(found) == len(logged)
@@ -115,7 +116,23 @@ def compare(config, folder, out, manifest, read_examples, **given):
             break
     assert not last, f"{len(last)} groups differ (job, labeller): {dict(list(last.items())[:5])}"
     check_counts(config, manifest, first)
+    check_priors(config, first, given["priors"])
     check_negatives(config, rows, found, first)
+
+
+def priors_of(config, out):
+    """By task, the priors that a run recorded."""
+    recorded = json.loads((out / "statistics.json").read_text()).get("priors", {})
+    features = config.contract.features
+    return {features[name].counter.task: prior for name, prior in recorded.items()}
+
+
+def check_priors(config, labelled, priors):
+    """A prior is the mean of the training split's labels."""
+    if labelled.starts is not None:  # which rows are in the training split
+        means = labelled.means()
+        for task, prior in priors.items():
+            assert math.isclose(prior, means[task], rel_tol=1e-6, abs_tol=1e-9), task
 
 
 def check_counts(config, manifest, labelled):
@@ -324,9 +341,13 @@ def instant(at):
     return datetime.fromtimestamp((T + at) / 1000, UTC).isoformat()
 
 
+RATES = {"of": ["user", "item"], "tasks": "all"}
+CLOSING = [name for name in EVENT_TASKS if name != "part"]  # `part` has no limit of its own
+
 BASE = {
     "contract.tasks": grouped(EVENT_TASKS),
     "contract.features": EVENT_FEATURES,
+    "contract.rates": RATES,
     "pipeline.negatives": None,
     "pipeline.attribution": "10m",
     "pipeline.hold_back": None,
@@ -339,7 +360,10 @@ BASE = {
 VARIANTS = {
     "plain": {},
     "collapse": {"pipeline.collapse": "20s"},
-    "unlimited": {"pipeline.attribution": None},
+    "unlimited": {
+        "pipeline.attribution": None,
+        "contract.rates": {**RATES, "tasks": CLOSING, "within": "2m", "strength": 3.0},
+    },
     "request": {"pipeline.attribute_by": "request", "pipeline.clock_skew": "5s"},
     "skew": {"pipeline.clock_skew": "10s", "pipeline.attribution": "30s"},
     "embargo": {
@@ -514,6 +538,7 @@ def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
     }
     changes = {"pipeline.cut_off": None, "pipeline.hold_back": hold_back}
     changes |= {"contract.features": limits, "pipeline.collapse": "20s"}
+    changes |= {"contract.rates": {**RATES, "within": "1d"}}
     config = event_config(**BASE | changes)
     midnights = [datetime.fromtimestamp((T + n * DAY) / 1000, UTC) for n in range(4)]
     if hold_back is False:
@@ -637,6 +662,7 @@ def impression_lines(seed, rows=400):
 IMPRESSION_BASE = {
     "contract.tasks": grouped(IMPRESSION_TASKS),
     "contract.features": IMPRESSION_FEATURES,
+    "contract.rates": RATES,
     "pipeline.hold_back": None,
     "pipeline.split": {
         "by": "time",
@@ -647,13 +673,17 @@ IMPRESSION_BASE = {
 }
 
 IMPRESSION_VARIANTS = {
-    "known_after": {"pipeline.log.known_after": "60s"},
+    "known_after": {
+        "pipeline.log.known_after": "60s",
+        "contract.rates": {**RATES, "within": "2m", "strength": 2.0},
+    },
     "known_at": {
         "pipeline.log.known_after": "10s",
         "pipeline.log.known_at": {"click": "click_time"},
         "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
     },
     "known_at_alone": {
+        "contract.rates": None,
         "pipeline.log.known_after": None,
         "pipeline.log.known_at": dict.fromkeys(["click", "like", "stars"], "click_time"),
         "pipeline.cut_off": instant(900_000),

@@ -1,0 +1,76 @@
+"""As-of rates by a short key: `rates: {of: [user, item], tasks: all}` becomes explicit features."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from multigate.configs.sections.base import Duration, Frozen, contradiction
+from multigate.configs.sections.features import (
+    LabelCount,
+    LabelMean,
+    LabelRate,
+    NumberFeature,
+)
+from multigate.configs.sections.labels import ImpressionLabel, Task
+
+
+class Rates(Frozen):
+    """How the user's and the item's past labels came out, by task: a rate (or mean) and a count.
+
+    The features are named after the key and the task: `user_like_rate`, `item_dwell_mean`,
+    `item_like_count`. A task of rule `impression` has only the count, because its label is 1 for
+    every logged impression.
+    """
+
+    of: Annotated[tuple[Literal["user", "item"], ...], Field(min_length=1)]
+    """Whose labels."""
+    tasks: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
+    """Names of tasks, or all of them."""
+    within: Duration | None = None
+    """Only labels that closed at most so long before; all earlier ones where absent."""
+    strength: float = Field(10.0, gt=0)
+    """How many labels the prior, the task's mean in training, weighs as much as."""
+
+    def features(self, tasks: dict[str, Task]) -> dict[str, NumberFeature]:
+        """The features that the key stands for.
+
+        Args:
+            tasks: of the contract.
+
+        Raises:
+            PydanticCustomError: `tasks` names no task of the contract.
+        """
+        names = tuple(tasks) if self.tasks == "all" else self.tasks
+        found = {}
+        for key in self.of:
+            for name in names:
+                if name not in tasks:
+                    raise contradiction(
+                        f"rates.tasks: expected all, or some of {', '.join(tasks)}; received "
+                        f"{name!r}"
+                    )
+                for kind, feature in self._of_task(key, name, tasks[name]).items():
+                    found[f"{key}_{name}_{kind}"] = feature
+        return found
+
+    def _of_task(
+        self, key: Literal["user", "item"], name: str, task: Task
+    ) -> dict[str, NumberFeature]:
+        """The features of one task, by the last part of their name."""
+        count = LabelCount(of=key, task=name, within=self.within)
+        found = {
+            "count": NumberFeature(kind="number", side=key, label_count=count, transform="log1p")
+        }
+        smoothed = {"of": key, "task": name, "within": self.within, "strength": self.strength}
+        if always_one(task):
+            return found
+        if task.type == "binary":
+            rate = LabelRate.model_validate(smoothed)
+            return {"rate": NumberFeature(kind="number", side=key, label_rate=rate)} | found
+        mean = LabelMean.model_validate(smoothed)
+        return {"mean": NumberFeature(kind="number", side=key, label_mean=mean)} | found
+
+
+def always_one(task: Task) -> bool:
+    """Whether the label of every logged impression is 1, so that its rate tells nothing."""
+    return isinstance(task.label, ImpressionLabel) and task.without is None
