@@ -1,9 +1,10 @@
 """The feature store's interface: looks up the features that a Rank call leaves out.
 
 A store holds the pipeline's snapshot: the features that an impression at the cut-off would have.
-Counters and histories stay as of the cut-off.  Times `since` an event grow with the clock, as they
-would in the pipeline if nothing new happened.  An id that is not in the log had no events: its
-counts are 0, as in the pipeline, and its other features are missing.
+Counters, rates and histories stay as of the cut-off.  Times `since` an event grow with the clock,
+as they would in the pipeline if nothing new happened.  An id that is not in the log had no events
+and no labels: as in the pipeline, its counts are 0, its rates are their priors, and its other
+features are missing.
 
 Feast was considered: its online stores have no clock for times since an event, and read their own
 table formats, not the pipeline's snapshot.
@@ -19,8 +20,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature, NumberFeature, Side
-from multigate.configs.errors import ServingError
+from multigate.configs.contract import Contract, IdListFeature, LabelCount, NumberFeature, Side
+from multigate.configs.errors import DataError, ServingError
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.statistics import Statistics
 from multigate.serving.core.layout import empty_like, value_dtype
 
 
@@ -60,6 +63,8 @@ class FeatureAnswer:
     """False where the circuit breaker kept the store from being called."""
     cut_off: float | None = None
     """Seconds since 1970; the features are computed from the log up to then."""
+    priors: Mapping[str, float] = field(default_factory=dict)
+    """By feature, the rate or mean of an id without past labels."""
 
 
 class FeatureStore(Protocol):
@@ -76,7 +81,7 @@ class FeatureStore(Protocol):
 
 
 class OnlineFeatures:
-    """A feature store as a request sees it: as of now, and with counts of 0 for unknown ids."""
+    """A feature store as a request sees it: as of now, with counts and priors for unknown ids."""
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class OnlineFeatures:
         self._counted = [
             name
             for name, feature in contract.features.items()
-            if isinstance(feature, NumberFeature) and feature.count is not None
+            if isinstance(feature, NumberFeature) and (feature.count or feature.label_count)
         ]
 
     def read(self, query: FeatureQuery) -> FeatureAnswer:
@@ -118,7 +123,12 @@ class OnlineFeatures:
             for name in self._counted
             if (column := answer.columns.get(name)) is not None
         }
-        answer = replace(answer, columns={**answer.columns, **counted})
+        rated = {
+            name: _filled(column, prior)
+            for name, prior in answer.priors.items()
+            if (column := answer.columns.get(name)) is not None
+        }
+        answer = replace(answer, columns={**answer.columns, **counted, **rated})
         if self._clock is None or answer.cut_off is None:
             return answer
         passed = max(self._clock() - answer.cut_off, 0.0)
@@ -132,6 +142,12 @@ class OnlineFeatures:
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+
+def _filled(column: Column, value: float) -> Column:
+    """A column of numbers with a value in place of missing ones."""
+    values = np.where(column.present, column.values, np.float32(value))
+    return replace(column, values=values, present=np.ones_like(column.present))
 
 
 def advance(column: Column, seconds: float, within: timedelta | None = None) -> Column:
@@ -188,6 +204,26 @@ def _array(dtype: str, values: list[Any]) -> np.ndarray:
     found = np.empty(len(values), object)
     found[:] = [value.encode() for value in values]
     return found
+
+
+def read_priors(folder: ExamplesFolder, contract: Contract) -> dict[str, float]:
+    """The priors of a folder of examples.
+
+    Raises:
+        DataError: the statistics are missing or damaged, or lack the prior of a feature.
+    """
+    wanted = [
+        n for n, rule in contract.label_counters().items() if not isinstance(rule, LabelCount)
+    ]
+    if not wanted:
+        return {}
+    priors = Statistics.read(folder.statistics).priors
+    if absent := [name for name in wanted if name not in priors]:
+        raise DataError(
+            f"{folder.statistics}: priors: expected those of {', '.join(wanted)}; "
+            f"{absent[0]!r} is absent; make the examples again with `multigate examples`"
+        )
+    return {name: priors[name] for name in wanted}
 
 
 def parse_cut_off(text: str | None) -> float | None:

@@ -1,6 +1,6 @@
 """The feature store's keys in Redis.
 
-    multigate:NAME:SCHEMA:current           JSON: generation, cut_off, and rows by side
+    multigate:NAME:SCHEMA:current           JSON: generation, cut_off, priors, rows by side
     multigate:NAME:SCHEMA:loading           lock of the loader that runs now
     multigate:NAME:SCHEMA:GENERATION:u:ID   features of a user, a JSON list in the contract's order
     multigate:NAME:SCHEMA:GENERATION:i:ID   features of an item, likewise

@@ -19,7 +19,11 @@ from multigate.configs.contract import Contract, FrozenContract, IdListFeature, 
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.files import ExamplesFolder
 from multigate.serving.feature_store import redis_keys
-from multigate.serving.feature_store.interface import read_manifest, stored_features
+from multigate.serving.feature_store.interface import (
+    read_manifest,
+    read_priors,
+    stored_features,
+)
 from multigate.serving.feature_store.redis_client import connect
 
 _LOCK_SECONDS = 60  # a loader that dies blocks others for so long
@@ -52,13 +56,14 @@ def load_snapshot(
         keep_seconds: when the snapshots that were there before expire.
 
     Raises:
-        DataError: the folder has no snapshot.
+        DataError: the folder has no snapshot, or no priors.
         ServingError: Redis does not work, or another load is running.
     """
     folder = ExamplesFolder(snapshot.parent if snapshot.name == "snapshot" else snapshot)
     frozen = FrozenContract.read(folder.contract)
     manifest = read_manifest(folder.manifest)
     name = name or manifest["name"]
+    priors = read_priors(folder, frozen.contract)
     begin = redis_keys.prefix(name, frozen.schema_fingerprint)
     generation = f"{time.time_ns():x}{secrets.token_hex(4)}"
     redis = connect(address)
@@ -77,7 +82,7 @@ def load_snapshot(
                 for side, source, letter in redis_keys.SIDES
             }
             cut_off = manifest["cut_off"]
-            value = {"generation": generation, "cut_off": cut_off, "rows": rows}
+            value = {"generation": generation, "cut_off": cut_off, "rows": rows, "priors": priors}
             redis.set(redis_keys.current(begin), json.dumps(value))
             _expire(redis, begin, generation, keep_seconds)
     except importlib.import_module("redis").RedisError as error:

@@ -9,9 +9,9 @@ Feast's Redis store was considered: it cannot switch to a new snapshot in one st
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from multigate.configs.contract import Contract, Side
@@ -44,6 +44,7 @@ class _Current:
     """The value in Redis; None where none was found yet."""
     generation: str = ""
     cut_off: float | None = None
+    priors: Mapping[str, float] = field(default_factory=dict)
 
 
 class RedisStore:
@@ -119,7 +120,7 @@ class RedisStore:
             columns |= self._columns("user", rows[:1], query.user_features)
         if query.item_features:
             columns |= self._columns("item", rows[needs_user:], query.item_features)
-        return FeatureAnswer(columns, cut_off=used.cut_off)
+        return FeatureAnswer(columns, cut_off=used.cut_off, priors=used.priors)
 
     def close(self) -> None:
         """Close the connections."""
@@ -149,4 +150,9 @@ class RedisStore:
         """Use the generation that Redis names."""
         if current is not None:
             value = json.loads(current)
-            self._current = _Current(current, value["generation"], parse_cut_off(value["cut_off"]))
+            self._current = _Current(
+                current,
+                value["generation"],
+                parse_cut_off(value["cut_off"]),
+                value.get("priors", {}),
+            )

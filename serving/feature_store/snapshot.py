@@ -1,6 +1,6 @@
 """The embedded feature store: the pipeline's snapshot as memory-mapped arrays in a version folder.
 
-    snapshot/manifest.json          schema fingerprint, cut-off, rows, CRC-32 of every file
+    snapshot/manifest.json          schema fingerprint, cut-off, rows, priors, CRC-32 of every file
     snapshot/{users,items}/         one row per id, in the order of `keys`
         keys.npy                    (R,) int64 ids; for text ids their CRC-32, beside the texts
         NAME.npy                    (R,) float32 (NaN: missing) or int64; lists: values end to end
@@ -19,7 +19,7 @@ pyarrow a requirement of every server.
 
 import zlib
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class SnapshotManifest(TypedDict):
     """By source: `users`, `items`."""
     files: dict[str, int]
     """CRC-32 by path."""
+    priors: NotRequired[dict[str, float]]
+    """By feature, the rate or mean of an id without past labels; where the contract has any."""
 
 
 class Snapshot:
@@ -88,6 +90,7 @@ class Snapshot:
                 if checksum(folder / name) != recorded:
                     raise ServingError(f"{folder / name}: damaged; export the version again")
             self._cut_off = parse_cut_off(manifest["cut_off"])
+            self._priors = manifest.get("priors", {})
             self.rows = manifest["rows"]
             self._sides = {
                 side: _Side(folder / source, contract, side, manifest["rows"][source])
@@ -108,7 +111,7 @@ class Snapshot:
             columns |= users.read(ids, query.user_features)
         if (items := self._sides.get("item")) and query.item_features:
             columns |= items.read(query.items, query.item_features)
-        return FeatureAnswer(columns, cut_off=self._cut_off)
+        return FeatureAnswer(columns, cut_off=self._cut_off, priors=self._priors)
 
     def close(self) -> None:
         """Nothing to do: the files are unmapped once no answer refers to them."""

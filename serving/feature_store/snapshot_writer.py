@@ -18,7 +18,11 @@ from multigate.configs.contract import FrozenContract, IdListFeature, NumberFeat
 from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.serving.core.layout import value_dtype
-from multigate.serving.feature_store.interface import read_manifest, stored_features
+from multigate.serving.feature_store.interface import (
+    read_manifest,
+    read_priors,
+    stored_features,
+)
 from multigate.serving.feature_store.snapshot import (
     FORMAT,
     KEYS,
@@ -43,7 +47,7 @@ def write_snapshot(
         Rows by source.
 
     Raises:
-        DataError: the examples have no snapshot.
+        DataError: the examples have no snapshot, or no priors.
     """
     folder = ExamplesFolder(examples)
     frozen = FrozenContract.read(folder.contract)
@@ -65,6 +69,8 @@ def write_snapshot(
             "rows": rows,
             "files": {path.relative_to(made).as_posix(): checksum(path) for path in files},
         }
+        if priors := read_priors(folder, contract):
+            manifest["priors"] = priors
         write_json(made / MANIFEST, manifest)
     return rows
 

@@ -17,8 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from multigate.configs.contract import FrozenContract
+from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.files import TIME
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.pipeline import TimeSplit
 from multigate.jobs.export import export
 from multigate.model.data.raw import raw_values
 from multigate.model.training import train
@@ -30,6 +32,7 @@ from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.rpc.server import Server
 
+VALIDATION, TEST = datetime(2016, 10, 1, tzinfo=UTC), datetime(2016, 11, 1, tzinfo=UTC)
 CUT_OFF = datetime(2016, 12, 1, tzinfo=UTC)
 
 
@@ -52,10 +55,22 @@ def write_log(folder, events):
 
 
 def as_of(config, cut_off):
-    """The configuration with a cut-off after which the log may go on."""
+    """The configuration with a cut-off after which the log may go on.
+
+    Two runs have the same priors of rates where they have the same training split.
+    """
     negatives = config.pipeline.negatives.model_copy(update={"unmatched": "keep"})
-    change = {"cut_off": cut_off, "hold_back": False, "negatives": negatives}
+    split = TimeSplit(by="time", validation=VALIDATION, test=TEST)
+    change = {"cut_off": cut_off, "hold_back": False, "negatives": negatives, "split": split}
     return config.model_copy(update={"pipeline": config.pipeline.model_copy(update=change)})
+
+
+def with_rates(config):
+    """The configuration with rates of the user's and the item's past labels."""
+    values = config.contract.model_dump(mode="json")
+    rates = {"of": ["user", "item"], "tasks": "all"}
+    contract = parse(Contract, values | {"rates": rates}, "test")
+    return config.model_copy(update={"contract": contract})
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +93,7 @@ def run(events, small_config, tmp_path_factory):
     A few users have two last views of the same second, from different regions: they have none. A
     repeated view (`collapse`) is none of the last: the snapshot takes the region of the kept one.
     """
-    config = as_of(small_config("deskdrop"), CUT_OFF)
+    config = as_of(with_rates(small_config("deskdrop")), CUT_OFF)
     seconds = pl.col("timestamp").cast(pl.Int64)
     views = events.filter(pl.col("eventType") == "VIEW").sort(seconds)
     since = (seconds - seconds.shift()).over("personId", "contentId")

@@ -217,6 +217,60 @@ def test_whole_number_ids(tmp_path, store_of_redis):
         store.close()
 
 
+def rated_contract(contract):
+    """The contract with rates of labels of its first binary task, and a snapshot with them."""
+    task = {
+        "group": "engagement",
+        "type": "binary",
+        "label": {"rule": "event", "events": ["LIKE"], "within": "1d"},
+    }
+    values = contract.model_dump(mode="json")
+    values["tasks"]["liked"] = task
+    values["rates"] = {"of": ["user", "item"], "tasks": ["liked"]}
+    rows = {
+        "users": ROWS["users"]
+        | {"user_liked_rate": [0.5, 0.25, 0.1], "user_liked_count": [4.0, 9.0, 0.0]},
+        "items": ROWS["items"]
+        | {"item_liked_rate": [0.2] * 6, "item_liked_count": [float(n) for n in range(6)]},
+    }
+    return parse(Contract, values, "test"), rows
+
+
+def test_an_unknown_id_has_the_prior_and_no_labels(contract, tmp_path, store_of_redis, monkeypatch):
+    rated, rows = rated_contract(contract)
+    for name in ("user_liked", "item_liked"):
+        for kind in ("rate", "count"):
+            monkeypatch.setitem(TYPES, f"{name}_{kind}", pa.float32())
+    folder = write_examples(tmp_path / "examples", rated, rows)
+    statistics = {"features": {}, "tasks": {}, "rows": {}}
+    (folder / "statistics.json").write_text(json.dumps(statistics))
+    for write in (write_snapshot, load_snapshot):
+        with pytest.raises(DataError, match=r"priors: .*'user_liked_rate' is absent; make the ex"):
+            write(folder, tmp_path / "out" if write is write_snapshot else store_of_redis.address)
+    statistics["priors"] = {"user_liked_rate": 0.1, "item_liked_rate": 0.3}
+    (folder / "statistics.json").write_text(json.dumps(statistics))
+    write_snapshot(folder, tmp_path / "out")
+    load_snapshot(folder, store_of_redis.address)
+    schema = rated.schema_fingerprint()
+    for store in (
+        Snapshot(tmp_path / "out", rated, schema),
+        RedisStore(store_of_redis.address, "small", rated, schema, 5.0),
+    ):
+        online = OnlineFeatures(rated, store)
+        found = online.read(everything(rated, b"u2", ["i9", "i2"])).columns
+        assert found["user_liked_rate"].values.tolist() == [0.25]
+        assert found["item_liked_rate"].values.tolist() == [np.float32(0.3), np.float32(0.2)]
+        assert found["item_liked_rate"].present.all()
+        assert found["item_liked_rate"].values.dtype == np.float32
+        assert found["item_liked_count"].values.tolist() == [0, 1]
+        assert found["item_liked_count"].present.all()
+        unknown = online.read(everything(rated, b"u9", ["i9"])).columns
+        assert unknown["user_liked_rate"].values.tolist() == [np.float32(0.1)]
+        assert unknown["user_liked_count"].values.tolist() == [0]
+        assert not unknown["age"].present.any()
+        online.close()
+
+
 def test_a_side_may_be_left_out(examples, contract, tmp_path):
     write_snapshot(examples, tmp_path / "out", ["items"])
     store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
