@@ -117,6 +117,14 @@ class TrainConfig(Frozen):
     restart_schedules: bool = False
     """Whether the gates' schedules start over when training starts from a checkpoint. Otherwise
     they go on, so that a converged gate stays as it is."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay (AdamW): at each step the kernels of experts and towers lose this
+    share, times the learning rate. Biases, embeddings and gates do not decay."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Largest norm of the gradient of all weights together; null does not clip."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of averaged weights, such as 0.999: validation measures the average over the latest
+    1 / (1 - ema) steps, and the checkpoint holds it. Null keeps the weights of the last step."""
     patience: int = Field(2, ge=1)
     """Epochs without a better validation loss after which training stops; the best epoch's
     weights are kept."""
