@@ -41,4 +41,7 @@ def _single_task(config: Config, task: str) -> Config:
         for name, one in config.contract.tasks.items()
     }
     contract = config.contract.model_copy(update={"tasks": tasks})
-    return config.model_copy(update={"contract": contract})
+    train = config.train
+    if train.monitor in tasks:
+        train = train.model_copy(update={"monitor": task})
+    return config.model_copy(update={"contract": contract, "train": train})

@@ -12,7 +12,7 @@ from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog, ImpressionLog, Log
-from multigate.configs.sections.model import ExportConfig, ModelConfig, TrainConfig
+from multigate.configs.sections.model import MONITORS, ExportConfig, ModelConfig, TrainConfig
 from multigate.configs.sections.pipeline import PipelineConfig, TimeSplit
 from multigate.configs.sections.run import ALL_STAGES, STAGES, RunConfig
 from multigate.configs.sections.tune import TuneConfig
@@ -95,6 +95,12 @@ class Config(Frozen):
                     )
         for name in self.model.embedding_dims:
             self._check_embedding(name)
+        monitors = (*MONITORS, *self.contract.tasks)
+        if self.train.monitor not in monitors:
+            raise contradiction(
+                f"train.monitor: expected one of {', '.join(monitors)}, received "
+                f"{self.train.monitor!r}"
+            )
         return self
 
     def _check_waits(self) -> None:

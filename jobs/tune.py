@@ -1,6 +1,6 @@
 """The search for better settings, with Optuna: trains with the values that `tune.space` allows.
 
-    OUT/study.db          Optuna's study: every trial with its settings and losses by epoch
+    OUT/study.db          Optuna's study: every trial with its settings and its monitor by epoch
     OUT/best/             checkpoint of the best trial so far
     OUT/best.yaml         the best trial's values of the settings that are searched
     OUT/trials.json       all trials, for people and scripts
@@ -36,9 +36,11 @@ Measure = Callable[[Path], dict[str, Any]]
 
 
 class BestTrial(TypedDict):
-    """The trial with the lowest validation loss."""
+    """The trial with the best value of `train.monitor`, at the epoch that it kept."""
 
     number: int
+    monitor: str
+    monitored: float | None
     val_loss: float | None
     settings: dict[str, Any]
     checkpoint: str
@@ -55,7 +57,7 @@ class SearchResult(TypedDict):
 
 
 def tune(config: Config, examples: Path, out: Path, measure: Measure | None = None) -> SearchResult:
-    """Search, and keep the checkpoint with the lowest validation loss.
+    """Search, and keep the checkpoint with the best value of `train.monitor`.
 
     Args:
         config: configuration of the trials, with the space to search (`tune`).
@@ -149,7 +151,7 @@ def _study(config: Config, examples: Path, out: Path) -> optuna.Study:
         storage=f"sqlite:///{out / STUDY}",
         study_name=config.name,
         load_if_exists=True,
-        direction="minimize",
+        direction="minimize" if config.train.monitor == "loss" else "maximize",
         pruner=pruner,
     )
     # Another seed after each start, else the search would draw the same settings again.
@@ -185,6 +187,7 @@ def _run_trial(
     study: optuna.Study, config: Config, examples: Path, out: Path, measure: Measure | None
 ) -> None:
     """Train with one choice of settings and record how it went."""
+    from multigate.model.checkpoints import history
     from multigate.model.training import train
 
     trial = study.ask()
@@ -193,7 +196,13 @@ def _run_trial(
     _remove(checkpoint)
 
     def report(epoch: "Epoch") -> None:
-        trial.report(epoch["val_loss"], epoch["epoch"])
+        value = history.monitored(epoch)
+        if history.monitor([epoch]) != config.train.monitor:
+            raise ConfigError(
+                f"train.monitor: {config.train.monitor} cannot be measured, because no task has "
+                "enough validation labels of each class; search with train.monitor: loss"
+            )
+        trial.report(value, epoch["epoch"])
         if trial.should_prune():
             raise optuna.TrialPruned
 
@@ -220,7 +229,9 @@ def _run_trial(
     trial.set_user_attr("best_epoch", trained["best_epoch"])
     if measure is not None:
         trial.set_user_attr("measured", measure(checkpoint))
-    study.tell(trial, trained["val_loss"])
+    trial.set_user_attr("monitor", trained["monitor"])
+    trial.set_user_attr("val_loss", trained["val_loss"])
+    study.tell(trial, trained["monitored"])
     best = study.best_trial.number == trial.number
     if best:
         _replace_best(checkpoint, out / BEST)
@@ -229,7 +240,7 @@ def _run_trial(
         _remove(checkpoint)
     write_json(out / TRIALS, [_trial_record(each) for each in study.trials])
     say(
-        f"trial {trial.number}: validation loss {trained['val_loss']:.5f}"
+        f"trial {trial.number}: {trained['monitor']} {trained['monitored']:.5f}"
         f"{' (best)' if best else ''}; {text}"
     )
 
@@ -270,9 +281,9 @@ def _trial_record(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": trial.state.name.lower(),
-        "val_loss": trial.value,
+        "monitored": trial.value,
         "settings": trial.params,
-        "by_epoch": {str(step): loss for step, loss in trial.intermediate_values.items()},
+        "by_epoch": {str(step): value for step, value in trial.intermediate_values.items()},
         **trial.user_attrs,
     }
 
@@ -286,7 +297,9 @@ def _result(study: optuna.Study, out: Path) -> SearchResult:
         "failed": len(study.get_trials(states=[state.FAIL])),
         "best": {
             "number": best.number,
-            "val_loss": best.value,
+            "monitor": best.user_attrs["monitor"],
+            "monitored": best.value,
+            "val_loss": best.user_attrs["val_loss"],
             "settings": yaml.safe_load((out / SETTINGS).read_text(encoding="utf-8")),
             "checkpoint": str(out / BEST),
         },

@@ -37,7 +37,7 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     import_tensorflow()
     result = tune(config, options.examples, options.out)
     best = result["best"]
-    print(f"best: trial {best['number']}, validation loss {best['val_loss']:.5f}")
+    print(f"best: trial {best['number']}, {best['monitor']} {best['monitored']:.5f}")
     for name, value in best["settings"].items():
         print(f"  {name}: {value}")
     print(f"checkpoint {best['checkpoint']}")

@@ -127,7 +127,15 @@ def make_values() -> dict[str, Any]:
             "gate": {"name": "moesart", "num_selected": 4, "trimmed_lasso_weight": 0.1},
             "towers": {"units": [256]},
         },
-        "train": {"epochs": 60, "batch_size": 2048, "learning_rate": 3e-4, "patience": 4},
+        "train": {
+            "epochs": 60,
+            "batch_size": 2048,
+            "learning_rate": 3e-4,
+            "weight_decay": 0.0,
+            "clip_norm": None,
+            "monitor": "loss",
+            "patience": 4,
+        },
     }
 
 

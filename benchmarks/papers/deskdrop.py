@@ -67,6 +67,7 @@ def configuration(run: Row) -> Config:
 def measure(run: Row, examples: Path, work: Path) -> Row:
     """Train, and measure on the test split."""
     from multigate.model.assessment.assess import assess
+    from multigate.model.checkpoints.history import kept
     from multigate.model.training import train
 
     checkpoint = work / f"{run['model']}-{run['seed']}"
@@ -79,7 +80,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
         "ndcg": found["ranking"]["measures"]["ndcg@10"],
         "experts_per_row": found["experts_per_row"],
         "epochs": len(found["history"]),
-        "best_epoch": min(found["history"], key=lambda epoch: epoch["val_loss"])["epoch"],
+        "best_epoch": kept(found["history"])["epoch"],
         "loss": found["loss"],
     }
 

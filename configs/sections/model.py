@@ -102,6 +102,10 @@ def _check_gate(where: str, gate: Any, experts: int) -> None:
         raise contradiction(f"{where}.num_selected: expected at most {experts}, received {k}")
 
 
+MONITORS = ("quality", "loss")
+"""Values of `train.monitor` besides the tasks' names; a task of such a name cannot be meant."""
+
+
 class TrainConfig(Frozen):
     """Training, with early stopping on the validation split."""
 
@@ -125,8 +129,12 @@ class TrainConfig(Frozen):
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of averaged weights, such as 0.999: validation measures the average over the latest
     1 / (1 - ema) steps, and the checkpoint holds it. Null keeps the weights of the last step."""
+    monitor: str = "quality"
+    """What decides which epoch is kept, on the validation split. `quality`: the mean over tasks of
+    AUC (binary) and explained variance (regression), each task alike; higher is better. `loss`: the
+    weighted loss. Or a task's name: its AUC or explained variance alone."""
     patience: int = Field(2, ge=1)
-    """Epochs without a better validation loss after which training stops; the best epoch's
+    """Epochs without a better value of the monitor after which training stops; the best epoch's
     weights are kept."""
     seed: int = Field(0, ge=0)
     lazy_embeddings: bool = False

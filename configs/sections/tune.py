@@ -44,13 +44,13 @@ class TuneConfig(Frozen):
     space: dict[str, Annotated[Range | Choices, Field(union_mode="left_to_right")]] = Field({})
     """Dotted name of a setting -> what to try, such as `train.learning_rate` or
     `model.gate.entropy_weight`. Settings of `model` and `train` only: with others, the trials'
-    losses could not be compared."""
+    values of the monitor could not be compared."""
     trials: int = Field(20, ge=1)
     """Trials in all, including those of earlier runs in the same folder."""
     sampler: Literal["tpe", "random"] = "tpe"
     """How settings are drawn: tpe prefers what did well so far, random draws uniformly."""
     prune: bool = True
-    """Stop a trial whose validation loss is above the median of the others' at the same epoch."""
+    """Stop a trial whose monitor is worse than the median of the others' at the same epoch."""
     prune_after: int = Field(5, ge=1)
     """Trials that run to their end before any is pruned."""
     seed: int = Field(0, ge=0)
@@ -59,6 +59,11 @@ class TuneConfig(Frozen):
     @model_validator(mode="after")
     def _check(self) -> "TuneConfig":
         for name in self.space:
+            if name == "train.monitor":
+                raise contradiction(
+                    "space: expected one monitor for all trials, received 'train.monitor'; values "
+                    "of different monitors cannot be compared"
+                )
             if name.partition(".")[0] not in TUNED or "." not in name:
                 raise contradiction(
                     f"space: expected settings of {' or '.join(TUNED)}, such as "

@@ -5,7 +5,7 @@ contract.json         the contract with both fingerprints
 statistics.json       of the training split
 vocabularies/         as in the examples folder
 weights.h5            of the best epoch
-history.json          losses and gate diagnostics of each epoch
+history.json          losses, qualities and gate diagnostics of each epoch; training's warnings
 logs/                 TensorBoard
 """
 
@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from multigate.configs.config import Config
 from multigate.configs.contract import Contract, FrozenContract, IdFeature, PositionFeature
@@ -147,14 +147,31 @@ def read_history(folder: Path) -> list[Epoch]:
     Raises:
         ModelError: the file is damaged.
     """
-    path = folder / HISTORY
-    if not path.exists():
+    path, found = folder / HISTORY, _read_history(folder)
+    if found is None:
         return []
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}; train again") from None
     history = found.get("epochs") if isinstance(found, dict) else None
     if not isinstance(history, list) or not all(isinstance(epoch, dict) for epoch in history):
         raise ModelError(f'{path}: expected {{"epochs": [...]}} as training writes; train again')
     return cast(list[Epoch], history)
+
+
+def read_warnings(folder: Path) -> list[str]:
+    """What training warned of, see `training.advice`; empty where there is no history.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    found = _read_history(folder)
+    return list(found.get("warnings", [])) if isinstance(found, dict) else []
+
+
+def _read_history(folder: Path) -> Any:
+    """The JSON of `history.json`; None where there is none."""
+    path = folder / HISTORY
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}; train again") from None

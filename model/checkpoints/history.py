@@ -1,25 +1,38 @@
-"""What `history.json` says of each epoch of a training."""
+"""What `history.json` says of each epoch of a training, and which epoch was kept."""
 
-from typing import Any, TypedDict
+import math
+from collections.abc import Sequence
+from typing import Any, NotRequired, TypedDict
 
 
 class TaskLosses(TypedDict):
-    """Mean losses of one task over the rows that have its label."""
+    """Mean losses of one task over the rows that have its label, and its quality.
+
+    `val_quality` is the AUC of a binary task, the explained variance of a regression task on the
+    scale of training, both on validation rows; None where the split has too few labels.
+    `val_quality_error` is its standard error.  Histories of older versions have neither.
+    """
 
     loss: float
     val_loss: float
+    val_quality: NotRequired[float | None]
+    val_quality_error: NotRequired[float | None]
 
 
 class Losses(TypedDict):
     """The losses of one epoch, counted from 1.
 
     `loss` is what training minimises, `regularisation` the gates' part of it; `val_loss` is the
-    sum over tasks of the contract's weight times the task's validation loss.
+    sum over tasks of the contract's weight times the task's validation loss.  `val_quality` is the
+    mean of the tasks' qualities (see `training.validation`); None where none is measured.
+    `monitor` is what decides which epoch is kept: quality, loss or a task's name.
     """
 
     epoch: int
     loss: float
     val_loss: float
+    val_quality: NotRequired[float | None]
+    monitor: NotRequired[str]
     regularisation: float
     tasks: dict[str, TaskLosses]
 
@@ -39,3 +52,43 @@ class Epoch(Losses, Diagnostics):
 
     seconds: float
     rows_per_second: float
+
+
+def monitor(epochs: Sequence[Epoch]) -> str:
+    """What decided which epoch was kept; older versions kept the lowest validation loss."""
+    return epochs[0].get("monitor", "loss")
+
+
+def monitored(epoch: Epoch) -> float:
+    """Value of the monitor; NaN where it is not measured."""
+    name = epoch.get("monitor", "loss")
+    if name == "loss":
+        return epoch["val_loss"]
+    value = epoch if name == "quality" else epoch["tasks"][name]
+    found = value.get("val_quality")
+    return math.nan if found is None else found
+
+
+def kept(epochs: Sequence[Epoch]) -> Epoch:
+    """The epoch with the best value of the monitor: of several the first, a value before NaN."""
+    return _best(epochs, [monitored(epoch) for epoch in epochs], monitor(epochs) != "loss")
+
+
+def best_epochs(epochs: Sequence[Epoch]) -> dict[str, int]:
+    """Each task's best epoch by its quality; by its validation loss where that is not measured."""
+    found = {}
+    for name, last in epochs[-1]["tasks"].items():
+        if last.get("val_quality") is None:
+            losses = [epoch["tasks"][name]["val_loss"] for epoch in epochs]
+            found[name] = _best(epochs, losses, False)["epoch"]
+        else:
+            values = [epoch["tasks"][name].get("val_quality") for epoch in epochs]
+            known = [math.nan if value is None else value for value in values]
+            found[name] = _best(epochs, known, True)["epoch"]
+    return found
+
+
+def _best(epochs: Sequence[Epoch], values: Sequence[float], higher: bool) -> Epoch:
+    sign = -1 if higher else 1
+    order = [math.inf if math.isnan(value) else sign * value for value in values]
+    return epochs[order.index(min(order))]

@@ -11,20 +11,40 @@ from multigate.model.data.examples import Examples
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.training.tensorboard import Logs
+from multigate.model.training.validation import Validated
 
 
 def losses(
-    number: int, contract: Contract, train: dict[str, float], validation: dict[str, float]
+    number: int,
+    contract: Contract,
+    train: dict[str, float],
+    validated: Validated,
+    monitor: str,
 ) -> Losses:
-    """The losses of epoch `number`, out of Keras's metrics of both splits."""
+    """The losses of epoch `number`.
+
+    Args:
+        number: counted from 1.
+        contract: tasks.
+        train: Keras's metrics of the training split.
+        validated: what validation found.
+        monitor: what decides which epoch is kept.
+    """
     tasks: dict[str, TaskLosses] = {
-        name: {"loss": train[f"{name}_loss"], "val_loss": float(validation[f"{name}_loss"])}
+        name: {
+            "loss": train[f"{name}_loss"],
+            "val_loss": validated.losses[name],
+            "val_quality": validated.qualities[name].value,
+            "val_quality_error": validated.qualities[name].error,
+        }
         for name in contract.tasks
     }
     return {
         "epoch": number,
         "loss": train["loss"],
         "val_loss": sum(contract.tasks[name].weight * tasks[name]["val_loss"] for name in tasks),
+        "val_quality": validated.quality,
+        "monitor": monitor,
         "regularisation": train["regularisation"],
         "tasks": tasks,
     }
@@ -53,6 +73,9 @@ def log_epoch(logs: Logs, epoch: Epoch) -> None:
     train = {"loss": epoch["loss"]} | {f"tasks/{name}": task["loss"] for name, task in tasks}
     validation: dict[str, Any] = {"loss": epoch["val_loss"]}
     validation |= {f"tasks/{name}": task["val_loss"] for name, task in tasks}
+    qualities = {f"quality/{name}": task.get("val_quality") for name, task in tasks}
+    qualities["quality"] = epoch.get("val_quality")
+    validation |= {key: value for key, value in qualities.items() if value is not None}
     train |= {key: epoch[key] for key in ("regularisation", "rows_per_second")}
     validation["experts_per_row"] = epoch["experts_per_row"]
     for name, found in epoch["gates"].items():

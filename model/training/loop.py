@@ -15,21 +15,24 @@ import keras
 import numpy as np
 
 from multigate.configs.config import Config
+from multigate.configs.errors import ModelError
 from multigate.configs.files import write_json
+from multigate.configs.sections.model import MONITORS
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.peers import lost_peer
-from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.checkpoints import checkpoint, history, weights
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.examples import Examples
 from multigate.model.data.feeds import Feed
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.training import epoch_record, guards, snapshots
+from multigate.model.training import advice, epoch_record, guards, snapshots
 from multigate.model.training.guards import Guard
-from multigate.model.training.optimizers import make_optimizer
+from multigate.model.training.optimizers import averaged, make_optimizer
 from multigate.model.training.progress import Display
 from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
+from multigate.model.training.validation import FEWEST, Validated, make_forward, validate
 from multigate.model.training.workspace import Workspace
 
 _STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
@@ -47,6 +50,9 @@ class ResumePoint(TypedDict):
 
 class TrainingLoop:
     """One training, from its start or from a snapshot to the best epoch's weights.
+
+    `train.monitor` decides which epoch is the best (`model.training.validation`).  Validation, the
+    gates' diagnostics and the kept weights are those of the averaged weights, if `train.ema` is on.
 
     The validation loss is the weighted sum over tasks of each task's mean over its rows, without
     dropout, noise and the gates' regularisation.  Gates that become sparse by training
@@ -87,12 +93,16 @@ class TrainingLoop:
         self.on_epoch = on_epoch
         at_once = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
         ranker.compile(
-            optimizer=make_optimizer(config.train, feed.steps, warm, ranker.workers),
+            optimizer=make_optimizer(config.train, feed.steps, warm, ranker.workers, ranker),
             steps_per_execution=min(at_once, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)
         ranker.validates_positions = True
         ranker.mixture.harden()
+        self.forward = make_forward(ranker)
+        self.warm = warm
+        self.warnings: list[str] = []
+        """What the user must know of the finished training."""
         self.state = TrainingState()
         self.resumed: ResumePoint | None = None
         self.metrics: list[np.ndarray] | None = None
@@ -107,7 +117,7 @@ class TrainingLoop:
         self.guard = Guard(config.train, self.state.measured)
 
     def fit(self) -> list[Epoch]:
-        """Train until the validation loss stops falling; write the best epoch's weights.
+        """Train until the monitor stops improving; write the best epoch's weights.
 
         Returns:
             The history.
@@ -118,23 +128,22 @@ class TrainingLoop:
         for epoch in state.history:
             epoch_record.log_epoch(logs, epoch)
         with self.display:
-            while state.epoch <= options.epochs and not self._stopped_falling():
+            if options.monitor not in MONITORS and not state.history:
+                self._monitor(validate(self.forward, self.held_out, self.config.contract))
+            while state.epoch <= options.epochs and not self._stopped_improving():
                 epoch = self._epoch(sample)
-                improved = epoch["val_loss"] < self._best_loss()
-                state.history.append(epoch)
-                if improved and self.work.writes:
-                    path = self.work.best(state.epoch)
-                    weights.save(self.ranker, path)
-                    state.best = [path.name, snapshots.checksum(path)]
                 epoch_record.log_epoch(logs, epoch)
-                self.display.end_epoch(epoch, improved)
+                self.display.end_epoch(epoch, history.kept(state.history) is epoch)
                 if self.on_epoch is not None:
                     self.on_epoch(epoch)
                 state.epoch, state.step, state.seconds = state.epoch + 1, 0, 0.0
                 self.save()
+            self.warnings = advice.warnings(state.history, self.config, self.warm)
+            self.display.end(state.history, self.warnings)
         logs.close()
         if self.work.writes:
-            write_json(self.folder / checkpoint.HISTORY, {"epochs": state.history})
+            written = {"epochs": state.history, "warnings": self.warnings}
+            write_json(self.folder / checkpoint.HISTORY, written)
             shutil.copyfile(self.work.root / state.best[0], self.folder / checkpoint.WEIGHTS)
         return state.history
 
@@ -145,38 +154,60 @@ class TrainingLoop:
         self.state.measured = list(self.guard.measured)
         save(self.work, self.ranker, self.state)
 
-    def _stopped_falling(self) -> bool:
-        """Whether `patience` epochs have passed since the best validation loss."""
+    def _stopped_improving(self) -> bool:
+        """Whether `patience` epochs have passed since the best value of the monitor."""
         epochs = self.state.history
         if not epochs:
             return False
-        best = min(epochs, key=lambda epoch: epoch["val_loss"])["epoch"]
-        return epochs[-1]["epoch"] - best >= self.config.train.patience
-
-    def _best_loss(self) -> float:
-        return min((epoch["val_loss"] for epoch in self.state.history), default=math.inf)
+        return epochs[-1]["epoch"] - history.kept(epochs)["epoch"] >= self.config.train.patience
 
     def _epoch(self, sample: Examples) -> Epoch:
-        """Run an epoch, or what is left of it; return its entry of the history."""
-        number, contract = self.state.epoch, self.config.contract
+        """Run an epoch, or what is left of it; add it to the history; keep the weights if best."""
+        number, state = self.state.epoch, self.state
         self.display.begin_epoch(number)
         train_metrics = self._steps()
-        val_metrics = self._call_keras(
-            self.held_out,
-            lambda: self.ranker.evaluate(
-                self.held_out.epoch(), steps=self.held_out.steps, verbose=0, return_dict=True
-            ),
-        )
-        epoch: Epoch = {
-            **epoch_record.losses(number, contract, train_metrics, val_metrics),
-            "seconds": self.state.seconds,
-            "rows_per_second": self.feed.rows / self.state.seconds,
-            **epoch_record.diagnose(self.ranker, contract, self.statistics, sample),
-        }
-        if not math.isfinite(epoch["val_loss"]):
-            what = f"epoch {number}: the validation loss"
-            raise guards.not_finite(what, self.config.train)
+        ranker = self.ranker
+        with averaged(ranker.optimizer, ranker.trainable_variables):
+            found = self._call_keras(
+                self.held_out, lambda: validate(self.forward, self.held_out, self.config.contract)
+            )
+            losses = epoch_record.losses(
+                number, self.config.contract, train_metrics, found, self._monitor(found)
+            )
+            if not math.isfinite(losses["val_loss"]):
+                what = f"epoch {number}: the validation loss"
+                raise guards.not_finite(what, self.config.train)
+            epoch: Epoch = {
+                **losses,
+                "seconds": state.seconds,
+                "rows_per_second": self.feed.rows / state.seconds,
+                **epoch_record.diagnose(ranker, self.config.contract, self.statistics, sample),
+            }
+            state.history.append(epoch)
+            if history.kept(state.history) is epoch and self.work.writes:
+                path = self.work.best(number)
+                weights.save(ranker, path)
+                state.best = [path.name, snapshots.checksum(path)]
         return epoch
+
+    def _monitor(self, found: Validated) -> str:
+        """What decides which epoch is kept; the loss where no task's quality can be measured.
+
+        Raises:
+            ModelError: the configuration names a task that the split cannot measure.
+        """
+        name = self.config.train.monitor
+        if name == "loss":
+            return name
+        if name == "quality":
+            return name if found.quality is not None else "loss"
+        if found.qualities[name].value is None:
+            raise ModelError(
+                f"train.monitor: {name} cannot be measured, it has fewer than {FEWEST} validation "
+                "labels of each class or labels that are all alike; choose quality, loss or "
+                "another task"
+            )
+        return name
 
     def _steps(self) -> dict[str, float]:
         """Run the epoch's remaining steps; return the means of the losses over all its steps."""

@@ -1,11 +1,13 @@
 """Progress of a training on stderr: a bar on a terminal, and one line per epoch everywhere."""
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
 
 
@@ -60,11 +62,28 @@ class Display:
         self._bar.update(self._task, completed=min(step, self._steps), loss=loss)
 
     def end_epoch(self, epoch: Epoch, best: bool) -> None:
-        """Print one line about a finished epoch."""
-        tasks = "  ".join(f"{name} {task['val_loss']:.4f}" for name, task in epoch["tasks"].items())
+        """Print one line about a finished epoch: losses, monitor, the tasks' qualities."""
+        monitor = history.monitor([epoch])
+        parts = [f"loss {epoch['loss']:.4f}", f"validation {epoch['val_loss']:.4f}"]
+        if monitor != "loss":
+            parts.append(f"{monitor} {history.monitored(epoch):.4f}")
+        parts[-1] += " (best)" if best else ""
+        for name, task in epoch["tasks"].items():
+            quality = task.get("val_quality")
+            if name != monitor and quality is not None:
+                parts.append(f"{name} {quality:.4f}")
+        parts += [f"experts {epoch['experts_per_row']:.2f}", f"{epoch['seconds']:.1f} s"]
         self._console.print(
-            f"epoch {epoch['epoch']}/{self._epochs}  loss {epoch['loss']:.4f}  "
-            f"validation {epoch['val_loss']:.4f}{' (best)' if best else ''}  {tasks}  "
-            f"experts {epoch['experts_per_row']:.2f}  {epoch['seconds']:.1f} s",
-            markup=False,
+            f"epoch {epoch['epoch']}/{self._epochs}  {'  '.join(parts)}", markup=False
         )
+
+    def end(self, epochs: Sequence[Epoch], warnings: Sequence[str]) -> None:
+        """Print which epoch was kept, each task's best epoch, and the warnings."""
+        kept, name = history.kept(epochs), history.monitor(epochs)
+        best = ", ".join(f"{task} {epoch}" for task, epoch in history.best_epochs(epochs).items())
+        self.note(
+            f"kept epoch {kept['epoch']} of {len(epochs)}: {name} {history.monitored(kept):.4f}; "
+            f"best epochs of the tasks: {best}"
+        )
+        for warning in warnings:
+            self._console.print(f"warning: {warning}", style="bold yellow", markup=False)

@@ -17,7 +17,7 @@ from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
 from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.workers import Workers
-from multigate.model.checkpoints import checkpoint
+from multigate.model.checkpoints import checkpoint, history
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
@@ -32,9 +32,10 @@ _SAMPLED_ROWS = 1 << 18  # of the validation split, to measure the share of unkn
 class Trained(TypedDict):
     """What a training did.
 
-    `rows` of the training split, `epochs` that were trained, `val_loss` of the best epoch,
-    `seconds` of this call, `resumed` None if it began at the start, `started_from` None without a
-    checkpoint to start from.
+    `rows` of the training split, `epochs` that were trained, `best_epoch` that was kept, its
+    `val_loss` and its value (`monitored`) of what decided (`monitor`: quality, loss or a task's
+    name), each task's own best epoch, `warnings` for the user, `seconds` of this call, `resumed`
+    None if it began at the start, `started_from` None without a checkpoint to start from.
     """
 
     checkpoint: str
@@ -42,6 +43,10 @@ class Trained(TypedDict):
     epochs: int
     best_epoch: int
     val_loss: float
+    monitor: str
+    monitored: float
+    best_epochs: dict[str, int]
+    warnings: list[str]
     seconds: float
     resumed: ResumePoint | None
     started_from: warm_start.Started | None
@@ -127,13 +132,17 @@ def train(
             on_epoch=on_epoch,
         )
         epochs = loop.fit()
-    best = min(epochs, key=lambda epoch: epoch["val_loss"])
+    best = history.kept(epochs)
     return {
         "checkpoint": str(out),
         "rows": train_split.rows,
         "epochs": len(epochs),
         "best_epoch": best["epoch"],
         "val_loss": best["val_loss"],
+        "monitor": history.monitor(epochs),
+        "monitored": history.monitored(best),
+        "best_epochs": history.best_epochs(epochs),
+        "warnings": loop.warnings,
         "seconds": time.perf_counter() - started,
         "resumed": loop.resumed,
         "started_from": started_from,

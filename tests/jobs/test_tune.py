@@ -39,8 +39,10 @@ def test_the_best_trial_is_kept(found):
     _, _, out, result = found
     trials = json.loads((out / "trials.json").read_text())
     assert [trial["state"] for trial in trials] == ["complete", "complete"]
-    best = min(trials, key=lambda trial: trial["val_loss"])
+    best = max(trials, key=lambda trial: trial["monitored"])
     assert result["best"]["number"] == best["number"]
+    assert result["best"]["monitor"] == best["monitor"] == "quality"
+    assert result["best"]["monitored"] == best["monitored"]
     assert result["best"]["val_loss"] == best["val_loss"]
     trained = json.loads((out / "best/config.json").read_text())
     settings = result["best"]["settings"]
@@ -48,7 +50,8 @@ def test_the_best_trial_is_kept(found):
     assert trained["model"]["experts"]["units"] == settings["model.experts.units"]
     assert trained["model"]["embedding_dim"] == settings["model.embedding_dim"]
     history = json.loads((out / "best/history.json").read_text())["epochs"]
-    assert min(epoch["val_loss"] for epoch in history) == best["val_loss"]
+    kept = max(history, key=lambda epoch: epoch["val_quality"])
+    assert (kept["val_quality"], kept["val_loss"]) == (best["monitored"], best["val_loss"])
     assert [trial["measured"]["name"] for trial in trials] == ["trial-0", "trial-1"]
     assert not list(out.glob("trial-*"))
 
@@ -67,7 +70,7 @@ def test_a_search_goes_on_where_it_was_cut_off(found, tmp_path):
     after = json.loads((again / "trials.json").read_text())
     assert [trial["state"] for trial in after] == ["complete", "fail", "complete"]
     assert after[2]["settings"] == before[1]["settings"]
-    assert after[2]["val_loss"] == before[1]["val_loss"]
+    assert after[2]["monitored"] == before[1]["monitored"]
 
 
 def test_a_finished_search_trains_nothing(found):

@@ -56,12 +56,21 @@ except ModelError as error:
 # 300 rows: nine batches of 32 and one of 12; no noise, because each worker draws its own.
 MODEL = {
     "embedding_dim": 4,
+    "id_dropout": 0.0,
     "experts": {"count": 4, "units": [8]},
     "gate": {"name": "topk", "num_selected": 2},
     "gates": {"like": {"name": "dselect_k", "num_selected": 2, "entropy_weight": 0.01}},
     "towers": {"units": [4]},
 }
-TRAIN = {"epochs": 2, "batch_size": 32, "learning_rate": 0.01, "seed": 3}
+TRAIN = {
+    "epochs": 2,
+    "batch_size": 32,
+    "learning_rate": 0.01,
+    "seed": 3,
+    "weight_decay": 0.1,
+    "clip_norm": 0.5,  # of the summed gradient
+    "ema": 0.9,
+}
 
 
 def free_ports(count: int) -> list[int]:

@@ -63,7 +63,8 @@ def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
             "gate": {"name": "moesart", "num_selected": 2},
             "towers": {"units": []},
         },
-        train={"epochs": 2, "batch_size": 60, "learning_rate": 0.01},
+        train={"epochs": 2, "batch_size": 60, "learning_rate": 0.01}
+        | {"ema": 0.9, "clip_norm": 0.5, "weight_decay": 0.1},
     )
     tiny.write_examples(tmp_path / "examples", config, rows=100)
     (tmp_path / "config.json").write_text(config.model_dump_json())

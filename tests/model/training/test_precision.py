@@ -22,6 +22,7 @@ MODEL = {
 
 def make(tiny: Any, precision: str) -> Any:
     options = {"epochs": 6, "batch_size": 32, "learning_rate": 0.01, "precision": precision}
+    options |= {"ema": 0.9, "clip_norm": 1.0, "weight_decay": 0.01}
     return tiny.make_config(model=MODEL, train=options)
 
 

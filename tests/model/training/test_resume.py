@@ -33,8 +33,13 @@ MODEL = {
     "towers": {"units": [4], "dropout": 0.1},
     "id_dropout": 0.02,
 }
-# Early stopping ends it some epochs after the best.
+# Early stopping ends it some epochs after the best; averaged weights belong to the state.
 TRAIN = {
+    "decay": "linear",
+    "decay_to": 0.8,
+    "weight_decay": 0.1,
+    "clip_norm": 1.0,
+    "ema": 0.9,
     "epochs": 12,
     "batch_size": 4,
     "learning_rate": 0.1,
@@ -51,8 +56,8 @@ from pathlib import Path
 from multigate.configs.sections.base import parse
 from multigate.configs.config import Config
 from multigate.model.training import train
+from multigate.model.training import loop
 from multigate.model.training.progress import Display
-from multigate.model.ranker.ranker import Ranker
 
 config, examples, out, last = sys.argv[1:]
 advance = Display.advance
@@ -66,18 +71,18 @@ def count(self, step, loss):
         os.kill(os.getpid(), signal.SIGKILL)
 
 Display.advance = count
-evaluate = Ranker.evaluate
+measure = loop.validate
 validations = 0
 
-def validate(self, *arguments, **options):
+def validate(*arguments):
     global validations
-    found = evaluate(self, *arguments, **options)
+    found = measure(*arguments)
     validations += 1
     if validations == -int(last):
         os.kill(os.getpid(), signal.SIGKILL)
     return found
 
-Ranker.evaluate = validate
+loop.validate = validate
 config = parse(Config, json.loads(Path(config).read_text()), config)
 train.train(config, Path(examples), Path(out), progress=False, resume=True)
 """

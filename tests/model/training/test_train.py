@@ -1,6 +1,7 @@
 """Training end to end on a small examples folder."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from multigate.configs.errors import DataError, ModelError
+from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
-from multigate.model.training import tensorboard, train
+from multigate.model.training import tensorboard, train, validation
 
 MOESART = {
     "embedding_dim": 4,
@@ -108,10 +109,13 @@ def overtrained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_the_best_epoch_is_kept_and_training_stops(tiny: Any, overtrained: Any) -> None:
     config, out, result, saved = overtrained
-    losses = [epoch["val_loss"] for epoch in checkpoint.read_history(out)]
-    best = int(np.argmin(losses))
+    epochs = checkpoint.read_history(out)
+    losses = [epoch["val_loss"] for epoch in epochs]
+    qualities = [epoch["val_quality"] for epoch in epochs]
+    best = int(np.argmax(qualities))
     assert len(losses) == best + 1 + 2 < 30
     assert (result["best_epoch"], result["epochs"]) == (best + 1, len(losses))
+    assert (result["monitor"], result["monitored"]) == ("quality", qualities[best])
     assert result["val_loss"] == losses[best]
     assert result["rows"] == 300
     # The file holds the weights of the best epoch, and scores what it scored then.
@@ -155,7 +159,12 @@ def test_lines_without_a_terminal(
     shown = capsys.readouterr()
     assert shown.out == ""
     lines = shown.err.splitlines()
-    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split("  ")[0] for line in lines[:2]] == ["epoch 1/2", "epoch 2/2"]
+    assert re.fullmatch(
+        r"kept epoch 2 of 2: quality 0\.\d{4}; best epochs of the tasks: click 2, dwell 2, like 2",
+        lines[2],
+    )
+    assert len(lines) == 3
     assert "\x1b" not in shown.err
 
 
@@ -316,3 +325,103 @@ def test_weights_that_cannot_be_used(tiny: Any, tmp_path: Path) -> None:
         examples.read_split(folder, "train", encoder, "meta/importance")
     with pytest.raises(DataError, match=r"user_id: expected numbers as weights, received .*string"):
         examples.read_split(folder, "train", encoder, "user_id")
+
+
+def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> None:
+    """Training itself goes on from the weights of the last step."""
+    plain = tiny.config.train.model_dump() | {"epochs": 3, "monitor": "loss"}
+    rows = {}
+    for name, options in (("plain", plain), ("averaged", plain | {"ema": 0.9})):
+        config = tiny.make_config(train=options)
+        result = train.train(config, tiny.examples, tmp_path / name, progress=False)
+        epochs = checkpoint.read_history(tmp_path / name)
+        rows[name] = [epoch["loss"] for epoch in epochs], [epoch["val_loss"] for epoch in epochs]
+        # The file scores what validation measured.
+        loaded, encoder, _, _ = checkpoint.load(tmp_path / name)
+        loaded.validates_positions = True
+        held_out = examples.read_split(tiny.examples, "validation", encoder)
+        feed = feeds.MemoryFeed(held_out, config.contract, encoder.statistics, 4096)
+        found = validation.validate(validation.make_forward(loaded), feed, config.contract)
+        total = sum(
+            task.weight * found.losses[name] for name, task in config.contract.tasks.items()
+        )
+        assert total == pytest.approx(result["val_loss"], rel=1e-5)
+    assert rows["plain"][0] == rows["averaged"][0]
+    assert rows["plain"][1] != rows["averaged"][1]
+
+
+def test_the_monitor_may_be_one_task(tiny: Any, tmp_path: Path) -> None:
+    hasty = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "patience": 4}
+    config = tiny.make_config(train=hasty | {"monitor": "dwell"})
+    result = train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    epochs = checkpoint.read_history(tmp_path / "c")
+    values = [epoch["tasks"]["dwell"]["val_quality"] for epoch in epochs]
+    assert (result["monitor"], result["monitored"]) == ("dwell", max(values))
+    assert result["best_epoch"] == result["best_epochs"]["dwell"] == 1 + int(np.argmax(values))
+    with pytest.raises(
+        ConfigError, match=r"monitor: expected one of quality, loss, click, dwell, l"
+    ):
+        tiny.make_config(train={"monitor": "shares"})
+
+
+def without_likes(tiny: Any, folder: Path, tasks: tuple[str, ...]) -> Path:
+    """The tiny examples in which some tasks have no positive validation label."""
+    shutil.copytree(tiny.examples, folder)
+    for path in (folder / "validation").glob("*.parquet"):
+        rows = pl.read_parquet(path)
+        zeros = [
+            pl.when(pl.col(f"label/{t}").is_not_null())
+            .then(0.0)
+            .alias(f"label/{t}")
+            .cast(pl.Float32)
+            for t in tasks
+        ]
+        rows.with_columns(zeros).write_parquet(path)
+    return folder
+
+
+def test_tasks_that_validation_cannot_measure(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = without_likes(tiny, tmp_path / "e", ("like",))
+    result = train.train(tiny.config, folder, tmp_path / "c")
+    (first, last) = checkpoint.read_history(tmp_path / "c")
+    assert last["tasks"]["like"]["val_quality"] is None
+    two = [last["tasks"][name]["val_quality"] for name in ("click", "dwell")]
+    assert last["val_quality"] == pytest.approx(np.mean(two))
+    assert result["monitor"] == "quality"
+    line = capsys.readouterr().err.splitlines()[0]
+    assert f"  click {first['tasks']['click']['val_quality']:.4f}  " in line
+    assert "  like" not in line
+    # By name it is refused before anything is trained.
+    alone = tiny.make_config(train={"epochs": 1, "monitor": "like"})
+    with pytest.raises(
+        ModelError, match=r"train\.monitor: like cannot be measured.* choose quality"
+    ):
+        train.train(alone, folder, tmp_path / "d", progress=False)
+    assert not (tmp_path / "d").exists()
+
+
+def test_without_any_task_to_measure_the_loss_decides(tiny: Any, tmp_path: Path) -> None:
+    folder = without_likes(tiny, tmp_path / "e", ("click", "dwell", "like"))
+    result = train.train(tiny.config, folder, tmp_path / "c", progress=False)
+    losses = [epoch["val_loss"] for epoch in checkpoint.read_history(tmp_path / "c")]
+    assert (result["monitor"], result["monitored"]) == ("loss", min(losses))
+
+
+def test_a_training_warns_on_stderr_and_in_its_results(
+    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Validation says the opposite of training, so each epoch is worse than the one before."""
+    folder = tmp_path / "e"
+    shutil.copytree(tiny.examples, folder)
+    for path in (folder / "validation").glob("*.parquet"):
+        opposite = [-pl.col(f"label/{task}") + 1 for task in ("click", "like")]
+        pl.read_parquet(path).with_columns(opposite).write_parquet(path)
+    config = tiny.make_config(train=tiny.config.train.model_dump() | {"epochs": 3, "patience": 3})
+    result = train.train(config, folder, tmp_path / "c")
+    lines = capsys.readouterr().err.splitlines()
+    assert result["best_epoch"] == 1
+    assert result["warnings"][0].startswith("the first of 3 epochs was kept: quality by ")
+    assert [f"warning: {warning}" for warning in result["warnings"]] == lines[4:]
+    assert checkpoint.read_warnings(tmp_path / "c") == result["warnings"]

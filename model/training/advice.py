@@ -1,0 +1,61 @@
+"""What the user must know of a finished training, with the numbers and what to do.
+
+The first epoch was kept: training made the monitor worse from its second epoch on.  A training that
+starts from a checkpoint is excepted, because it may need no second epoch.
+
+Tasks disagree: at the kept epoch a task that the loss weighs is below its own best epoch by more
+than `_GAP` of AUC or explained variance, and by more than one standard error of its best value.
+"""
+
+from collections.abc import Sequence
+
+from multigate.configs.config import Config
+from multigate.model.checkpoints import history
+from multigate.model.checkpoints.history import Epoch
+
+_GAP = 0.01
+
+
+def warnings(epochs: Sequence[Epoch], config: Config, warm: bool) -> list[str]:
+    """Warnings about a training, a sentence or two each.
+
+    Args:
+        epochs: its history.
+        config: of the training.
+        warm: whether it started from a checkpoint.
+    """
+    kept = history.kept(epochs)
+    found = []
+    if kept["epoch"] == 1 and len(epochs) > 1 and not warm:
+        values = [f"{history.monitored(epoch):.4f}" for epoch in epochs]
+        found.append(
+            f"the first of {len(epochs)} epochs was kept: {history.monitor(epochs)} by epoch is "
+            f"{', '.join(values)}, so training fits what validation does not have. Lower "
+            f"train.learning_rate (now {config.train.learning_rate:g}), raise "
+            f"model.experts.dropout (now {config.model.experts.dropout:g}) or model.id_dropout, or "
+            "train on more rows"
+        )
+    gaps = []
+    for name, best in history.best_epochs(epochs).items():
+        here, there = kept["tasks"][name], epochs[best - 1]["tasks"][name]
+        now, then, error = here.get("val_quality"), *_quality(there)
+        if now is None or then is None or config.contract.tasks[name].weight == 0:
+            continue
+        if then - now > max(_GAP, error):
+            kind = config.contract.tasks[name].type
+            what = "AUC" if kind == "binary" else "explained variance"
+            gaps.append(f"{name} ({what} {now:.4f}, {then:.4f} after epoch {best})")
+    if gaps:
+        found.append(
+            f"tasks disagree about the best epoch: epoch {kept['epoch']} was kept, others suit "
+            f"{', '.join(gaps)}. Raise the loss weight (contract.tasks.NAME.weight) of a task that "
+            "is best later, lower that of one that is best earlier, raise "
+            f"model.experts.dropout (now {config.model.experts.dropout:g}), or set train.monitor "
+            "to the task that matters most"
+        )
+    return found
+
+
+def _quality(task: history.TaskLosses) -> tuple[float | None, float]:
+    """A task's quality and its standard error."""
+    return task.get("val_quality"), task.get("val_quality_error") or 0.0

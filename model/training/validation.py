@@ -1,0 +1,179 @@
+"""Validation: losses and quality of every task, from one pass over the validation split.
+
+The quality of a binary task is its AUC, exact, ties counting half.  That of a regression task is
+its explained variance on the scale of training, 1 - Var(label - output) / Var(label): a constant
+offset does not count, because calibration removes it.  A task's quality is measured from
+`FEWEST` labels of each class (regression: `FEWEST` labels that are not all alike) upward.
+
+`quality` is the mean over the tasks that are measured and that the loss weighs, each task alike,
+whatever its loss weight: a small loss weight often only balances units.  An explained variance
+below -1 counts as -1 in it, so that one task far off does not decide alone.
+
+Keras's `evaluate` was considered: it gives no logits, so that AUC would need a second pass, and its
+AUC metric is approximate.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from multigate.configs.contract import Contract
+from multigate.model import backend
+from multigate.model.data.feeds import Feed
+from multigate.model.ranker.ranker import Ranker
+
+FEWEST = 10
+_LOWEST = -1.0  # explained variance in the mean
+
+Forward = Callable[[Any], Mapping[str, Any]]
+"""Encoded features of B rows to logits (B,) by task."""
+
+
+class Quality(NamedTuple):
+    """A task's quality and its standard error; None where there are too few labels."""
+
+    value: float | None
+    error: float | None
+
+
+class Validated(NamedTuple):
+    """What one validation found.
+
+    Attributes:
+        losses: mean loss over the rows with a label, by task.
+        qualities: by task.
+        quality: mean of the tasks' qualities; None where none is measured.
+    """
+
+    losses: dict[str, float]
+    qualities: dict[str, Quality]
+    quality: float | None
+
+
+def make_forward(ranker: Ranker) -> Forward:
+    """The ranker outside training, compiled for many batches; with positions if it validates so."""
+    if backend.name() == "tensorflow":
+        import tensorflow as tf
+
+        # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
+        compiled: Forward = tf.function(
+            lambda encoded: ranker(encoded, training=False), reduce_retracing=True
+        )
+        return compiled
+    import jax
+
+    def compute(state: list[Any], encoded: Any) -> dict[str, Any]:
+        mapping = zip(ranker.variables, state, strict=True)
+        with keras.StatelessScope(state_mapping=list(mapping)):
+            logits: dict[str, Any] = ranker(encoded, training=False)
+            return logits
+
+    # Every process gets the whole results.
+    jitted = jax.jit(compute, out_shardings=ranker.devices and ranker.devices.whole)
+    return lambda encoded: jitted([v.value for v in ranker.variables], encoded)
+
+
+def validate(forward: Forward, feed: Feed, contract: Contract) -> Validated:
+    """Measure the ranker on a split.
+
+    Args:
+        forward: of `make_forward`.
+        feed: the split's rows, with their weights if they have some.
+        contract: tasks.
+    """
+    logits: dict[str, list[np.ndarray]] = {name: [] for name in contract.tasks}
+    labels: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
+    for encoded, aims, *weight in feed.epoch():
+        for name, z in forward(encoded).items():
+            logits[name].append(_numpy(z))
+        labels.append(_numpy(aims))
+        weights += [_numpy(one) for one in weight]
+    y = np.concatenate(labels).astype(np.float64)  # (N, T)
+    w = np.concatenate(weights).astype(np.float64) if weights else np.ones(len(y))
+    losses, qualities = {}, {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        known = ~np.isnan(y[:, t])
+        of_task = np.concatenate(logits[name])[known].astype(np.float64), y[known, t], w[known]
+        binary = task.type == "binary"
+        losses[name] = _loss(*of_task, binary)
+        qualities[name] = (auc if binary else explained_variance)(*of_task)
+    measured = [
+        max(quality.value, _LOWEST)
+        for name, quality in qualities.items()
+        if quality.value is not None and contract.tasks[name].weight > 0
+    ]
+    return Validated(losses, qualities, float(np.mean(measured)) if measured else None)
+
+
+def auc(z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:
+    """Area under the ROC curve with its standard error (DeLong, DeLong and Clarke-Pearson 1988).
+
+    With v_i the weight of the negatives that positive i beats, as a share of all negatives, the
+    area is the weighted mean of v_i, and its variance that of the two means, over positives and
+    over negatives.
+
+    Args:
+        z: (n,) logits.
+        y: (n,) 0 or 1.
+        w: (n,) weights of the rows.
+    """
+    counts = w > 0
+    z, positive, w = z[counts], y[counts] > 0.5, w[counts]
+    if min(positive.sum(), (~positive).sum()) < FEWEST:
+        return Quality(None, None)
+    above, below = (z[positive], w[positive]), (z[~positive], w[~positive])
+    v = _share_below(above[0], *below)  # (positives,)
+    u = 1 - _share_below(below[0], *above)  # (negatives,) the positives that beat each negative
+    area = float(np.average(v, weights=above[1]))
+    variance = _variance_of_mean(v, above[1]) + _variance_of_mean(u, below[1])
+    return Quality(area, math.sqrt(variance))
+
+
+def explained_variance(z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:
+    """1 - Var(y - z) / Var(y), with its standard error by linearisation.
+
+    Args:
+        z: (n,) outputs.
+        y: (n,) labels on the same scale.
+        w: (n,) weights of the rows.
+    """
+    counts = w > 0
+    z, y, w = z[counts], y[counts], w[counts]
+    if len(y) < FEWEST or np.ptp(y) == 0:
+        return Quality(None, None)
+    spread, left = ((x - np.average(x, weights=w)) ** 2 for x in (y, y - z))
+    total = float(np.average(spread, weights=w))
+    value = 1 - float(np.average(left, weights=w)) / total
+    # Its mean is 0: the change of the value by one more row of this kind.
+    influence = (left - (1 - value) * spread) / total
+    return Quality(value, math.sqrt(_variance_of_mean(influence, w)))
+
+
+def _share_below(scores: np.ndarray, others: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Share of the others' weight that lies below each score (n,), ties counting half."""
+    order = np.argsort(others, kind="stable")
+    running = np.concatenate([[0.0], np.cumsum(weights[order])])
+    ends = (np.searchsorted(others[order], scores, side=side) for side in ("left", "right"))
+    found: np.ndarray = sum(running[end] for end in ends) / (2 * running[-1])
+    return found
+
+
+def _variance_of_mean(x: np.ndarray, w: np.ndarray) -> float:
+    """Variance of the weighted mean of independent values (n,)."""
+    share = w / w.sum()
+    return float(np.sum((share * (x - np.sum(share * x))) ** 2))
+
+
+def _loss(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> float:
+    """Weighted mean of the row losses of `model.ranker.loss`; 0 without weight."""
+    losses = np.logaddexp(0.0, z) - y * z if binary else (y - z) ** 2
+    total = w.sum()
+    return float(np.sum(losses * w) / total) if total > 0 else 0.0
+
+
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))

@@ -1,0 +1,99 @@
+"""Which epoch is kept, and what training warns of."""
+
+import math
+from typing import Any
+
+import pytest
+
+from multigate.model.checkpoints import history
+from multigate.model.training.advice import warnings
+
+
+def epochs(monitor: str = "quality", error: float = 0.005, **qualities: Any) -> list[Any]:
+    """A history with these qualities by epoch of each task; the losses rise."""
+    length = len(next(iter(qualities.values())))
+    found = []
+    for n in range(length):
+        tasks = {
+            name: {"val_loss": 1.0 + n, "val_quality": values[n], "val_quality_error": error}
+            for name, values in qualities.items()
+        }
+        known = [task["val_quality"] for task in tasks.values() if task["val_quality"] is not None]
+        mean = sum(known) / len(known) if known else None
+        found.append(
+            {
+                "epoch": n + 1,
+                "monitor": monitor,
+                "val_loss": 1.0 + n,
+                "val_quality": mean,
+                "tasks": tasks,
+            }
+        )
+    return found
+
+
+def test_the_kept_epoch_is_the_monitors_best_and_of_several_the_first() -> None:
+    tasks: Any = {"click": [0.6, 0.7, 0.7], "like": [0.8, 0.75, 0.75]}
+    assert history.kept(epochs(**tasks))["epoch"] == 2
+    assert history.kept(epochs("loss", **tasks))["epoch"] == 1
+    assert history.kept(epochs("like", **tasks))["epoch"] == 1
+    assert history.best_epochs(epochs(**tasks)) == {"click": 2, "like": 1}
+    assert history.monitored(epochs("like", **tasks)[0]) == 0.8
+
+
+def test_tasks_without_a_quality_are_compared_by_their_loss() -> None:
+    tasks: Any = {"click": [0.6, 0.7], "like": [None, None]}
+    assert history.best_epochs(epochs(**tasks)) == {"click": 2, "like": 1}
+    assert math.isnan(history.monitored(epochs("like", **tasks)[0]))
+
+
+def test_histories_of_older_versions_kept_the_lowest_loss() -> None:
+    old: list[Any] = [
+        {"epoch": n, "val_loss": loss, "tasks": {"click": {"loss": loss, "val_loss": loss}}}
+        for n, loss in ((1, 0.5), (2, 0.4), (3, 0.45))
+    ]
+    assert history.kept(old)["epoch"] == 2
+    assert history.monitor(old) == "loss"
+    assert history.best_epochs(old) == {"click": 2}
+
+
+def test_the_first_epoch_is_warned_of(tiny: Any) -> None:
+    found = epochs(click=[0.7512, 0.74, 0.73], like=[0.75, 0.74, 0.73])
+    (warning,) = warnings(found, tiny.config, warm=False)
+    assert warning == (
+        "the first of 3 epochs was kept: quality by epoch is 0.7506, 0.7400, 0.7300, so training "
+        "fits what validation does not have. Lower train.learning_rate (now 0.01), raise "
+        "model.experts.dropout (now 0) or model.id_dropout, or train on more rows"
+    )
+    assert warnings(found, tiny.config, warm=True) == []  # yesterday's weights may be enough
+    assert warnings(found[:1], tiny.config, warm=False) == []  # nothing to compare with
+
+
+@pytest.mark.parametrize(
+    ("late", "error", "warned"),
+    [(0.72, 0.005, True), (0.709, 0.005, False), (0.72, 0.03, False)],
+)
+def test_tasks_that_disagree_are_warned_of(
+    tiny: Any, late: float, error: float, warned: bool
+) -> None:
+    """By more than 0.01, and by more than a standard error."""
+    found = epochs(click=[0.5, 0.9, 0.8], like=[0.6, 0.7, late], error=error)
+    said = warnings(found, tiny.config, warm=False)
+    assert len(said) == warned
+    if warned:
+        assert said[0].startswith(
+            "tasks disagree about the best epoch: epoch 2 was kept, others suit like (AUC 0.7000, "
+            "0.7200 after epoch 3). Raise the loss weight (contract.tasks.NAME.weight) of a task "
+        )
+
+
+def test_a_task_without_loss_weight_cannot_disagree(tiny: Any) -> None:
+    found = epochs("click", click=[0.5, 0.9, 0.8], like=[0.6, 0.7, 0.9])
+    contract = tiny.config.contract
+    like = contract.tasks["like"].model_copy(update={"weight": 0.0})
+    tasks = contract.tasks | {"like": like}
+    config = tiny.config.model_copy(
+        update={"contract": contract.model_copy(update={"tasks": tasks})}
+    )
+    assert len(warnings(found, tiny.config, warm=False)) == 1
+    assert warnings(found, config, warm=False) == []
