@@ -182,11 +182,13 @@ class ExportConfig(Frozen):
     The order of the scores may stay the same while the probabilities shift."""
     parity_rows: int = Field(4096, ge=1)
     """Test rows on which the scores are compared with the Keras model's."""
-    calibration: Literal["none", "platt", "isotonic"] = "none"
-    """How the binary tasks' probabilities are calibrated on the validation split."""
+    calibration: Literal["none", "platt", "isotonic", "auto"] = "auto"
+    """How the tasks' scores are calibrated on the validation split: `platt` by a line on the logit,
+    `isotonic` by a rising curve, `auto` by the line unless the curve is clearly better. A task
+    stays as it is where calibration does not lower its loss on held-out halves of the split."""
     smearing: bool = False
     """Whether a label that is trained on its logarithm is predicted by its mean instead of about
-    its median, where that lowers the RMSE on the validation split."""
+    its median, where that lowers the RMSE on the validation split. It comes after calibration."""
     weights: Literal["float32", "bfloat16", "int8"] = "float32"
     """How the file stores the experts' kernels and the embedding tables."""
     weights_tolerance: float = Field(0.005, ge=0)

@@ -1,18 +1,31 @@
-"""Calibration of the binary tasks' probabilities, fitted on the validation split.
+"""Calibration of every task's scores, fitted on the validation split.
 
 A calibration maps a task's logit z to another logit by a rising curve.  It goes into the exported
-graph before the sigmoid and keeps the order of the task's scores:
+graph before the sigmoid (binary), or before the logit gets the label's units (regression), and
+keeps the order of the task's scores.  Labels y of a regression task are on the scale of training,
+where z estimates them.
 
-    platt      a * z + b, with a and b of largest likelihood (Platt 1999)
+    platt      a * z + b.  Binary: a and b of largest likelihood (Platt 1999).  Regression: of
+               least squares.
     isotonic   linear between knots: rows are put into bins of equal size by z, bins are pooled
-               until their rates rise (Zadrozny and Elkan 2002), and each pool gives a knot (mean z,
-               logit of its rate).  Below the first and above the last knot the slope is 1.
+               until their mean labels rise (Zadrozny and Elkan 2002), and each pool gives a knot
+               (mean z, logit of its rate or mean y).  Below the first and above the last knot the
+               slope is 1.
+    auto       platt; isotonic where it is better by more than `_CLEARLY` standard errors.
 
 Rates are smoothed, (positives + 1) / (rows + 2), so that their logits are finite.
+
+A curve is used only where it lowers the task's loss on rows that it was not fitted to: the split
+is halved by time (at random where there are no times), each half's curve is measured on the other
+half, and the sum must fall.  Halves by time refuse curves that fit a passing rate: on Deskdrop,
+random halves let dwell, follow and comment be calibrated, and each got worse on later rows.  The
+loss is log loss, or the squared error on the scale of training, within the label's `clip`.
+scikit-learn's `CalibratedClassifierCV` was considered: it calibrates classifiers only, and its
+curves are not piecewise linear functions of the logit, which the graph holds.
 """
 
-from collections.abc import Mapping
-from typing import Literal, NamedTuple, TypedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import keras
 import numpy as np
@@ -21,12 +34,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from multigate.configs.contract import Contract
+from multigate.configs.sections.labels import Task
+from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.evaluation.measures.tasks import expected_calibration_error
 from multigate.model.gates.parts.base import Tensor
+from multigate.model.ranker import scores
 
 Method = Literal["platt", "isotonic"]
 
 _BINS = 50
+_FEWEST = 20
+"""Labels; and of a binary task's rarer class, a tenth of it."""
+_CLEARLY = 2.0
 _SMALLEST_GAP = 1e-3
 """Closer knots are pooled: the curve would be so steep that rounding of z shows in the score."""
 
@@ -57,8 +76,13 @@ class Curve(NamedTuple):
 
 
 class TaskCalibration(TypedDict):
-    """One task on test rows before and after; each has `log_loss` and `ece`."""
+    """One task on test rows before and after.
 
+    Both have, of a binary task, `log_loss` and `ece`; of a regression task `rmse` in the label's
+    own units and `relative_rmse`, that on the scale of training over the label's deviation.
+    """
+
+    method: str
     before: dict[str, float]
     after: dict[str, float]
     rows: int
@@ -72,6 +96,14 @@ class CalibrationReport(TypedDict):
     left_as_they_are: dict[str, str]
 
 
+class Fitted(NamedTuple):
+    """Curves and the methods that made them, and why the other tasks have none, by task."""
+
+    curves: dict[str, Curve]
+    methods: dict[str, Method]
+    left: dict[str, str]
+
+
 Calibration = Mapping[str, Curve]
 """A curve by task; tasks without one keep their logits."""
 
@@ -82,60 +114,195 @@ def apply(calibration: Calibration, logits: Mapping[str, Tensor]) -> dict[str, T
 
 
 def fit(
-    contract: Contract, method: Method, logits: Mapping[str, np.ndarray], labels: np.ndarray
-) -> tuple[dict[str, Curve], dict[str, str]]:
-    """Fit every binary task.
+    contract: Contract,
+    statistics: Statistics,
+    method: Method | Literal["auto"],
+    logits: Mapping[str, np.ndarray],
+    labels: np.ndarray,
+    times: np.ndarray | None = None,
+) -> Fitted:
+    """Fit every task.
 
     Args:
         contract: tasks.
+        statistics: of the training split.
         method: see the module docstring.
         logits: (N,) by task.
-        labels: (N, T), NaN where masked.
-
-    Returns:
-        Curves by task, and by task the reason why it has none.
+        labels: (N, T) in own units, NaN where masked.
+        times: (N,) of the rows; None if they have none.
     """
-    curves: dict[str, Curve] = {}
-    left: dict[str, str] = {}
+    found = Fitted({}, {}, {})
     for t, (name, task) in enumerate(contract.tasks.items()):
-        if task.type != "binary":
-            continue
         known = ~np.isnan(labels[:, t])
-        z, y = logits[name][known].astype(np.float64), labels[known, t].astype(np.float64)
-        if len(np.unique(y)) < 2:
-            left[name] = f"its {len(y)} validation labels are all alike"
+        z = logits[name][known].astype(np.float64)
+        y = scores.targets(task, statistics.tasks[name], labels[known, t]).astype(np.float64)
+        if reason := _too_few(task, y):
+            found.left[name] = reason
             continue
-        curve = _platt(z, y) if method == "platt" else _isotonic(z, y)
+        late = _late(len(y), None if times is None else times[known])
+        curve, used, reason = _choose(task, statistics.tasks[name], method, z, y, late)
         if curve is None:
-            left[name] = "its scores do not rise with the label on the validation split"
+            found.left[name] = reason
         else:
-            curves[name] = curve
-    return curves, left
+            found.curves[name], found.methods[name] = curve, used
+    return found
+
+
+def _too_few(task: Task, y: np.ndarray) -> str:
+    """Why the labels (n,) cannot be fitted; empty where they can."""
+    if len(y) == 0 or np.ptp(y) == 0:
+        return f"its {len(y)} validation labels are all alike"
+    rarer = min(np.sum(y > 0.5), np.sum(y <= 0.5)) if task.type == "binary" else len(y)
+    if len(y) < _FEWEST or 10 * rarer < _FEWEST:
+        return f"its {len(y)} validation labels are too few to fit a curve and to check it"
+    return ""
+
+
+def _choose(
+    task: Task,
+    statistics: TaskStatistics,
+    method: Method | Literal["auto"],
+    z: np.ndarray,
+    y: np.ndarray,
+    late: np.ndarray,
+) -> tuple[Curve | None, Method, str]:
+    """The curve of one task, what made it, or the reason why there is none.
+
+    Args:
+        task: its type and clip.
+        statistics: of the task.
+        method: to use.
+        z: (n,) logits.
+        y: (n,) labels on the scale of the logits.
+        late: (n,) bool, the rows of the second half.
+    """
+    binary = task.type == "binary"
+    loss = _row_losses(task, statistics, y)
+    as_it_is = loss(z)
+    used: Method = "platt" if method == "auto" else method
+    checked = _cross_fitted(used, z, y, binary, late)
+    if method == "auto":
+        other = _cross_fitted("isotonic", z, y, binary, late)
+        gain = loss(checked) - loss(other)
+        if gain.mean() > _CLEARLY * gain.std() / np.sqrt(len(y)):
+            used, checked = "isotonic", other
+    curve = _FIT[used](z, y, binary)
+    if curve is None:
+        return None, used, "its scores do not rise with the label on the validation split"
+    before, after = float(as_it_is.mean()), float(loss(checked).mean())
+    if not after < before:
+        what = "log loss" if binary else "squared error"
+        return (
+            None,
+            used,
+            (
+                f"its {what} on held-out halves of the validation split would go from {before:.4f} "
+                f"to {after:.4f}"
+            ),
+        )
+    return curve, used, ""
+
+
+def _late(rows: int, times: np.ndarray | None) -> np.ndarray:
+    """The second half of the rows by time, (rows,) bool; at random where times do not part them."""
+    if times is not None:
+        late: np.ndarray = times > np.median(times)
+        if 4 * min(late.sum(), (~late).sum()) >= rows:
+            return late
+    return np.random.default_rng(0).permutation(rows) % 2 == 1
+
+
+def _cross_fitted(
+    method: Method, z: np.ndarray, y: np.ndarray, binary: bool, late: np.ndarray
+) -> np.ndarray:
+    """Each row's logit by the curve of the half that it is not in, (n,); z without a curve."""
+    result = z.copy()
+    for half in (late, ~late):
+        y_fit = y[~half]
+        curve = None if np.ptp(y_fit) == 0 else _FIT[method](z[~half], y_fit, binary)
+        if curve is not None:
+            result[half] = _evaluate(curve, z[half])
+    return result
+
+
+def _row_losses(
+    task: Task, statistics: TaskStatistics, y: np.ndarray
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function of logits (n,): log loss, or squared error within the label's clip, (n,)."""
+    if task.type == "binary":
+        return lambda z: np.logaddexp(0.0, z) - y * z
+    low, high = -np.inf, np.inf
+    if task.clip is not None:
+        ends = np.asarray(task.clip, np.float64)
+        low, high = (scores.transform(task, ends) - statistics.mean) / statistics.std
+    return lambda z: (y - np.clip(z, low, high)) ** 2
 
 
 def measure(
     contract: Contract,
-    calibration: Calibration,
+    statistics: Statistics,
+    fitted: Fitted,
     logits: Mapping[str, np.ndarray],
     labels: np.ndarray,
 ) -> dict[str, TaskCalibration]:
-    """Log loss and expected calibration error of every calibrated task, before and after."""
+    """What the curves change on some rows, by task; tasks without labels are left out.
+
+    Args:
+        contract: tasks.
+        statistics: of the training split.
+        fitted: the curves.
+        logits: (N,) by task.
+        labels: (N, T) in own units, NaN where masked.
+    """
     report: dict[str, TaskCalibration] = {}
-    for t, name in enumerate(contract.tasks):
+    for t, (name, task) in enumerate(contract.tasks.items()):
         known = ~np.isnan(labels[:, t])
-        if name not in calibration or not known.any():
+        if name not in fitted.curves or not known.any():
             continue
         y, z = labels[known, t].astype(np.float64), logits[name][known].astype(np.float64)
-        calibrated = np.asarray(keras.ops.convert_to_numpy(calibration[name](z)))
-        before, after = (
-            {
-                "log_loss": float(log_loss(y, sigmoid(values), labels=[0, 1])),
-                "ece": expected_calibration_error(y, sigmoid(values)),
-            }
-            for values in (z, calibrated)
-        )
-        report[name] = {"before": before, "after": after, "rows": int(known.sum())}
+        both = z, _evaluate(fitted.curves[name], z)
+        if task.type == "binary":
+            before, after = (log_loss_and_ece(values, y) for values in both)
+        else:
+            of_task = statistics.tasks[name]
+            before, after = (_errors(task, of_task, values, y) for values in both)
+        report[name] = {
+            "method": fitted.methods[name],
+            "before": before,
+            "after": after,
+            "rows": int(known.sum()),
+        }
     return report
+
+
+def log_loss_and_ece(z: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Log loss and expected calibration error of logits (n,) against labels (n,)."""
+    return {
+        "log_loss": float(log_loss(y, sigmoid(z), labels=[0, 1])),
+        "ece": expected_calibration_error(y, sigmoid(z)),
+    }
+
+
+def _errors(
+    task: Task, statistics: TaskStatistics, z: np.ndarray, y: np.ndarray
+) -> dict[str, float]:
+    """RMSE in own units, and on the scale of training over the label's deviation."""
+    score: Any = keras.ops.convert_to_numpy(scores.score(task, statistics, z.astype(np.float32)))
+    p = np.asarray(score, np.float64)
+    on_scale = scores.transform(task, p), scores.transform(task, y)
+    deviation = float(on_scale[1].std())
+    found = {"rmse": float(np.sqrt(np.mean((p - y) ** 2)))}
+    if deviation > 0:
+        error = np.sqrt(np.mean((on_scale[0] - on_scale[1]) ** 2))
+        found["relative_rmse"] = float(error) / deviation
+    return found
+
+
+def _evaluate(curve: Curve, z: np.ndarray) -> np.ndarray:
+    """The curve's values of z (n,) in float64, without the graph's (n, K) arrays."""
+    outside = np.minimum(z - curve.x[0], 0.0) + np.maximum(z - curve.x[-1], 0.0)
+    found: np.ndarray = np.interp(z, curve.x, curve.y) + curve.slope * outside
+    return found
 
 
 def sigmoid(z: np.ndarray) -> np.ndarray:
@@ -144,27 +311,44 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
     return p
 
 
-def _platt(z: np.ndarray, y: np.ndarray) -> Curve | None:
-    found = LogisticRegression(C=1e6).fit(z[:, None], y)
-    slope, offset = float(found.coef_[0, 0]), float(found.intercept_[0])
+def _platt(z: np.ndarray, y: np.ndarray, binary: bool) -> Curve | None:
+    """The line a * z + b; None where it does not rise."""
+    if np.ptp(z) == 0:
+        return None
+    if binary:
+        found = LogisticRegression(C=1e6).fit(z[:, None], y)
+        slope, offset = float(found.coef_[0, 0]), float(found.intercept_[0])
+    else:
+        slope, offset = (float(number) for number in np.polyfit(z, y, 1))
     if slope <= 0:
         return None
     return Curve(np.zeros(1, np.float32), np.array([offset], np.float32), slope)
 
 
-def _isotonic(z: np.ndarray, y: np.ndarray) -> Curve | None:
+def _isotonic(z: np.ndarray, y: np.ndarray, binary: bool) -> Curve | None:
+    """Linear between pools of bins; None where nothing rises."""
     order = np.argsort(z, kind="stable")
     parts = [p for p in np.array_split(order, _BINS) if len(p)]
     rows = np.array([len(p) for p in parts], np.float64)
     means = np.array([z[p].mean() for p in parts])
-    rates = np.array([y[p].mean() for p in parts])
-    rising = IsotonicRegression().fit_transform(means, rates, sample_weight=rows)
+    labels = np.array([y[p].mean() for p in parts])
+    rising = IsotonicRegression().fit_transform(means, labels, sample_weight=rows)
     parted = (np.diff(rising) > 0) & (np.diff(means) >= _SMALLEST_GAP)
     pools = np.concatenate([[0], np.cumsum(parted)])
-    count = np.bincount(pools, rows)
+    count, total = np.bincount(pools, rows), np.bincount(pools, rows * labels)
     x = np.bincount(pools, rows * means) / count
-    p = (np.bincount(pools, rows * rates) + 1) / (count + 2)
-    y_knots = np.maximum.accumulate(np.log(p / (1 - p)))
+    if binary:
+        p = (total + 1) / (count + 2)
+        y_knots = np.log(p / (1 - p))
+    else:
+        y_knots = total / count
+    y_knots = np.maximum.accumulate(y_knots)
     if y_knots[-1] <= y_knots[0]:
         return None
     return Curve(x.astype(np.float32), y_knots.astype(np.float32), 1.0)
+
+
+_FIT: Mapping[Method, Callable[[np.ndarray, np.ndarray, bool], Curve | None]] = {
+    "platt": _platt,
+    "isotonic": _isotonic,
+}

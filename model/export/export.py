@@ -3,7 +3,8 @@
 Layout of a version, besides TensorFlow's own files:
 
     assets.extra/contract.json                  the contract with both fingerprints
-    assets.extra/metrics.json                   test metrics of what is served; losses by epoch
+    assets.extra/metrics.json                   test metrics of what is served, calibrated; losses
+                                                and qualities by epoch
     assets.extra/sparsity.json                  experts in the file, hardening, parity
     assets.extra/reference.json                 what the test split looks like, see `reference`
     assets.extra/golden.json                    one request and its answer
@@ -30,7 +31,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import read_split
 from multigate.model.data.rows import read_rows
-from multigate.model.evaluation.evaluate import Predictions, summary
+from multigate.model.evaluation.evaluate import Predictions, summary, task_summary
 from multigate.model.export import calibration as calibrations
 from multigate.model.export import links, model_card, reference, sparsity, warmup_requests
 from multigate.model.export.acceptance import Judge
@@ -85,18 +86,25 @@ def export(
     judge = Judge(loaded.ranker, loaded.encoder, examples, options)
     hardening, rounding = judge.harden(), judge.round_weights()
     rows = read_split(examples, "test", loaded.encoder)
-    predictions = Predictions(
-        loaded.ranker, loaded.encoder.contract, loaded.encoder.statistics, rows
-    )
+    contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
+    predictions = Predictions(loaded.ranker, contract, statistics, rows)
     calibration, found = links.fit(loaded, examples, predictions, rows)
-    metrics: dict[str, Any] = {**summary(loaded.config, "test", rows, predictions), **found}
+    served = {
+        task: keras.ops.convert_to_numpy(value)
+        for task, value in scores.scores(
+            contract, statistics, calibrations.apply(calibration, predictions.logits)
+        ).items()
+    }
+    metrics: dict[str, Any] = {
+        **summary(loaded.config, "test", rows, predictions),
+        **task_summary(contract, "test", rows.labels, served),
+        **found,
+    }
+    metrics["name"] = loaded.config.name
+    metrics["split_by"] = loaded.config.pipeline.split.by
     metrics["training"] = checkpoints.read_history(checkpoint)
+    metrics["training_warnings"] = checkpoints.read_warnings(checkpoint)
     metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
-    served = scores.scores(
-        loaded.encoder.contract,
-        loaded.encoder.statistics,
-        calibrations.apply(calibration, predictions.logits),
-    )
     items = None if options.items == "none" else ItemTable(loaded.encoder, examples)
     graph = ServingGraph(
         loaded.ranker,
@@ -143,11 +151,7 @@ def export(
             write_json(extra / "sparsity.json", report)
             write_json(
                 extra / "reference.json",
-                reference.report(
-                    loaded.encoder,
-                    examples,
-                    {task: keras.ops.convert_to_numpy(value) for task, value in served.items()},
-                ),
+                reference.report(loaded.encoder, examples, served),
             )
             warmup_requests.write(
                 extra,

@@ -56,7 +56,7 @@ class ServingGraph:
     Args:
         ranker: trained, on the TensorFlow backend, with gates in the form to export.
         encoder: of the same contract.
-        calibration: of binary tasks' probabilities.
+        calibration: a curve on the logit, by task.
         stored_as: how the file stores experts' kernels and embedding tables; the ranker's weights
             are already rounded to it.
         items: features of the known items.

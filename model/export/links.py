@@ -16,19 +16,22 @@ Smearing (Duan 1983).  A task trained on log(1 + y) predicts the mean of that, a
 near y's median.  The mean of y is estimated by S * exp(prediction) - 1, with S the mean over the
 validation split of exp(label - prediction) on the logarithmic scale: the logit plus log(S) / std.
 
-Calibration is fitted to corrected logits.  Because the validation split is not downsampled, it
-would correct downsampled negatives by itself; fitted this way, it does not correct them twice.
+Calibration is fitted to logits that are corrected for downsampling.  Because the validation split
+is not downsampled, it would correct downsampled negatives by itself; fitted this way, it does not
+correct them twice.  Smearing comes after calibration: calibration makes the mean right on the scale
+of training, and S, measured on calibrated logits, then makes the mean right in the label's units.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import keras
 import numpy as np
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
-from multigate.configs.files import SAMPLED, ExamplesFolder
+from multigate.configs.files import SAMPLED, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.examples import Examples, read_split
@@ -91,39 +94,57 @@ def fit(
     if kept < 1:
         downsample = loaded.config.pipeline.downsample
         names = () if downsample is None else downsample.tasks
-        sampled = _sampled(examples, len(validation))
+        column = _column(examples, SAMPLED)
+        sampled = np.zeros(len(validation), bool) if column is None else column == 1
         shares = negative_shares(contract, kept, names, validation.labels, sampled)
         curves = {task: shift(float(np.log(share))) for task, share in shares.items()}
-        found = calibrations.measure(contract, curves, predictions.logits, rows.labels)
         report["negatives"] = {
             "kept": kept,
             "tasks": {
-                task: {"share": share} | found.get(task, {}) for task, share in shares.items()
+                task: {"share": share} | _shifted(contract, curves[task], task, predictions, rows)
+                for task, share in shares.items()
             },
         }
+    offsets = {task: float(curve.y[0]) for task, curve in curves.items()}
+    corrected = {task: z + offsets.get(task, 0.0) for task, z in logits.items()}
+    shown = {task: z + offsets.get(task, 0.0) for task, z in predictions.logits.items()}
     if options.calibration != "none":
         method = options.calibration
-        offsets = {task: float(curve.y[0]) for task, curve in curves.items()}
-        corrected = {task: z + offsets.get(task, 0.0) for task, z in logits.items()}
-        fitted, left = calibrations.fit(contract, method, corrected, validation.labels)
-        shifted = {task: z + offsets.get(task, 0.0) for task, z in predictions.logits.items()}
-        tasks = calibrations.measure(contract, fitted, shifted, rows.labels)
-        report["calibration"] = {"method": method, "tasks": tasks, "left_as_they_are": left}
-        for task, curve in fitted.items():
+        times = _column(examples, TIME)
+        fitted = calibrations.fit(contract, statistics, method, corrected, validation.labels, times)
+        tasks = calibrations.measure(contract, statistics, fitted, shown, rows.labels)
+        report["calibration"] = {"method": method, "tasks": tasks, "left_as_they_are": fitted.left}
+        for task, curve in fitted.curves.items():
             curves[task] = shift_input(curve, offsets.get(task, 0.0))
     if options.smearing:
-        factors = smearing_factors(contract, statistics, logits, validation.labels)
+        calibrated, served = (
+            {task: _numpy(z) for task, z in calibrations.apply(curves, found).items()}
+            for found in (logits, predictions.logits)
+        )
+        factors = smearing_factors(contract, statistics, calibrated, validation.labels)
         report["smearing"] = {}
         for task, factor in factors.items():
             offset = float(np.log(factor)) / statistics.tasks[task].std
-            curves[task] = shift(offset)
+            curves[task] = shift_output(curves.get(task, shift(0.0)), offset)
             labels = rows.labels[:, list(contract.tasks).index(task)]
             before, after = (
-                rmse(contract, statistics, task, predictions.logits[task] + by, labels)
-                for by in (0.0, offset)
+                rmse(contract, statistics, task, served[task] + by, labels) for by in (0.0, offset)
             )
             report["smearing"][task] = {"factor": factor, "before": before, "after": after}
     return curves, report
+
+
+def _shifted(
+    contract: Contract, curve: Curve, task: str, predictions: Predictions, rows: Examples
+) -> dict[str, Any]:
+    """Log loss and calibration error of a task before and after its curve; empty without labels."""
+    labels = rows.labels[:, list(contract.tasks).index(task)]
+    known = ~np.isnan(labels)
+    if not known.any():
+        return {}
+    z, y = predictions.logits[task][known].astype(np.float64), labels[known].astype(np.float64)
+    before, after = (calibrations.log_loss_and_ece(values, y) for values in (z, _numpy(curve(z))))
+    return {"before": before, "after": after, "rows": int(known.sum())}
 
 
 def negative_shares(
@@ -161,6 +182,11 @@ def shift(offset: float) -> Curve:
 def shift_input(curve: Curve, offset: float) -> Curve:
     """The curve applied to the logit plus an offset."""
     return curve._replace(x=(curve.x - offset).astype(np.float32))
+
+
+def shift_output(curve: Curve, offset: float) -> Curve:
+    """The curve plus an offset."""
+    return curve._replace(y=(curve.y + offset).astype(np.float32))
 
 
 def smearing_factors(
@@ -214,11 +240,15 @@ def rmse(
     return float(np.sqrt(np.mean((np.asarray(found, np.float64) - labels[known]) ** 2)))
 
 
-def _sampled(examples: Path, rows: int) -> np.ndarray:
-    """Which validation rows (N,) are sampled negatives; none if the folder does not say."""
-    parts = [
-        np.asarray(pq.read_table(path, columns=[SAMPLED])[SAMPLED].fill_null(False))
-        for path in sorted(ExamplesFolder(examples).split("validation").glob("*.parquet"))
-        if SAMPLED in pq.read_schema(path).names
-    ]
-    return np.concatenate(parts) if parts else np.zeros(rows, bool)
+def _numpy(value: Any) -> np.ndarray:
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def _column(examples: Path, name: str) -> np.ndarray | None:
+    """A column (N,) of the validation split as whole numbers; None if a file lacks it."""
+    parts = []
+    for path in sorted(ExamplesFolder(examples).split("validation").glob("*.parquet")):
+        if name not in pq.read_schema(path).names:
+            return None
+        parts.append(pq.read_table(path, columns=[name])[name].cast("int64").fill_null(0))
+    return np.concatenate([np.asarray(part) for part in parts]) if parts else None

@@ -7,6 +7,13 @@ from multigate.configs.contract import FrozenContract
 from multigate.model.export.acceptance import Change
 from multigate.model.export.sparsity import SparsityReport
 
+_SHOWN = {
+    "ece": "calibration error",
+    "log_loss": "log loss",
+    "rmse": "RMSE",
+    "relative_rmse": "RMSE over the label's deviation on the scale of training",
+}
+
 
 def text(
     config: Config, frozen: FrozenContract, metrics: dict[str, Any], sparsity: SparsityReport
@@ -76,11 +83,13 @@ def text(
     if calibration is not None:
         for name, found in calibration["tasks"].items():
             before, after = found["before"], found["after"]
+            changes = ", ".join(
+                f"its {_SHOWN[key]} goes from {before[key]:.4f} to {after[key]:.4f}"
+                for key in before
+            )
             lines.append(
-                f"- {name} is calibrated ({calibration['method']} on the validation split): "
-                f"on test rows its calibration error goes from {before['ece']:.4f} to "
-                f"{after['ece']:.4f}, its log loss from {before['log_loss']:.4f} to "
-                f"{after['log_loss']:.4f}. The table above has the scores before calibration."
+                f"- {name} is calibrated ({found['method']} on the validation split): on test rows "
+                f"{changes}. The table above has the calibrated scores."
             )
         for name, reason in calibration["left_as_they_are"].items():
             lines.append(f"- {name} is not calibrated: {reason}.")

@@ -1,19 +1,32 @@
 """Calibration of probabilities: what the curves compute, what they are fitted to, and export."""
 
 import json
+import re
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export import calibration
-from multigate.model.export.calibration import Curve
+from multigate.model.export.calibration import Curve, Fitted
 from multigate.model.export.export import export
+
+STATISTICS = Statistics(
+    features={},
+    tasks={
+        "click": TaskStatistics(count=400, masked=0, mean=0.4, std=0.49),
+        "dwell": TaskStatistics(count=400, masked=0, mean=2.9, std=1.1),
+        "like": TaskStatistics(count=400, masked=0, mean=0.3, std=0.46),
+    },
+    rows={"train": 400, "validation": 400, "test": 400},
+)
 
 
 def test_a_curve_goes_through_its_knots_and_on_with_its_slope() -> None:
@@ -34,13 +47,14 @@ def test_a_known_distortion_is_undone(case, method) -> None:
     labels[rng.random(60_000) < 0.1, 0] = np.nan
     shown = 2.5 * true + 1
     logits = {"click": shown, "dwell": shown, "like": shown}
-    curves, left = calibration.fit(contract, method, logits, labels)
-    assert curves.keys() == {"click"}  # dwell is a regression task
-    assert left == {"like": "its 0 validation labels are all alike"}
+    fitted = calibration.fit(contract, STATISTICS, method, logits, labels)
+    assert fitted.methods == {"click": method}
+    assert fitted.left.keys() == {"dwell", "like"}
+    assert fitted.left["like"] == "its 0 validation labels are all alike"
     inside = np.abs(true + 1) < 2
-    restored = np.asarray(curves["click"](shown))[inside]
+    restored = np.asarray(fitted.curves["click"](shown))[inside]
     assert np.abs(restored - true[inside]).max() < (0.1 if method == "platt" else 0.5)
-    found = calibration.measure(contract, curves, logits, labels)["click"]
+    found = calibration.measure(contract, STATISTICS, fitted, logits, labels)["click"]
     assert found["rows"] == (~np.isnan(labels[:, 0])).sum()
     assert found["before"]["ece"] > 0.05
     assert found["after"]["ece"] < 0.01
@@ -52,9 +66,99 @@ def test_scores_that_fall_with_the_label_are_left_as_they_are(case, method) -> N
     z = np.linspace(-2, 2, 1000)
     labels = np.full((1000, 3), np.nan, np.float32)
     labels[:, 0] = z < 0
-    curves, left = calibration.fit(case.config().contract, method, {"click": z, "like": z}, labels)
-    assert curves == {}
-    assert left["click"] == "its scores do not rise with the label on the validation split"
+    labels[:, 1] = np.expm1(np.linspace(4, 1, 1000))
+    logits = dict.fromkeys(("click", "dwell", "like"), z)
+    fitted = calibration.fit(case.config().contract, STATISTICS, method, logits, labels)
+    assert fitted.curves == fitted.methods == {}
+    for task in ("click", "dwell"):
+        assert fitted.left[task] == "its scores do not rise with the label on the validation split"
+
+
+def regression(rng: np.random.Generator, rows: int, distort: Any) -> tuple[Any, Any, np.ndarray]:
+    """Logits that estimate dwell through a distortion, its labels, and the undistorted logits."""
+    true = rng.normal(0, 0.8, rows)
+    of_task = STATISTICS.tasks["dwell"]
+    on_scale = (true + rng.normal(0, 0.5, rows)) * of_task.std + of_task.mean
+    labels = np.full((rows, 3), np.nan, np.float32)
+    labels[:, 1] = np.maximum(np.expm1(on_scale), 0)
+    return dict.fromkeys(("click", "dwell", "like"), distort(true)), labels, true
+
+
+@pytest.mark.parametrize(
+    ("method", "distort", "used", "tolerance"),
+    [
+        ("platt", lambda z: 2 * z + 1, "platt", 0.05),
+        ("auto", lambda z: 2 * z + 1, "platt", 0.05),
+        ("isotonic", np.sinh, "isotonic", 0.3),
+        ("auto", lambda z: np.where(z > 0, 3 * z, z / 3), "isotonic", 0.3),
+    ],
+)
+def test_regression_is_calibrated_on_the_scale_of_training(
+    case: Any, method: Any, distort: Any, used: str, tolerance: float
+) -> None:
+    contract = case.config().contract
+    logits, labels, true = regression(np.random.default_rng(1), 20_000, distort)
+    fitted = calibration.fit(contract, STATISTICS, method, logits, labels)
+    assert fitted.methods == {"dwell": used}
+    inside = np.abs(true) < 1.2
+    restored = np.asarray(fitted.curves["dwell"](logits["dwell"]))
+    assert np.abs(restored - true)[inside].max() < tolerance
+    found = calibration.measure(contract, STATISTICS, fitted, logits, labels)["dwell"]
+    # The noise's share of the deviation: sqrt(0.25 / (0.64 + 0.25)).
+    assert found["after"]["relative_rmse"] == pytest.approx(0.53, abs=0.02)
+    assert found["after"]["relative_rmse"] < found["before"]["relative_rmse"]
+    assert found["rows"] == 20_000
+    # Outside tensors the same curve: what was checked is what is served.
+    np.testing.assert_allclose(
+        calibration._evaluate(fitted.curves["dwell"], logits["dwell"]), restored, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("rows", [12, 60])
+def test_a_curve_that_does_not_help_on_other_rows_is_left_out(case: Any, rows: int) -> None:
+    """Fifty bins learn sixty labels by heart; twelve are too few to tell."""
+    logits, labels, _ = regression(np.random.default_rng(5), rows, lambda z: z)
+    fitted = calibration.fit(case.config().contract, STATISTICS, "isotonic", logits, labels)
+    assert fitted.curves == {}
+    message = {
+        12: "its 12 validation labels are too few to fit a curve and to check it",
+        60: r"its squared error on held-out halves of the validation split would go from 0\.\d{4} "
+        r"to 0\.\d{4}",
+    }[rows]
+    assert re.fullmatch(message, fitted.left["dwell"])
+
+
+def test_a_curve_that_fits_a_passing_rate_is_left_out(case: Any) -> None:
+    """The rate doubles from the first half to the second: either half's offset is wrong later."""
+    rng = np.random.default_rng(6)
+    z = rng.normal(-2, 1, 20_000)
+    times = np.arange(20_000)
+    drift = np.where(times < 10_000, -0.6, 0.6)
+    labels = np.full((20_000, 3), np.nan, np.float32)
+    labels[:, 0] = rng.random(20_000) < calibration.sigmoid(z + drift + 0.1)
+    logits = dict.fromkeys(("click", "dwell", "like"), z)
+    contract = case.config().contract
+    shuffled = rng.permutation(20_000)
+    by_row = {task: values[shuffled] for task, values in logits.items()}
+    given = (contract, STATISTICS, "platt", by_row, labels[shuffled])
+    assert "click" in calibration.fit(*given).curves
+    assert "on held-out halves" in calibration.fit(*given, times[shuffled]).left["click"]
+    # Times that do not part the rows say nothing.
+    assert "click" in calibration.fit(*given, np.zeros(20_000)).curves
+
+
+def test_labels_are_clipped_when_a_curve_is_judged(case: Any) -> None:
+    """Logits beyond the clip serve its limit, so that moving them there gains nothing."""
+    task = (
+        case.config()
+        .contract.tasks["dwell"]
+        .model_copy(update={"clip": (0.0, 10.0), "transform": "identity"})
+    )
+    statistics = STATISTICS.tasks["dwell"].model_copy(update={"mean": 0.0, "std": 1.0})
+    y = np.repeat([0.0, 10.0], 50)
+    z = np.where(y > 5, 30.0, -30.0)
+    losses = calibration._row_losses(task, statistics, y)(z)
+    np.testing.assert_allclose(losses, 0)
 
 
 def test_a_calibrated_constant_has_no_calibration_error(case) -> None:
@@ -63,8 +167,8 @@ def test_a_calibrated_constant_has_no_calibration_error(case) -> None:
     labels = np.full((1000, 3), np.nan, np.float32)
     labels[:, 0] = np.arange(1000) < 200  # sorted, as a log by user may be
     logits = {"click": np.full(1000, np.log(0.2 / 0.8))}
-    same = {"click": Curve(np.float32([0]), np.float32([0]), 1.0)}
-    found = calibration.measure(contract, same, logits, labels)["click"]
+    same = Fitted({"click": Curve(np.float32([0]), np.float32([0]), 1.0)}, {"click": "platt"}, {})
+    found = calibration.measure(contract, STATISTICS, same, logits, labels)["click"]
     assert found["before"]["ece"] == pytest.approx(0, abs=1e-6)
     report = tasks.calibration_error(
         Resamples(np.arange(1000), 10), labels[:, 0], np.full(1000, 0.2)
@@ -78,7 +182,7 @@ def test_an_export_is_calibrated_and_says_so(case, tmp_path, method) -> None:
     version = export(checkpoint, case.examples, tmp_path / method)
     found = json.loads((version / "assets.extra" / "metrics.json").read_text())["calibration"]
     assert found["method"] == method
-    assert found["tasks"].keys() == {"click", "like"}
+    assert found["tasks"].keys() == {"click", "dwell", "like"}
     assert found["left_as_they_are"] == {}
     card = (version / "assets.extra" / "README.md").read_text()
     loaded = checkpoints.load(checkpoint)
@@ -86,13 +190,16 @@ def test_an_export_is_calibrated_and_says_so(case, tmp_path, method) -> None:
     names = [name for name, _ in loaded.encoder.contract.of_side("user", "item", "context")]
     raw = raw_values(loaded.encoder.contract, table, names)
     scores = tf.saved_model.load(str(version)).signatures["serving_default"](**raw)
-    for name, (before, after) in {
-        n: (t["before"]["log_loss"], t["after"]["log_loss"]) for n, t in found["tasks"].items()
-    }.items():
+    for name, task in found["tasks"].items():
+        measure = "rmse" if name == "dwell" else "log_loss"
+        before, after = task["before"][measure], task["after"][measure]
         assert after < before  # random weights are far from calibrated
         assert f"{name} is calibrated ({method}" in card
         labels = np.array(table[f"label/{name}"].to_pylist(), np.float64)
         known = ~np.isnan(labels)
         y, p = labels[known], np.asarray(scores[name], np.float64)[known]
-        loss = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))
+        if name == "dwell":
+            loss = np.sqrt(np.mean((y - p) ** 2))
+        else:
+            loss = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))
         assert loss == pytest.approx(after, rel=1e-4)

@@ -9,8 +9,11 @@ import tensorflow as tf
 from sklearn.linear_model import LogisticRegression
 
 from multigate.configs.files import ExamplesFolder
+from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.examples import read_split
 from multigate.model.data.raw import raw_values
+from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.export import calibration, links
 from multigate.model.export.calibration import sigmoid
 from multigate.model.export.export import export
@@ -36,6 +39,7 @@ def fit(x: np.ndarray, y: np.ndarray) -> LogisticRegression:
 @pytest.mark.parametrize("method", [None, "platt", "isotonic"])
 def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> None:
     contract = case.config().contract
+    statistics = Statistics.read(ExamplesFolder(case.examples).statistics)
     x, labels = log_rows(200_000, 0)
     stays = (labels[:, 0] == 1) | (np.random.default_rng(9).random(len(x)) < KEPT)
     (validation, known), (test, _) = log_rows(60_000, 1), log_rows(20_000, 2)
@@ -55,9 +59,11 @@ def test_a_downsampled_log_gives_the_full_logs_probabilities(case, method) -> No
                 shown = {
                     name: model.decision_function(validation) + offset for name in contract.tasks
                 }
-                curves, _ = calibration.fit(contract, method, shown, known)
+                curves = calibration.fit(contract, statistics, method, shown, known).curves
                 # As it goes into the file: one curve on the logits of the model.
-                found = np.asarray(links.shift_input(curves[task], offset)(raw.astype(np.float32)))
+                if task in curves:
+                    curve = links.shift_input(curves[task], offset)
+                    found = np.asarray(curve(raw.astype(np.float32)))
             logits[log] = found
             uncorrected = raw
         p, q = sigmoid(logits["full"]), sigmoid(logits["downsampled"])
@@ -126,7 +132,17 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     of_task = loaded.encoder.statistics.tasks["dwell"]
     smeared = metrics["smearing"].get("dwell")
     factor = 1.0 if smeared is None else smeared["factor"]
-    expected = factor * np.exp(z * of_task.std + of_task.mean) - 1
+    # Calibration first, then the factor.
+    validation = read_split(case.examples, "validation", loaded.encoder)
+    logits = Predictions(loaded.ranker, contract, loaded.encoder.statistics, validation).logits
+    fitted = calibration.fit(
+        contract, loaded.encoder.statistics, "platt", logits, validation.labels
+    )
+    curve = fitted.curves.get("dwell", links.shift(0.0))
+    if "dwell" in fitted.left:
+        assert metrics["calibration"]["left_as_they_are"]["dwell"] == fitted.left["dwell"]
+    calibrated = curve.y[0] + curve.slope * (z - curve.x[0])
+    expected = factor * np.exp(calibrated * of_task.std + of_task.mean) - 1
     np.testing.assert_allclose(scores["dwell"], expected, rtol=1e-3)
     labels = table["label/click"].to_numpy()
     loss = metrics["calibration"]["tasks"]["click"]["after"]["log_loss"]
@@ -134,3 +150,18 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     assert loss == pytest.approx(
         -np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)), rel=1e-4
     )
+
+
+def test_smearing_comes_after_calibration(case, tmp_path) -> None:
+    """Calibrated logits and a factor make the mean right in the label's own units."""
+    checkpoint = case.checkpoint(seed=4, export={"smearing": True, "calibration": "platt"})
+    version = export(checkpoint, case.examples, tmp_path / "models")
+    metrics = json.loads((version / "assets.extra" / "metrics.json").read_text())
+    assert "dwell" in metrics["calibration"]["tasks"]
+    found = metrics["smearing"]["dwell"]
+    dwell = metrics["tasks"]["dwell"]
+    assert found["after"] == pytest.approx(dwell["value"], rel=1e-5)  # the table is what is served
+    assert found["before"] == pytest.approx(
+        metrics["calibration"]["tasks"]["dwell"]["after"]["rmse"], rel=1e-5
+    )
+    assert dwell["mean_score"] == pytest.approx(dwell["label_mean"], rel=0.15)
