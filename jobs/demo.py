@@ -95,18 +95,18 @@ def run(config: Config, data: Path | None, out: Path) -> DemoResult:
     checkpoint = out / "checkpoint"
     train.train(config, examples.root, checkpoint)
 
-    say("4/6 evaluate on the test split")
-    result = assess(checkpoint, examples.root)
+    say("4/6 export a SavedModel that evaluates the selected experts only")
+    base = out / "models" / config.name
+    version = export(checkpoint, examples.root, base)
+    say(f"  {version}")
+
+    say("5/6 evaluate it on the test split, as it is served")
+    result = assess(version, examples.root, config.evaluation)
     if truth is not None:
         best = best_possible(config.contract, examples, truth)
     show_evaluation(result, best)
     report = out / "report.html"
     page.write_report(report, result, best=best)
-
-    say("5/6 export a SavedModel that evaluates the selected experts only")
-    base = out / "models" / config.name
-    version = export(checkpoint, examples.root, base)
-    say(f"  {version}")
 
     say("6/6 serve it and rank for three users")
     requests = requests_from_examples(config.contract, examples)

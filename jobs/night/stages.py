@@ -5,7 +5,7 @@ pipeline     the log up to the date              examples/
 guards       examples, facts of the last run     facts, in its record; or it stops the run
 training     examples, the parent's weights      checkpoint/
 export       checkpoint, examples                export/1/
-evaluation   checkpoint, examples                report.html, report.json
+evaluation   export, examples                    report.html, report.json
 candidates_* see `jobs.night.candidate_stages`
 decision     exports, versions in production     verdict (bless or refuse) and reasons
 publication  exports                             the versions in the base folders
@@ -79,7 +79,10 @@ def training(night: Night) -> StageResult:
         start_from=checkpoint,
     )
     since = night.day.isoformat() if checkpoint is None else night.plan["full_since"]
-    keys = ("rows", "epochs", "best_epoch", "val_loss", "resumed", "started_from")
+    keys = (
+        *("rows", "epochs", "best_epoch", "val_loss", "monitor", "monitored", "best_epochs"),
+        *("warnings", "resumed", "started_from"),
+    )
     started = {"start": "warm" if checkpoint else "full", "why": why, "full_since": since}
     files = ExamplesFolder(night.folder.checkpoint)
     weights = night.folder.checkpoint / "weights.h5"
@@ -104,11 +107,11 @@ def export(night: Night) -> StageResult:
 
 
 def evaluation(night: Night) -> StageResult:
-    """Evaluate the checkpoint on the test split and write the report."""
+    """Evaluate the exported version on the test split, as it is served, and write the report."""
     from multigate.model.assessment.assess import assess
     from multigate.model.report import page
 
-    result = assess(night.folder.checkpoint, night.folder.examples, night.config.evaluation)
+    result = assess(night.folder.export, night.folder.examples, night.config.evaluation)
     page.write_report(night.folder.report, result)
     tasks = result["tasks"].items()
     values: dict[str, Any] = {

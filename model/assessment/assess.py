@@ -1,7 +1,7 @@
 """The assessment of one model on one split: everything that the report shows, as JSON values."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -77,10 +77,11 @@ def assess(
     scored = score(folder, rows)
     labels = rows.labels(contract)
     lists = rows.lists(contract)
-    summary = _summary(folder, config, split, labels, scored)
+    exported = _exported(folder) if version else None
+    summary = _summary(exported, config, split, labels, scored)
     gain = gains(contract, labels)
     return {
-        "name": config.name if config else folder.resolve().parent.name,
+        "name": _name(folder, config, exported),
         "kind": "version" if version else "checkpoint",
         "source": str(folder),
         "users": resamples.users,
@@ -97,9 +98,12 @@ def assess(
             contract, options, rows, train, labels, scored.scores, resamples
         ),
         "leaks": leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
-        | {"split_by": config.pipeline.split.by if config else None},
+        | {"split_by": config.pipeline.split.by if config else (exported or {}).get("split_by")},
         "findings": gates.findings(summary["gates"], summary["union"]),
-        "history": _history(folder) if config else [],
+        "history": _history(folder, exported),
+        "training_warnings": checkpoint.read_warnings(folder)
+        if exported is None
+        else exported.get("training_warnings", []),
         "stability": _stability(summary, config, seeds, examples, split),
         "transfer": transfer.compare_baselines(scored, config, baselines, rows, labels, resamples),
         "comparison": _comparison(scored, production, rows, resamples, options),
@@ -120,16 +124,18 @@ def _check(folder: Path, frozen: FrozenContract, examples: Path, version: bool) 
         )
 
 
-def _summary(
-    folder: Path, config: Config | None, split: str, labels: np.ndarray, scored: Scored
-) -> Summary:
-    """Metrics of the split, and the gates; a version's gates are those that its export measured."""
-    if config is not None and scored.predictions is not None:
-        return evaluate.summary(config, split, Examples({}, labels), scored.predictions)
-    measured = evaluate.task_summary(scored.contract, split, labels, scored.scores)
+def _name(folder: Path, config: Config | None, exported: Mapping[str, Any] | None) -> str:
+    """The model's name; older versions do not hold it, and their folder's does."""
+    if config is not None:
+        return config.name
+    return (exported or {}).get("name") or folder.resolve().parent.name
+
+
+def _exported(folder: Path) -> dict[str, Any]:
+    """What a version's export measured."""
     path = folder / EXTRA / "metrics.json"
     try:
-        exported = json.loads(path.read_text(encoding="utf-8"))
+        exported: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}; export anew") from None
     missing = sorted({"experts_per_row", "experts", "gates", "union"} - set(exported))
@@ -138,8 +144,22 @@ def _summary(
             f"{path}: expected what the export measured of the gates, {missing[0]} is missing; "
             "export anew"
         )
+    return exported
+
+
+def _summary(
+    exported: Mapping[str, Any] | None,
+    config: Config | None,
+    split: str,
+    labels: np.ndarray,
+    scored: Scored,
+) -> Summary:
+    """Metrics of the split, and the gates; a version's gates are those that its export measured."""
+    if config is not None and scored.predictions is not None:
+        return evaluate.summary(config, split, Examples({}, labels), scored.predictions)
+    assert exported is not None
     return {
-        **measured,
+        **evaluate.task_summary(scored.contract, split, labels, scored.scores),
         "experts_per_row": exported["experts_per_row"],
         "experts": exported["experts"],
         "gates": exported["gates"],
@@ -236,8 +256,11 @@ def _stability(
     return gates.stability([summary, *others], gates.differences(known))
 
 
-def _history(folder: Path) -> list[Epoch]:
-    """The training's epochs, each with all that the report draws."""
+def _history(folder: Path, exported: Mapping[str, Any] | None) -> list[Epoch]:
+    """The training's epochs, each with all that the report draws; older versions have none."""
+    if exported is not None:
+        found: list[Epoch] = exported.get("training", [])
+        return found
     history = checkpoint.read_history(folder)
     for epoch in history:
         missing = sorted({"epoch", "loss", "val_loss", "tasks", "gates"} - set(epoch))

@@ -218,6 +218,7 @@ class Assessment(TypedDict):
             what its export measured.
         findings: about the gates, a sentence each.
         history: the training's epochs.
+        training_warnings: what training warned of, a sentence or two each.
         data: the pipeline's report of the examples, if there is one.
     """
 
@@ -243,6 +244,7 @@ class Assessment(TypedDict):
     leaks: LeakSummary
     findings: list[str]
     history: list[Epoch]
+    training_warnings: list[str]
     stability: Stability | None
     transfer: Transfer | None
     comparison: Comparison | None

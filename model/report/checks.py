@@ -181,6 +181,7 @@ def leak_sentences(checked: LeakSummary) -> list[str]:
 def warnings(found: Assessment) -> list[str]:
     """What a reader must know first, a sentence each."""
     said = [found["caveat"]] if found["caveat"] else []
+    said += [f"Training: {warning}." for warning in found["training_warnings"]]
     checked = found["leaks"]
     said += [line for line in leak_sentences(checked) if "a leak unless" in line]
     if checked["shared_rows"]:

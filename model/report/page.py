@@ -6,6 +6,7 @@ from pathlib import Path
 
 from multigate.configs.files import write_json, write_text
 from multigate.model.assessment.results import Assessment
+from multigate.model.checkpoints.history import kept
 from multigate.model.report import checks, data, gates, tasks
 from multigate.model.report.elements import count, document, sentences
 
@@ -83,7 +84,7 @@ def _header(found: Assessment, title: str) -> str:
     history = found["history"]
     trained = ""
     if history:
-        best = min(history, key=lambda epoch: epoch["val_loss"])["epoch"]
+        best = kept(history)["epoch"]
         trained = f" Trained for {count(len(history), 'epoch')}; epoch {best} was kept."
     names = sorted({gate["gate"] for gate in found["gates"].values()})
     mixture = ""

@@ -5,6 +5,7 @@ from html import escape
 from typing import Any
 
 from multigate.model.assessment.results import AssessedGroup, AssessedTask, Assessment
+from multigate.model.checkpoints import history as records
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
 from multigate.model.report import charts
@@ -201,10 +202,12 @@ def labels(found: Assessment) -> str:
 
 
 def training(found: Assessment, history: Sequence[Epoch]) -> str:
-    """Loss by epoch."""
+    """Loss by epoch, and each task's quality at the kept epoch and at its best."""
     if not history:
         return ""
-    best = min(range(len(history)), key=lambda i: history[i]["val_loss"])
+    kept = records.kept(history)
+    best = history.index(kept)
+    monitor = records.monitor(history)
     parts = [figure("All tasks, weighted", _losses("all tasks", history, best))]
     for name, task in found["tasks"].items():
         if all(name in epoch["tasks"] for epoch in history):
@@ -215,10 +218,29 @@ def training(found: Assessment, history: Sequence[Epoch]) -> str:
         "Training",
         "Loss by epoch. The training loss includes dropout and the gates' noise, and in the "
         "weighted sum their regularisation. The validation loss is that of the model as it is "
-        "served. The dot is the kept epoch.",
+        "served. The dot is the kept epoch. Quality is AUC, or explained variance on the scale of "
+        f"training. {_MONITORS.get(monitor, f'The quality of {monitor} alone')} decided which "
+        "epoch was kept.",
         legend([("train", "training"), ("", "validation")]),
         f'<div class="charts">{"".join(parts)}</div>',
+        _qualities(history, kept),
     )
+
+
+_MONITORS = {"quality": "The mean of the tasks' qualities", "loss": "The validation loss"}
+
+
+def _qualities(history: Sequence[Epoch], kept: Epoch) -> str:
+    """Each task's quality on validation rows at the kept epoch, and at its own best epoch."""
+    rows = []
+    for name, epoch in records.best_epochs(history).items():
+        here, there = (one["tasks"][name].get("val_quality") for one in (kept, history[epoch - 1]))
+        if here is not None and there is not None:
+            rows.append([escape(name), f"{here:.4f}", f"{there:.4f}", str(epoch)])
+    if not rows:
+        return ""
+    heads = ("task", f"quality of epoch {kept['epoch']}, which was kept", "best", "best epoch")
+    return table("Validation quality of every task", heads, rows)
 
 
 def _losses(name: str, entries: Sequence[Mapping[str, Any]], best: int) -> str:

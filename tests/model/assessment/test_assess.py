@@ -17,11 +17,10 @@ from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import write_json
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
-from multigate.model.assessment.assess import _summary, assess
+from multigate.model.assessment.assess import _exported, assess
 from multigate.model.checkpoints import checkpoint
 from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.comparison import compare
-from multigate.model.evaluation.scored import Scored
 from multigate.model.report.checks import warnings
 from multigate.model.training import train
 
@@ -180,14 +179,11 @@ def test_the_training_split_can_be_assessed(trained: Path) -> None:
     assert found["leaks"]["shared_rows"] == 1200
 
 
-def test_a_version_that_does_not_tell_its_gates_is_refused(tiny: Any, tmp_path: Path) -> None:
+def test_a_version_that_does_not_tell_its_gates_is_refused(tmp_path: Path) -> None:
     (tmp_path / "assets.extra").mkdir()
     write_json(tmp_path / "assets.extra/metrics.json", {"experts_per_row": 2.0, "experts": 4})
-    contract = tiny.config.contract
-    scores = dict.fromkeys(contract.tasks, np.full(3, 0.5))
-    scored = Scored(contract, scores, np.full(3, 0.5))
     with pytest.raises(ModelError, match=r"metrics\.json: expected .* gates is missing; export"):
-        _summary(tmp_path, None, "test", np.zeros((3, 3)), scored)
+        _exported(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -418,6 +418,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     look = {"marked": True, "slice": "surface", "value": "mail", "task": "click"}
     found = {
         "caveat": None,
+        "training_warnings": ["the first of 3 epochs was kept"],
         "leaks": {"features": [], "limit": 0.9, "shared_rows": 0, "in_order": None},
         "tasks": {
             "click": {"value": 0.7, "measures": {"predicted_over_observed": off}},
@@ -431,6 +432,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
         "stability": {"differences": ["Some runs have the same seed."]},
     }
     assert warnings(found) == [
+        "Training: the first of 3 epochs was kept.",
         "click predicts 1.40 times what is observed.",
         "follow is right on the whole, but its scores are 0.041 off on average: too sure or not "
         "sure enough, see Calibration.",
