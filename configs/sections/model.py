@@ -121,10 +121,10 @@ class TrainConfig(Frozen):
     restart_schedules: bool = False
     """Whether the gates' schedules start over when training starts from a checkpoint. Otherwise
     they go on, so that a converged gate stays as it is."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay (AdamW): at each step the kernels of experts and towers lose this
     share, times the learning rate. Biases, embeddings and gates do not decay."""
-    clip_norm: float | None = Field(None, gt=0)
+    clip_norm: float | None = Field(10.0, gt=0)
     """Largest norm of the gradient of all weights together; null does not clip."""
     ema: float | None = Field(None, gt=0, lt=1)
     """Decay of averaged weights, such as 0.999: validation measures the average over the latest
