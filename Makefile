@@ -51,7 +51,7 @@ COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-e
     --custom-compile-command "make lock" pyproject.toml
 NO_KERAS := --no-emit-package keras --no-emit-package namex --no-emit-package optree
 lock:
-	$(BIN)/$(COMPILE) --extra train --extra candidates --extra serving --extra jax --extra dev -o requirements.lock
+	$(BIN)/$(COMPILE) --extra train --extra baseline --extra candidates --extra serving --extra jax --extra dev -o requirements.lock
 	# TensorFlow asks for Keras, which a server never imports.
 	$(BIN)/$(COMPILE) $(NO_KERAS) --extra serving -o requirements-serving.lock
 	$(BIN)/$(COMPILE) --extra train --extra gpu -o requirements-gpu.lock

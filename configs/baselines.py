@@ -1,10 +1,26 @@
-"""The models that a mixture must beat, as configurations with the same features and towers."""
+"""The models that a mixture must beat: configurations of ours, and other libraries' by name."""
+
+from importlib.util import find_spec
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.gates import Softmax
 
 SHARED_BOTTOM, SINGLE_TASK = "shared_bottom", "single_task"
+LIGHTGBM = "lightgbm"
+
+
+def require_library(name: str | None) -> None:
+    """Check that the library of a baseline such as `LIGHTGBM` is installed; None needs none.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name is not None and find_spec(name) is None:
+        raise ConfigError(
+            f"baseline {name}: expected the package {name}, but it is not installed; run "
+            "`pip install multigate[baseline]`"
+        )
 
 
 def baseline(config: Config, name: str) -> Config:

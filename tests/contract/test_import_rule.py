@@ -48,6 +48,7 @@ model.ranker
 model.data
 model.checkpoints
 model.evaluation.measures
+model.baselines
 model.evaluation
 model.training
 model.export.frozen

@@ -1,0 +1,213 @@
+"""LightGBM, one booster per task, on the columns of `model.baselines.table`.
+
+Choices, the same for every data set:
+
+- Rows whose label is masked are left out, task by task. Regression labels are learnt on the
+  contract's transform and scores are taken back to the label's own units, then clipped as ours are.
+- Objective `binary` (log loss) or `regression` (squared error); at most 400 trees, stopped 30 trees
+  after the best validation loss. `feature_fraction` and `bagging_fraction` 0.8 (bagging anew for
+  each tree), `cat_smooth` and `cat_l2` 20, seed 0, everything else LightGBM's default.
+- Of three settings (`SETTINGS`), the one with the lowest validation loss. No other tuning.
+- A task without a validation label gets the first setting and 100 trees. A task with one class
+  only in training, or fewer than two labels, gets a constant: the mean label. A task without any
+  training label gets no score.
+- Deterministic: the same examples give the same scores, whatever the number of threads. Below
+  100,000 training rows one thread is the default: several threads wait for one another, which took
+  fifty times as long on a busy machine.
+
+Row weights of the training (`train.weight`) are not used. The test split takes no part.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multigate.configs.baselines import LIGHTGBM, require_library
+from multigate.configs.contract import Contract
+from multigate.configs.sections.labels import Task
+from multigate.model.baselines.table import Tabulator
+from multigate.model.data.rows import Rows, read_rows
+from multigate.model.ranker.scores import transform
+
+
+class Setting(NamedTuple):
+    """What is chosen on validation."""
+
+    leaves: int
+    rate: float
+    least_rows: int
+    """Least rows per leaf."""
+
+
+SETTINGS = (Setting(31, 0.05, 50), Setting(127, 0.05, 20), Setting(15, 0.03, 200))
+MOST_TREES = 400
+PATIENCE = 30
+TREES_WITHOUT_VALIDATION = 100
+ROWS_FOR_THREADS = 100_000
+
+
+@dataclass(frozen=True)
+class TaskFit:
+    """A task's model.
+
+    Attributes:
+        booster: None where the score is constant.
+        constant: the score of every row, in the label's transform; None with a booster.
+        setting: chosen on validation; None with a constant.
+        trees: how many were kept.
+        note: why the usual choice was not possible; empty otherwise.
+    """
+
+    booster: Any = None
+    constant: float | None = None
+    setting: Setting | None = None
+    trees: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LightGBM:
+    """Boosters of all tasks.
+
+    Attributes:
+        title: the library with its version.
+        contract: whose features and tasks they have.
+        tabulator: fitted on the training split.
+        tasks: by name; a task without training labels is absent.
+        seconds: that reading, tables and training took.
+        threads: of training and scoring; 0 for all cores.
+    """
+
+    title: str
+    contract: Contract
+    tabulator: Tabulator
+    tasks: Mapping[str, TaskFit]
+    seconds: float
+    threads: int
+
+    def scores(self, rows: Rows) -> dict[str, np.ndarray]:
+        """Scores (N,) float64 by task, in the labels' own units."""
+        table = self.tabulator(rows)
+        found = {}
+        for name, fitted in self.tasks.items():
+            if fitted.booster is None:
+                values = np.full(len(rows), fitted.constant)
+            else:
+                values = fitted.booster.predict(table, num_threads=self.threads)
+            found[name] = _in_own_units(self.contract.tasks[name], values)
+        return found
+
+
+def fit(examples: Path, contract: Contract, *, threads: int = 0) -> LightGBM:
+    """Train on the training split, with early stopping on validation.
+
+    Args:
+        examples: folder of examples.
+        contract: features and tasks.
+        threads: of LightGBM; 0 for one, or for all cores with 100,000 training rows or more.
+
+    Raises:
+        ConfigError: LightGBM is not installed.
+        DataError: a split or a column cannot be read.
+    """
+    require_library(LIGHTGBM)
+    import lightgbm
+
+    started = time.perf_counter()
+    rows = [read_rows(examples, split) for split in ("train", "validation")]
+    threads = threads or int(len(rows[0]) < ROWS_FOR_THREADS)
+    tabulator = Tabulator(contract, rows[0])
+    tables = [tabulator(one) for one in rows]
+    labels = [one.labels(contract) for one in rows]
+    tasks = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        columns = [transform(task, one[:, t]) for one in labels]
+        known = [~np.isnan(column) for column in columns]
+        x, y = [
+            [values[inside] for values, inside in zip(of, known, strict=True)]
+            for of in (tables, columns)
+        ]
+        if len(y[0]):
+            tasks[name] = _fit_task(tabulator, task, x, y, threads)
+    return LightGBM(
+        title=f"LightGBM {lightgbm.__version__}",
+        contract=contract,
+        tabulator=tabulator,
+        tasks=tasks,
+        seconds=time.perf_counter() - started,
+        threads=threads,
+    )
+
+
+def _fit_task(
+    tabulator: Tabulator, task: Task, x: list[np.ndarray], y: list[np.ndarray], threads: int
+) -> TaskFit:
+    """Train one task.
+
+    Args:
+        tabulator: names the columns.
+        task: its type.
+        x: tables (N, F) of training and validation rows with a label.
+        y: their labels (N,), transformed.
+        threads: of LightGBM.
+    """
+    import lightgbm
+
+    if y[0].min() == y[0].max():
+        return TaskFit(constant=float(y[0][0]), note="every training label is the same")
+    given = {
+        "feature_name": tabulator.columns,
+        "categorical_feature": tabulator.categories,
+        "free_raw_data": False,
+    }
+    common = {
+        "objective": "binary" if task.type == "binary" else "regression",
+        "feature_fraction": 0.8,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "cat_smooth": 20,
+        "cat_l2": 20,
+        "seed": 0,
+        "deterministic": True,
+        "force_row_wise": True,
+        "feature_pre_filter": False,  # the settings differ in the least rows per leaf
+        "num_threads": threads,
+        "verbosity": -1,
+    }
+    train = lightgbm.Dataset(x[0], y[0], params=common, **given)
+    validated = len(y[1]) > 0
+    valid = [lightgbm.Dataset(x[1], y[1], reference=train, params=common)] if validated else []
+    best, least = TaskFit(), np.inf
+    for setting in SETTINGS if validated else SETTINGS[:1]:
+        chosen = {
+            "num_leaves": setting.leaves,
+            "learning_rate": setting.rate,
+            "min_data_in_leaf": setting.least_rows,
+        }
+        booster = lightgbm.train(
+            common | chosen,
+            train,
+            MOST_TREES if validated else TREES_WITHOUT_VALIDATION,
+            valid_sets=valid,
+            callbacks=[lightgbm.early_stopping(PATIENCE, verbose=False)] if validated else [],
+        )
+        if not validated:
+            note = "no validation label: the first setting, without early stopping"
+            return TaskFit(booster, None, setting, booster.num_trees(), note)
+        (loss,) = booster.best_score["valid_0"].values()
+        if loss < least:
+            best, least = TaskFit(booster, None, setting, booster.best_iteration), loss
+    return best
+
+
+def _in_own_units(task: Task, values: np.ndarray) -> np.ndarray:
+    """The inverse of the label's transform, clipped as `model.ranker.scores.score` does."""
+    if task.type == "binary":
+        return values
+    if task.transform == "log1p":
+        values = np.expm1(values)
+    return np.clip(values, *task.clip) if task.clip is not None else values

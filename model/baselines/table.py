@@ -1,0 +1,226 @@
+"""Examples as a plain table of numbers, for boosted trees and other models of columns.
+
+    feature    columns
+    id         name            code among the 2,000 most frequent ids of training, from 1; 0 for
+                               other ids, NaN missing.  A category, not a number.
+               name__count     number of training rows with this id; 0 unseen, NaN missing
+    number     name            the raw value, NaN missing
+    id_list    name__length    number of ids in the list
+               name__match     how often the candidate's raw id stands in the list; only where the
+                               list shares the candidate's vocabulary
+    position   none            it is not known when serving
+
+Counts, most frequent ids and their order come from the training split alone; ids of equal count
+are in ascending order.  Trees need no transform, so numbers stay as they are.  A missing value is
+missing whatever the contract's rule: trees have a branch of their own for it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.errors import DataError
+from multigate.model.data.rows import Rows
+
+MOST_FREQUENT = 2_000
+COUNT, LENGTH, MATCH = "__count", "__length", "__match"
+_ROWS_AT_ONCE = 1 << 18  # bounds the memory of raw text
+
+
+class _Ids(NamedTuple):
+    """The ids of training, most frequent first, and the number of rows of each."""
+
+    values: pa.Array
+    counts: np.ndarray
+
+
+class Tabulator:
+    """Makes the table of this module's docstring.
+
+    Args:
+        contract: its features are read.
+        train: the training split.
+
+    Attributes:
+        columns: names of the F columns.
+        categories: those among them that are codes.
+        left_out: features without a column.
+
+    Raises:
+        DataError: a column is absent or of a wrong type.
+    """
+
+    def __init__(self, contract: Contract, train: Rows) -> None:
+        self.contract = contract
+        self.columns: list[str] = []
+        self.categories: list[str] = []
+        self.left_out: list[str] = []
+        self._ids: dict[str, _Ids] = {}
+        for name, feature in contract.features.items():
+            train.check_columns([name])
+            if isinstance(feature, IdFeature):
+                self._ids[name] = _most_frequent_first(_ids(train, name, feature.dtype))
+                self.columns += [name, name + COUNT]
+                self.categories.append(name)
+            elif isinstance(feature, NumberFeature):
+                self.columns.append(name)
+            elif isinstance(feature, IdListFeature):
+                self.columns.append(name + LENGTH)
+                if _holds_candidates(contract, name):
+                    self.columns.append(name + MATCH)
+            else:
+                self.left_out.append(name)
+
+    def __call__(self, rows: Rows) -> np.ndarray:
+        """The table (N, F) float64 of N rows.
+
+        Raises:
+            DataError: a column is absent or of a wrong type.
+        """
+        rows.check_columns([n for n in self.contract.features if n not in self.left_out])
+        parts = [np.zeros((0, len(self.columns)))]
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = Rows(rows.source, rows.table.slice(start, _ROWS_AT_ONCE))
+            found: dict[str, np.ndarray] = {}
+            for name, feature in self.contract.features.items():
+                if isinstance(feature, IdFeature):
+                    found |= self._codes(name, _ids(part, name, feature.dtype))
+                elif isinstance(feature, NumberFeature):
+                    found[name] = _numbers(part, name)
+                elif isinstance(feature, IdListFeature):
+                    found[name + LENGTH] = _lengths(part, name).astype(np.float64)
+                    if name + MATCH in self.columns:
+                        found[name + MATCH] = matches(self.contract, part, name)
+            parts.append(np.stack([found[column] for column in self.columns], axis=1))
+        return np.concatenate(parts)
+
+    def _codes(self, name: str, column: pa.Array) -> dict[str, np.ndarray]:
+        values, counts = self._ids[name]
+        missing = np.asarray(column.is_null())
+        place = np.asarray(pc.index_in(column, value_set=values).fill_null(-1)).astype(np.int64)
+        known = (place >= 0) & ~missing
+        code = np.where(known & (place < MOST_FREQUENT), place + 1.0, 0.0)
+        count = np.where(known, np.append(counts, 0)[place], 0.0)
+        code[missing], count[missing] = np.nan, np.nan
+        return {name: code, name + COUNT: count}
+
+
+def matches(contract: Contract, rows: Rows, name: str) -> np.ndarray:
+    """How often each row's candidate, by its raw id, stands in the row's list, (N,) float64.
+
+    Args:
+        contract: names the candidate's feature.
+        rows: N rows.
+        name: of an id_list that shares the candidate's vocabulary.
+    """
+    feature = contract.features[contract.item]
+    assert isinstance(feature, IdFeature)
+    lengths = _lengths(rows, name)
+    row = np.repeat(np.arange(len(rows)), lengths)
+    column = _whole(rows, name)
+    try:
+        entries = _as_ids(column.flatten(), feature.dtype)
+    except pa.ArrowInvalid as error:
+        raise _wrong_type(rows, name, column, error) from None
+    candidates = _ids(rows, contract.item, feature.dtype).take(pa.array(row))
+    equal = np.asarray(pc.equal(entries, candidates).fill_null(False))
+    return np.bincount(row, equal, minlength=len(rows)).astype(np.float64)
+
+
+def unmatched(contract: Contract, rows: Rows) -> np.ndarray | None:
+    """Rows with a candidate that is new to the user, (N,) bool.
+
+    Such a candidate's raw id is in none of the row's lists that share its vocabulary.  Lists of the
+    item itself do not count: they say nothing about the user.
+
+    Returns:
+        None where the contract has no such list.
+    """
+    lists = [
+        name
+        for name, feature in contract.features.items()
+        if isinstance(feature, IdListFeature)
+        and feature.side != "item"
+        and _holds_candidates(contract, name)
+    ]
+    if not lists:
+        return None
+    rows.check_columns([contract.item, *lists])
+    new = [np.ones(0, bool)]
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = Rows(rows.source, rows.table.slice(start, _ROWS_AT_ONCE))
+        counts = np.stack([matches(contract, part, name) for name in lists])
+        new.append(counts.sum(axis=0) == 0)
+    return np.concatenate(new)
+
+
+def _holds_candidates(contract: Contract, name: str) -> bool:
+    """Whether a list's ids are of the candidates' vocabulary."""
+    return contract.vocabulary_of(name) == contract.vocabulary_of(contract.item)
+
+
+def _most_frequent_first(column: pa.Array) -> _Ids:
+    counted = pc.value_counts(column.drop_null())
+    table = pa.table({"value": counted.field("values"), "count": counted.field("counts")})
+    table = table.sort_by([("count", "descending"), ("value", "ascending")]).combine_chunks()
+    counts = np.asarray(table["count"]).astype(np.float64)
+    return _Ids(_joined(table["value"]), counts)
+
+
+def _ids(rows: Rows, name: str, dtype: str) -> pa.Array:
+    """Raw ids of a column, null where missing."""
+    column = _whole(rows, name)
+    try:
+        return _as_ids(column, dtype)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _wrong_type(rows, name, column, error) from None
+
+
+def _as_ids(column: pa.Array, dtype: str) -> pa.Array:
+    """Cast to the contract's dtype; empty text is missing, as for the encoder."""
+    if dtype == "int":
+        return column.cast(pa.int64())
+    column = column.cast(pa.string())
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _numbers(rows: Rows, name: str) -> np.ndarray:
+    """Values (N,) float64, NaN where missing or not finite."""
+    column = _whole(rows, name)
+    try:
+        values = np.asarray(column.cast(pa.float64()).fill_null(np.nan))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _wrong_type(rows, name, column, error) from None
+    found: np.ndarray = np.where(np.isfinite(values), values, np.nan)
+    return found
+
+
+def _lengths(rows: Rows, name: str) -> np.ndarray:
+    column = _whole(rows, name)
+    try:
+        return np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+    except pa.ArrowNotImplementedError as error:
+        raise _wrong_type(rows, name, column, error) from None
+
+
+def _whole(rows: Rows, name: str) -> pa.Array:
+    """A column as one array, dictionaries decoded."""
+    column = rows.table[name]
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return _joined(column)
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
+
+
+def _wrong_type(rows: Rows, name: str, column: pa.Array, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:200]
+    return DataError(
+        f"{rows.source}: column {name!r}: type {column.type} does not fit the contract: {reason}; "
+        "build the examples again"
+    )
