@@ -33,6 +33,9 @@ class Rules(Frozen):
     """AUC that a task's interval must reach, whatever production has; below, the task is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)
     """Limits of predicted over observed; the rule refuses if the whole interval is outside."""
+    beats: Literal["lightgbm"] | None = None
+    """Refuse a candidate that is worse than this model of another library, trained on the same
+    examples; see `model.evaluation.against_baseline`."""
     tasks: dict[str, TaskRules] = Field({})
     """Rules that differ, by task."""
 

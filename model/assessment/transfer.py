@@ -17,9 +17,9 @@ from multigate.configs.errors import ModelError
 from multigate.model.assessment.results import Baseline, ComparedWithBaseline, Transfer
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.comparison import paired_difference
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
+from multigate.model.evaluation.paired import paired_difference
 from multigate.model.evaluation.scored import Scored, score_checkpoint
 
 MIXTURE = "mixture"

@@ -11,20 +11,23 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.table import Table
 
+from multigate.configs.baselines import require_library
 from multigate.configs.errors import ModelError
 from multigate.configs.files import TIME
 from multigate.configs.lineage import check_names
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules, TaskRules
+from multigate.model.baselines.lightgbm_baseline import LightGBM, fit
 from multigate.model.data.rows import Rows, read_rows
+from multigate.model.evaluation.against_baseline import compare_with_baseline, objections
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.evaluate import caveat
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
+from multigate.model.evaluation.paired import in_words, paired_difference, signed
 from multigate.model.evaluation.results import (
     Compared,
     Comparison,
     Differences,
-    PairedDifference,
     RankingComparison,
     Verdict,
     compared_tasks,
@@ -45,6 +48,7 @@ def compare(
     split: str = "test",
     replicates: int = 500,
     seed: int = 0,
+    baseline: LightGBM | None = None,
 ) -> Comparison:
     """Measure both on one split and judge the candidate.
 
@@ -56,20 +60,26 @@ def compare(
         split: of the examples.
         replicates: number of resamples.
         seed: of the resamples.
+        baseline: that `rules.beats` asks for; trained here where None.
 
     Raises:
-        ConfigError: a rule names a task that the candidate does not have.
+        ConfigError: a rule names a task that the candidate does not have, or `rules.beats` a
+            library that is not installed.
         ModelError: a folder is neither a version nor a checkpoint.
         DataError: the split or a column cannot be read.
     """
     rules = rules or Rules()
     contract = read_contract(candidate).contract
     check_names(EvaluationConfig(rules=rules), contract, candidate)
+    require_library(rules.beats)
     rows = read_rows(examples, split)
     resamples = Resamples(rows.codes(contract.user), replicates, seed)
     ours = score(candidate, rows)
     theirs = score(production, rows) if production is not None else None
     found = compare_scored(ours, theirs, rows, resamples)
+    if rules.beats is not None:
+        baseline = baseline or fit(examples, contract)
+        found["baseline"] = compare_with_baseline(ours, baseline, rows, resamples)
     return {
         **verdict(found, rules, theirs is not None),
         "candidate": str(candidate),
@@ -123,41 +133,6 @@ def compare_scored(
             found["tasks"][name] = {"missing": True}
     found["ranking"] = _ranking(ours, theirs, rows, labels, resamples)
     return found
-
-
-def paired_difference(
-    resamples: Resamples,
-    labels: np.ndarray,
-    new: np.ndarray,
-    old: np.ndarray | None,
-    relative: bool,
-) -> PairedDifference:
-    """A measure of two models, and the difference.
-
-    Args:
-        resamples: the draws, of N rows.
-        labels: (N,) NaN where masked.
-        new: the candidate's replicates, (1 + R,).
-        old: production's, (1 + R,); None where there is none.
-        relative: divide the difference by production's value; lower is then better.
-    """
-    values = {"candidate": new}
-    if old is not None:
-        with np.errstate(invalid="ignore", divide="ignore"):
-            gap = np.where(old > 0, (new - old) / old, new - old) if relative else new - old
-        values |= {"production": old, "difference": gap}
-    found = tasks.summaries(resamples, labels, values)
-    difference = found.get("difference")
-    ends = limits(difference)
-    wins = None
-    if ends is not None and (ends[0] > 0 or ends[1] < 0):
-        wins = (ends[0] > 0) != relative
-    return {
-        "candidate": found["candidate"],
-        "production": found.get("production"),
-        "difference": difference,
-        "wins": wins,
-    }
 
 
 def _ranking(
@@ -229,13 +204,18 @@ def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
         reasons.extend(_loss(name, task, largest, rules.judge))
         if own.must_win and task["wins"] is not True:
             reasons.append(
-                f"{name}: it must win, and the difference {_change(task)} is not shown to be "
+                f"{name}: it must win, and the difference {in_words(task)} is not shown to be "
                 "more than chance."
             )
     ranked = found["ranking"]
     if ranked is not None and rules.largest_ranking_loss is not None:
         reasons.extend(_loss("ranking", ranked, rules.largest_ranking_loss, rules.judge))
     reasons.extend(_nothing_learnt(found))
+    if rules.beats is not None:
+        if "baseline" in found:
+            reasons.extend(objections(found["baseline"]))
+        else:
+            reasons.append(f"The rules ask to beat {rules.beats}, which was not measured.")
     if not measured:
         reasons.append("No task has labels of both classes here: nothing could be measured.")
     return reasons
@@ -274,7 +254,7 @@ def _add_row(view: Table, name: str, task: Compared, rows: int) -> None:
         "" if found is None or found["value"] is None else f"{found['value']:.4f}"
         for found in (task["candidate"], task["production"])
     ]
-    view.add_row(name, task["metric"].upper(), *values, *_signed(task), f"{rows:,}")
+    view.add_row(name, task["metric"].upper(), *values, *signed(task), f"{rows:,}")
 
 
 def _loss(name: str, task: Compared, largest: float, judge: str) -> list[str]:
@@ -295,7 +275,7 @@ def _loss(name: str, task: Compared, largest: float, judge: str) -> list[str]:
         return []
     allowed = f"{100 * largest:g} %" if relative else f"{largest:g}"
     what = "may be worse" if judge == "interval" else "is worse"
-    return [f"{name}: the candidate {what}: {_change(task)}; {allowed} is allowed."]
+    return [f"{name}: the candidate {what}: {in_words(task)}; {allowed} is allowed."]
 
 
 def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> list[str]:
@@ -310,26 +290,6 @@ def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> lis
         f"{name}: predicts {value:.2f} times what is observed; "
         f"{allowed[0]:g} to {allowed[1]:g} is allowed."
     ]
-
-
-def _change(task: Compared) -> str:
-    """A difference in words, with its interval."""
-    change, interval = _signed(task)
-    within = f" (95 % interval {interval})" if interval else ""
-    return f"{task['metric'].upper()} {change}{within}"
-
-
-def _signed(task: Compared) -> tuple[str, str]:
-    """A difference and its interval as text, in percent where relative; empty without."""
-
-    def show(value: float) -> str:
-        return f"{100 * value:+.2f} %" if task["metric"] == "rmse" else f"{value:+.4f}"
-
-    found = task["difference"]
-    if found is None or found["value"] is None:
-        return "", ""
-    ends = limits(found)
-    return show(found["value"]), "" if ends is None else f"{show(ends[0])} to {show(ends[1])}"
 
 
 def _reason_to_bless(found: Differences, compared: bool) -> str:

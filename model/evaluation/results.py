@@ -177,11 +177,56 @@ class MissingTask(TypedDict):
     missing: Literal[True]
 
 
+@final
+class BaselineTask(TypedDict):
+    """A task of ours (`candidate`) and of a baseline (`production`) of another library.
+
+    Attributes:
+        group: of the task.
+        type: "binary" or "regression".
+        judged: the measure that decides: "auc", or the RMSE on the scale that both are trained on.
+        measures: by name; those that rows and contract allow.
+        note: how the baseline was trained on this task.
+    """
+
+    group: str
+    type: str
+    judged: str
+    measures: dict[str, Compared]
+    note: str
+
+
+@final
+class BaselineComparison(TypedDict):
+    """Ours and a baseline on the same rows and resamples.
+
+    Attributes:
+        name: such as "lightgbm".
+        title: with its version.
+        seconds: that training it took.
+        left_out: features that it does not read.
+        tasks: by name; without those that the baseline has no training label for.
+        auc: mean AUC over the binary tasks that both have one for; None without.
+        ranking: NDCG@10 of the combined score; None where no list can be judged.
+        sentences: what it means, the losses first.
+    """
+
+    name: str
+    title: str
+    seconds: float
+    left_out: list[str]
+    tasks: dict[str, BaselineTask]
+    auc: Compared | None
+    ranking: Compared | None
+    sentences: list[str]
+
+
 class Differences(TypedDict):
     """All differences; `ranking` is None where no list can be judged."""
 
     tasks: dict[str, TaskComparison | MissingTask]
     ranking: RankingComparison | None
+    baseline: NotRequired[BaselineComparison]
 
 
 def compared_tasks(found: Differences) -> Iterator[tuple[str, TaskComparison]]:

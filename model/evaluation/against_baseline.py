@@ -1,0 +1,293 @@
+"""Our model against one of another library, trained on the same examples (`model.baselines`).
+
+Binary tasks are compared by AUC, AUC of the rows with a candidate that is new to the user
+(`auc_unmatched`), AUC within users and NDCG@10 within requests, each over the rows with a label.  A
+feature of the user raises the first without changing any order within a request.  Regression tasks
+are compared by RMSE in the label's own units, and on the scale of the label's transform, which both
+models are trained on.
+
+`objections` is the rule `evaluation.rules.beats`.  A candidate is refused if
+
+- the mean AUC over the binary tasks is worse than the baseline's beyond chance: the whole 95 %
+  interval of the paired difference is below 0;
+- or any one task is worse beyond chance, by AUC or by RMSE on the scale of the transform;
+- or no task can be compared.
+
+With fewer than ten users there is no interval: then the difference itself must not be a loss.  Each
+task is judged at the usual level, so that of twenty tasks that are equally good one is refused by
+chance: the rule is strict on purpose.
+"""
+
+import numpy as np
+from rich.table import Table
+
+from multigate.configs.baselines import LIGHTGBM
+from multigate.configs.contract import Contract
+from multigate.configs.sections.labels import Task
+from multigate.model.baselines.lightgbm_baseline import LightGBM, TaskFit
+from multigate.model.baselines.table import unmatched
+from multigate.model.data.rows import Rows
+from multigate.model.evaluation.combine import combine, gains
+from multigate.model.evaluation.measures import ranking, ranks, tasks
+from multigate.model.evaluation.measures.bootstrap import Resamples, limits
+from multigate.model.evaluation.paired import (
+    RELATIVE,
+    in_words,
+    paired_difference,
+    signed,
+    title,
+)
+from multigate.model.evaluation.results import BaselineComparison, BaselineTask, Compared
+from multigate.model.evaluation.scored import Scored
+from multigate.model.ranker.scores import transform
+
+TRANSFORMED, UNMATCHED = "rmse_transformed", "auc_unmatched"
+
+
+def compare_with_baseline(
+    ours: Scored, baseline: LightGBM, rows: Rows, resamples: Resamples
+) -> BaselineComparison:
+    """Measure both on the same rows and resamples.
+
+    Args:
+        ours: scores of the rows.
+        baseline: fitted on the training split of the same examples.
+        rows: of one split.
+        resamples: of these rows' users.
+    """
+    contract = ours.contract
+    labels = rows.labels(contract)
+    theirs = baseline.scores(rows)
+    lists, new = rows.lists(contract), unmatched(contract, rows)
+    found: dict[str, BaselineTask] = {}
+    areas: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        y = labels[:, t]
+        if name not in theirs or np.isnan(y).all():
+            continue
+        pair = (ours.scores[name], theirs[name])
+        if task.type == "binary":
+            judged = "auc"
+            mine, other = (measure_binary(resamples, y, p, lists, new) for p in pair)
+            if judged in mine:
+                areas[name] = mine[judged][0], other[judged][0]
+        else:
+            mine, other = (measure_regression(resamples, task, y, p) for p in pair)
+            judged = TRANSFORMED if TRANSFORMED in mine else "rmse"
+        found[name] = {
+            "group": task.group,
+            "type": task.type,
+            "judged": judged,
+            "measures": {
+                metric: _compared(resamples, metric, values, other[metric][0], part)
+                for metric, (values, part) in mine.items()
+            },
+            "note": _note(baseline.tasks[name]),
+        }
+    result: BaselineComparison = {
+        "name": LIGHTGBM,
+        "title": baseline.title,
+        "seconds": baseline.seconds,
+        "left_out": baseline.tabulator.left_out,
+        "tasks": found,
+        "auc": _mean_auc(resamples, contract, labels, areas),
+        "ranking": _ranking(resamples, contract, labels, lists, ours.combined, theirs),
+        "sentences": [],
+    }
+    result["sentences"] = _sentences(result)
+    return result
+
+
+Measured = dict[str, tuple[np.ndarray, np.ndarray]]
+"""By measure, replicates (1 + R,), and (N,) NaN for rows that take no part."""
+
+
+def measure_binary(
+    resamples: Resamples,
+    labels: np.ndarray,
+    scores: np.ndarray,
+    lists: np.ndarray,
+    new: np.ndarray | None,
+) -> Measured:
+    """The measures of a binary task: auc, auc_unmatched, gauc and ndcg@10, where they exist.
+
+    Args:
+        resamples: the draws, of N rows.
+        labels: (N,) 0 or 1, NaN where masked.
+        scores: (N,).
+        lists: (N,) ranked list of each row.
+        new: (N,) rows with a candidate that is new to the user; None where that is not known.
+    """
+    measured = tasks.binary(resamples, labels, scores)
+    found: Measured = {"auc": (measured["auc"], labels)}
+    if new is not None:
+        part = np.where(new, labels, np.nan)
+        found[UNMATCHED] = unmatched_auc(resamples, part, scores), part
+    found["gauc"] = measured["gauc"], labels
+    # A row without a label must not fill a place of its list: it gets a list of its own.
+    masked = np.isnan(labels)
+    own = np.where(masked, lists.max(initial=-1) + 1 + np.cumsum(masked), lists)
+    own = np.unique(own, return_inverse=True)[1]
+    gain = np.where(masked, 0.0, labels)
+    values = ranking.measure_lists(resamples, own, gain, scores, only=ranking.MAIN)
+    part = np.where(ranking.usable_lists(own, gain)[own], labels, np.nan)
+    found[ranking.MAIN] = values[ranking.MAIN], part
+    return {name: one for name, one in found.items() if np.isfinite(one[0][0])}
+
+
+def measure_regression(
+    resamples: Resamples, task: Task, labels: np.ndarray, scores: np.ndarray
+) -> Measured:
+    """RMSE in the label's own units and, where that differs, on the scale of its transform."""
+    found = {"rmse": (tasks.regression(resamples, labels, scores)["rmse"], labels)}
+    if task.transform != "identity":
+        y, p = transform(task, labels), transform(task, scores)
+        found[TRANSFORMED] = tasks.regression(resamples, y, p)["rmse"], labels
+    return found
+
+
+def unmatched_auc(resamples: Resamples, labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """AUC (1 + R,) over the rows with a label; NaN where they have one class only.
+
+    Args:
+        resamples: the draws, of N rows.
+        labels: (N,) NaN where masked, and where the candidate is not new to the user.
+        scores: (N,).
+    """
+    rows = np.flatnonzero(~np.isnan(labels))
+    return ranks.auc(resamples, labels[rows].astype(np.float64), scores[rows], rows)
+
+
+def _compared(
+    resamples: Resamples, metric: str, ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray
+) -> Compared:
+    difference = paired_difference(resamples, labels, ours, theirs, metric in RELATIVE)
+    return {"metric": metric, **difference}
+
+
+def _mean_auc(
+    resamples: Resamples,
+    contract: Contract,
+    labels: np.ndarray,
+    areas: dict[str, tuple[np.ndarray, np.ndarray]],
+) -> Compared | None:
+    known = [name for name, (ours, _) in areas.items() if np.isfinite(ours[0])]
+    if not known:
+        return None
+    ours, theirs = (np.mean([areas[name][i] for name in known], axis=0) for i in (0, 1))
+    columns = [list(contract.tasks).index(name) for name in known]
+    part = np.where(np.isnan(labels[:, columns]).all(axis=1), np.nan, 1.0)
+    return _compared(resamples, "auc", ours, theirs, part)
+
+
+def _ranking(
+    resamples: Resamples,
+    contract: Contract,
+    labels: np.ndarray,
+    lists: np.ndarray,
+    ours: np.ndarray,
+    theirs: dict[str, np.ndarray],
+) -> Compared | None:
+    """NDCG@10 of the combined score."""
+    # A constant for a task without a score changes no order.
+    zeros = np.zeros(len(labels))
+    combined = combine(contract, {name: theirs.get(name, zeros) for name in contract.tasks})
+    gain = gains(contract, labels)
+    a, b = (
+        ranking.measure_lists(resamples, lists, gain, p, only=ranking.MAIN)[ranking.MAIN]
+        for p in (ours, combined)
+    )
+    if not np.isfinite(a[0]):
+        return None
+    part = np.where(ranking.usable_lists(lists, gain)[lists], 1.0, np.nan)
+    return _compared(resamples, ranking.MAIN, a, b, part)
+
+
+def _note(fitted: TaskFit) -> str:
+    """How a task was trained, in words."""
+    said = []
+    if fitted.setting is not None:
+        leaves, rate, least = fitted.setting
+        said.append(f"{fitted.trees} trees of {leaves} leaves, rate {rate:g}, {least} rows a leaf")
+    return "; ".join([*said, *([fitted.note] if fitted.note else [])])
+
+
+def objections(found: BaselineComparison) -> list[str]:
+    """Every reason to refuse a model by `evaluation.rules.beats`, a sentence each."""
+    judged = _judged(found)
+    if not judged:
+        return [f"No task can be compared with {found['title']}, which the rules ask to beat."]
+    return [
+        f"{name}: worse than {found['title']}: {in_words(compared)}."
+        for name, compared in judged.items()
+        if _lost(compared)
+    ]
+
+
+def _judged(found: BaselineComparison) -> dict[str, Compared]:
+    """What the rule looks at, by name: the mean AUC, and each task's measure."""
+    judged = {"mean of the binary tasks": found["auc"]} if found["auc"] is not None else {}
+    for name, task in found["tasks"].items():
+        if task["judged"] in task["measures"]:
+            judged[name] = task["measures"][task["judged"]]
+    return judged
+
+
+def _lost(compared: Compared) -> bool:
+    """Worse beyond chance; where there is no interval, worse at all."""
+    difference = compared["difference"]
+    if difference is None or difference["value"] is None:
+        return False
+    if limits(difference) is not None:
+        return compared["wins"] is False
+    sign = -1.0 if compared["metric"] in RELATIVE else 1.0
+    return sign * difference["value"] < -1e-12
+
+
+def _sentences(found: BaselineComparison) -> list[str]:
+    """Losses and wins beyond chance, and what the baseline did not read."""
+    other, judged = found["title"], _judged(found)
+    said = [
+        f"{name} is worse than with {other}, beyond chance: {in_words(compared)}."
+        for name, compared in judged.items()
+        if compared["wins"] is False
+    ]
+    won = [name for name, compared in judged.items() if compared["wins"]]
+    even = [name for name, compared in judged.items() if compared["wins"] is None]
+    if won:
+        said.append(f"Better than {other} beyond chance: {', '.join(won)}.")
+    if even:
+        said.append(f"No difference from {other} beyond chance: {', '.join(even)}.")
+    if found["left_out"]:
+        said.append(f"{other} does not read {', '.join(found['left_out'])}.")
+    return said or [f"No task can be compared with {other}."]
+
+
+def table(found: BaselineComparison) -> Table:
+    """Both models' measures for a terminal."""
+    heading = f"against {found['title']}, trained in {found['seconds']:.1f} s on the same examples"
+    view = Table(title=heading, title_justify="left")
+    for heading in ("task", "measure"):
+        view.add_column(heading)
+    for heading in ("ours", found["title"], "difference", "95 % interval", "rows"):
+        view.add_column(heading, justify="right")
+    summaries = (("mean of binary tasks", found["auc"]), ("combined score", found["ranking"]))
+    for name, compared in summaries:
+        if compared is not None:
+            _add_row(view, name, compared)
+    for name, task in found["tasks"].items():
+        view.add_section()
+        for compared in task["measures"].values():
+            _add_row(view, name, compared)
+    view.caption, view.caption_justify = "\n".join(found["sentences"]), "left"
+    return view
+
+
+def _add_row(view: Table, name: str, compared: Compared) -> None:
+    values = [
+        "" if one is None or one["value"] is None else f"{one['value']:.4f}"
+        for one in (compared["candidate"], compared["production"])
+    ]
+    change, interval = signed(compared)
+    rows = f"{compared['candidate']['rows']:,}"
+    view.add_row(name, title(compared["metric"]), *values, change, interval, rows)
