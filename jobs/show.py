@@ -13,7 +13,7 @@ from multigate.candidates.verdict import CandidateVerdict
 if TYPE_CHECKING:  # these modules import TensorFlow or NumPy
     from multigate.candidates.evaluation import RecallReport
     from multigate.jobs.multistage import MultistageReport
-    from multigate.model.evaluation.results import Comparison
+    from multigate.model.evaluation.results import BaselineComparison, Comparison
 
 # Without a terminal, rich would wrap the tables at 80 columns.
 _CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
@@ -52,11 +52,20 @@ def show_evaluation(result: Mapping[str, Any], best: dict[str, float | None] | N
     _CONSOLE.print(table(result, known))
 
 
+def show_baseline(found: "BaselineComparison") -> None:
+    """Print both models' measures, losses and wins."""
+    from multigate.model.evaluation.against_baseline import table
+
+    _CONSOLE.print(table(found))
+
+
 def show_comparison(result: "Comparison") -> None:
     """Print a verdict with its reasons, and each task's difference."""
     from multigate.model.evaluation.comparison import table
 
     _CONSOLE.print(table(result))
+    if "baseline" in result:
+        show_baseline(result["baseline"])
     _CONSOLE.print("blessed" if result["verdict"] == "bless" else "refused", highlight=False)
     for reason in result["reasons"]:
         _CONSOLE.print(f"  {reason}", highlight=False, markup=False)

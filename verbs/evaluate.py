@@ -4,11 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from multigate.configs.baselines import LIGHTGBM, require_library
+from multigate.configs.errors import ConfigError
 from multigate.verbs.common import add_examples, add_model, evaluation_options, import_tensorflow
 
 EXAMPLE = (
     "multigate evaluate --checkpoint checkpoint --examples examples --report report.html\n"
-    "multigate evaluate --version models/deskdrop/1 --examples examples --report report.html"
+    "multigate evaluate --version models/deskdrop/1 --examples examples --report report.html\n"
+    "multigate evaluate --checkpoint checkpoint --examples examples --baseline lightgbm"
 )
 
 
@@ -27,6 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--production", type=Path, help="version or checkpoint to compare with in the report"
+    )
+    parser.add_argument(
+        "--baseline",
+        choices=(LIGHTGBM,),
+        help="train this library's model on the same examples and report it beside ours",
+    )
+    parser.add_argument(
+        "--baseline_threads",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads of --baseline, which change no figure (default: one, or all cores with "
+        "100,000 training rows or more)",
     )
     parser.add_argument(
         "--baselines",
@@ -62,10 +78,22 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         if other is not None:
             require_model(other)
     require_examples(options.examples)
+    require_library(options.baseline)
+    if options.baseline_threads < 0:
+        raise ConfigError(
+            f"--baseline_threads: expected 1 or more, or 0 for the default, received "
+            f"{options.baseline_threads}"
+        )
     import_tensorflow()
-    from multigate.jobs.show import show_evaluation
+    from multigate.jobs.show import show_baseline, show_evaluation
     from multigate.model.assessment.assess import assess
+    from multigate.model.baselines.lightgbm_baseline import fit
+    from multigate.model.evaluation.scored import read_contract
 
+    baseline = None
+    if options.baseline is not None:
+        contract = read_contract(model).contract
+        baseline = fit(options.examples, contract, threads=options.baseline_threads)
     result = assess(
         model,
         options.examples,
@@ -74,8 +102,11 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         production=options.production,
         baselines=options.baselines,
         seeds=options.seeds,
+        baseline=baseline,
     )
     show_evaluation(result)
+    if result["baseline"] is not None:
+        show_baseline(result["baseline"])
     if options.report is not None:
         from multigate.model.report.page import write_report
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from multigate.candidates.pairs import positive_task
+from multigate.configs.baselines import require_library
 from multigate.configs.config import Config
 from multigate.configs.errors import MultigateError, RunError
 from multigate.configs.sections.run import ALL_STAGES
@@ -66,8 +67,10 @@ def run(
             f"--force {force}: expected a stage of this configuration's run: {', '.join(stages)}"
         )
     try:
+        # Else these mistakes would show after the ranker's training only.
+        require_library(config.evaluation.rules.beats)
         if night.builds_candidates:
-            positive_task(config)  # else a mistake would show after the ranker's training only
+            positive_task(config)
         runs.mkdir(parents=True, exist_ok=True)
         with locked(runs / LOCK, f"multigate run --date {day}"):
             try:

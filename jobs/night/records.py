@@ -112,6 +112,8 @@ class Decision(TypedDict):
     tasks: NotRequired[Mapping[str, Any]]
     """As `model.evaluation.comparison.compare` returns; absent where nothing was compared."""
     ranking: NotRequired[Mapping[str, Any] | None]
+    baseline: NotRequired[Mapping[str, Any]]
+    """As `model.evaluation.against_baseline` returns; only with the rule `beats`."""
     candidates: NotRequired[CandidateDecision]
 
 

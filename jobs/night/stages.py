@@ -174,6 +174,8 @@ def _decide_on_ranker(night: Night) -> Decision:
         "tasks": verdict["tasks"],
         "ranking": verdict["ranking"],
     }
+    if "baseline" in verdict:
+        decided["baseline"] = verdict["baseline"]
     if removed:
         kept = verdict["reasons"] if verdict["verdict"] == comparison.REFUSE else []
         decided["reasons"] = [

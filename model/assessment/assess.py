@@ -20,16 +20,23 @@ from multigate.model.assessment.results import (
     Assessment,
     Stability,
 )
+from multigate.model.baselines.lightgbm_baseline import LightGBM, fit
+from multigate.model.baselines.table import unmatched
 from multigate.model.checkpoints import checkpoint
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.examples import Examples
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation import evaluate
+from multigate.model.evaluation.against_baseline import (
+    UNMATCHED,
+    compare_with_baseline,
+    unmatched_auc,
+)
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.comparison import compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import CONFIDENCE, Interval, Resamples, interval
-from multigate.model.evaluation.results import Comparison, Summary
+from multigate.model.evaluation.results import BaselineComparison, Comparison, Summary
 from multigate.model.evaluation.scored import EXTRA, Scored, is_version, read_contract, score
 from multigate.model.ranker.scores import transform
 
@@ -45,6 +52,7 @@ def assess(
     production: Path | None = None,
     baselines: Sequence[Path] = (),
     seeds: Sequence[Path] = (),
+    baseline: LightGBM | None = None,
 ) -> Assessment:
     """Assess a checkpoint, or an exported version as it is served.
 
@@ -56,6 +64,8 @@ def assess(
         production: version or checkpoint to compare with.
         baselines: checkpoints of `multigate train --baseline`.
         seeds: checkpoints of the same configuration with other seeds.
+        baseline: model of another library, trained on these examples. With `production` and
+            `rules.beats` it is trained here where None, since the verdict needs it.
 
     Raises:
         ConfigError: a rule or a slice names what the contract does not have.
@@ -80,6 +90,11 @@ def assess(
     exported = _exported(folder) if version else None
     summary = _summary(exported, config, split, labels, scored)
     gain = gains(contract, labels)
+    if baseline is None and production is not None and options.rules.beats is not None:
+        baseline = fit(examples, contract)
+    against = None
+    if baseline is not None:
+        against = compare_with_baseline(scored, baseline, rows, resamples)
     return {
         "name": _name(folder, config, exported),
         "kind": "version" if version else "checkpoint",
@@ -89,7 +104,7 @@ def assess(
         "confidence": CONFIDENCE,
         "caveat": evaluate.caveat(split),
         **summary,
-        **_intervals(summary, contract, labels, scored, resamples),
+        **_intervals(summary, contract, labels, scored, resamples, unmatched(contract, rows)),
         "ranking": ranking.summaries(
             resamples, lists, gain, ranking.measure_lists(resamples, lists, gain, scored.combined)
         ),
@@ -106,7 +121,8 @@ def assess(
         else exported.get("training_warnings", []),
         "stability": _stability(summary, config, seeds, examples, split),
         "transfer": transfer.compare_baselines(scored, config, baselines, rows, labels, resamples),
-        "comparison": _comparison(scored, production, rows, resamples, options),
+        "baseline": against,
+        "comparison": _comparison(scored, production, rows, resamples, options, against),
         "data": _data(examples),
     }
 
@@ -178,8 +194,18 @@ def _intervals(
     labels: np.ndarray,
     scored: Scored,
     resamples: Resamples,
+    new: np.ndarray | None,
 ) -> _Intervals:
-    """Tasks and groups of a summary with their intervals."""
+    """Tasks and groups of a summary with their intervals.
+
+    Args:
+        summary: without intervals.
+        contract: tasks and groups.
+        labels: (N, T), NaN where masked.
+        scored: of the N rows.
+        resamples: of their users.
+        new: (N,) rows with a candidate that is new to the user; None where that is not known.
+    """
     found: _Intervals = {"tasks": {}, "groups": {}}
     # Replicates of the groups' means: by group, one (1 + R,) per task.
     areas: dict[str, list[np.ndarray]] = {group: [] for group in summary["groups"]}
@@ -198,6 +224,10 @@ def _intervals(
         found["tasks"][name] = entry
         if task.type == "binary":
             entry["measures"]["ece"] = tasks.calibration_error(resamples, y, p)
+            if new is not None:
+                part = np.where(new, y, np.nan)
+                area = {UNMATCHED: unmatched_auc(resamples, part, p)}
+                entry["measures"] |= tasks.summaries(resamples, part, area)
             areas[task.group].append(measures["auc"])
             continue
         entry["residuals"] = tasks.residuals(y, p)
@@ -227,10 +257,13 @@ def _comparison(
     rows: Rows,
     resamples: Resamples,
     options: EvaluationConfig,
+    against: BaselineComparison | None,
 ) -> Comparison | None:
     if production is None:
         return None
     found = compare_scored(scored, score(production, rows), rows, resamples)
+    if against is not None:
+        found["baseline"] = against
     judged = verdict(found, options.rules, True)
     return {
         "verdict": judged["verdict"],

@@ -7,6 +7,7 @@ from multigate.model.evaluation.measures.bootstrap import Interval
 from multigate.model.evaluation.measures.ranking import RankingSummary
 from multigate.model.evaluation.measures.tasks import ReliabilityBin, ResidualBin
 from multigate.model.evaluation.results import (
+    BaselineComparison,
     Comparison,
     GateSummary,
     GroupMetrics,
@@ -219,6 +220,8 @@ class Assessment(TypedDict):
         findings: about the gates, a sentence each.
         history: the training's epochs.
         training_warnings: what training warned of, a sentence or two each.
+        transfer: against baselines of our own; None without.
+        baseline: against a model of another library; None without.
         data: the pipeline's report of the examples, if there is one.
     """
 
@@ -247,5 +250,6 @@ class Assessment(TypedDict):
     training_warnings: list[str]
     stability: Stability | None
     transfer: Transfer | None
+    baseline: BaselineComparison | None
     comparison: Comparison | None
     data: dict[str, Any] | None

@@ -128,6 +128,41 @@ def transfer(found: Assessment) -> str:
     )
 
 
+def baseline(found: Assessment) -> str:
+    """The model against one of another library."""
+    compared = found["baseline"]
+    if compared is None:
+        return ""
+    listed = [
+        (name, one)
+        for name, one in (
+            ("mean of the binary tasks", compared["auc"]),
+            ("combined score", compared["ranking"]),
+        )
+        if one is not None
+    ]
+    for name, task in compared["tasks"].items():
+        listed += [(name, one) for one in task["measures"].values()]
+    rows = [_compared(name, one, one["candidate"]["rows"]) for name, one in listed]
+    notes = [[escape(name), escape(task["note"])] for name, task in compared["tasks"].items()]
+    return section(
+        "baseline",
+        f"Against {compared['title']}",
+        f"{compared['title']}, one model per task, trained in {compared['seconds']:.1f} s on the "
+        "same examples and measured on the same rows and resamples. Losses stand here like wins. "
+        "▲ better and ▼ worse beyond chance; RMSE is relative. A feature of the user raises AUC "
+        "without changing any order within a request: see AUC within users and NDCG@10 as well.",
+        sentences(compared["sentences"]),
+        table(
+            f"Differences from {compared['title']}",
+            ("task", "difference", "this model", compared["title"], "rows"),
+            rows,
+            "roomy",
+        ),
+        table(f"How {compared['title']} was trained", ("task", "choices"), notes),
+    )
+
+
 def leaks(found: Assessment) -> str:
     """Signs that these rows are easier than new rows are."""
     checked = found["leaks"]
@@ -205,6 +240,8 @@ def warnings(found: Assessment) -> list[str]:
             f"{worst['slice']}: {worst['value']} on {worst['task']}."
         )
     said += [line for line in found["findings"] if "never used" in line or "fewer than 1" in line]
+    if found["baseline"]:
+        said += [line for line in found["baseline"]["sentences"] if "is worse than" in line]
     if found["transfer"]:
         said += [line for line in found["transfer"]["sentences"] if "beyond chance:" in line]
     if found["stability"]:

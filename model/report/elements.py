@@ -12,12 +12,14 @@ from multigate.model.report.style import STYLE
 
 SHOWN = {
     "auc": "AUC",
+    "auc_unmatched": "AUC, unmatched rows",
     "gauc": "AUC within users",
     "log_loss": "log loss",
     "normalised_entropy": "normalised entropy",
     "ece": "calibration error",
     "predicted_over_observed": "predicted / observed",
     "rmse": "RMSE",
+    "rmse_transformed": "RMSE, transformed label",
     "mae": "MAE",
     "r2": "R²",
     "spearman": "Spearman",
@@ -131,7 +133,7 @@ def changed(found: Interval | None, metric: str, wins: bool | None) -> str:
         return '<span class="soft">none</span>'
 
     def show(value: float) -> str:
-        return f"{100 * value:+.2f} %" if metric == "rmse" else f"{value:+.4f}"
+        return f"{100 * value:+.2f} %" if metric.startswith("rmse") else f"{value:+.4f}"
 
     kind = "" if wins is None else "better" if wins else "worse"
     mark = "" if wins is None else " ▲" if wins else " ▼"

@@ -13,6 +13,7 @@ from multigate.model.report.elements import count, document, sentences
 _SECTIONS = (
     ("verdict", "Verdict"),
     ("tasks", "Tasks"),
+    ("baseline", "Baseline"),
     ("calibration", "Calibration"),
     ("ranking", "Lists"),
     ("trade-off", "Trade-off"),
@@ -52,6 +53,7 @@ def page(found: Assessment, title: str, best: Mapping[str, float]) -> str:
         [
             checks.verdict(found),
             tasks.tasks(found, best),
+            checks.baseline(found),
             tasks.calibration(found),
             tasks.ranking(found),
             tasks.trade_off(found),

@@ -22,8 +22,10 @@ from multigate.model.report.elements import (
 )
 
 GROUPS = ("engagement", "satisfaction")
+_UNMATCHED = "auc_unmatched"
 _BINARY = (
     "auc",
+    _UNMATCHED,
     "gauc",
     "log_loss",
     "normalised_entropy",
@@ -77,17 +79,23 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
             )
     for kind, names in (("binary", _BINARY), ("regression", _REGRESSION)):
         chosen = {n: t for n, t in found["tasks"].items() if t["type"] == kind}
+        # Without a list that shares the candidate's vocabulary, no row is known to be unmatched.
+        shown = [
+            m
+            for m in names
+            if m != _UNMATCHED or any(m in task["measures"] for task in chosen.values())
+        ]
         if chosen:
             rows = [
                 [
                     escape(name),
-                    *(measured(m, task["measures"].get(m)) for m in names),
+                    *(measured(m, task["measures"].get(m)) for m in shown),
                     f"{task['rows']:,}",
                 ]
                 for name, task in chosen.items()
             ]
             caption = f"All measures of the {kind} tasks"
-            parts.append(table(caption, ["task", *(SHOWN[m] for m in names), "rows"], rows))
+            parts.append(table(caption, ["task", *(SHOWN[m] for m in shown), "rows"], rows))
     return section(
         "tasks",
         "Tasks",
@@ -95,7 +103,8 @@ def tasks(found: Assessment, best: Mapping[str, float]) -> str:
         "0 to the label's standard deviation, the error of always predicting the mean, and shorter "
         "is better. Rows with a masked label take no part. The smaller numbers are 95 % intervals "
         f"from {found['replicates']:,} resamples of the {count(found['users'], 'user')}, each user "
-        "with all rows. Below ten users there is no interval.",
+        "with all rows. Below ten users there is no interval. Unmatched rows are those with a "
+        "candidate that is in none of the user's lists: new to the user as far as they tell.",
         *parts,
     )
 

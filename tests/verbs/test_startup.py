@@ -185,6 +185,22 @@ def test_an_absent_folder_is_told_at_once(absent, verb, message, folders, tmp_pa
     assert cpu < 1.5
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "compare"])
+def test_an_absent_baseline_is_told_at_once(verb, folders, tmp_path):
+    config = tmp_path / "beats.yaml"
+    settings = yaml.safe_load((ROOT / "configs/presets/demo.yaml").read_text())
+    config.write_text(yaml.safe_dump(settings | {"evaluation": {"rules": {"beats": "lightgbm"}}}))
+    more = ["--baseline", "lightgbm"] if verb == "evaluate" else []
+    command = options(verb, config, folders)
+    status, out, err, cpu = call(*command, *more, without=(*HEAVY, "lightgbm"))
+    assert (status, out) == (2, "")
+    assert err == (
+        "error: baseline lightgbm: expected the package lightgbm, but it is not installed; run "
+        "`pip install multigate[baseline]`\n"
+    )
+    assert cpu < 1.5
+
+
 @pytest.mark.parametrize("action", ["export", "candidates evaluate", "candidates export"])
 def test_an_absent_checkpoint_is_told_at_once(action, folders, tmp_path):
     out = ["--out", tmp_path / "out"] if action.endswith("export") else []

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import polars as pl
 import pytest
 
 from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import MultigateError, RunError
+from multigate.configs.errors import ConfigError, MultigateError, RunError
 from multigate.configs.files import SPLITS
 from multigate.configs.sections.run import STAGES, Guards
 from multigate.jobs.lock import locked
@@ -167,6 +168,30 @@ def test_a_model_that_learnt_nothing_is_no_first_version(finished, nights, tmp_p
     result = run(untrained, DAY, finished.logs, runs)
     assert (result["state"], result["version"], result["production"]) == ("refused", None, None)
     assert result["reasons"]
+
+
+def test_a_night_that_lightgbm_beats_is_refused(finished, nights, tmp_path):
+    runs = finished.unfinished(tmp_path / "runs", "training")
+    config = nights.config()
+    train = config.train.model_copy(update={"epochs": 1, "learning_rate": 1e-9})
+    rules = config.evaluation.rules.model_copy(update={"beats": "lightgbm"})
+    evaluation = config.evaluation.model_copy(update={"rules": rules})
+    untrained = config.model_copy(update={"train": train, "evaluation": evaluation})
+    result = run(untrained, DAY, finished.logs, runs)
+    assert (result["state"], result["production"]) == ("refused", None)
+    assert any(reason.startswith("click: worse than LightGBM ") for reason in result["reasons"])
+    decided = RunFolder(runs, DAY).record("decision")["result"]
+    assert decided["baseline"]["tasks"]["click"]["measures"]["auc"]["wins"] is False
+
+
+def test_an_absent_library_is_told_before_the_night_begins(nights, tmp_path, monkeypatch):
+    config = nights.config()
+    rules = config.evaluation.rules.model_copy(update={"beats": "lightgbm"})
+    evaluation = config.evaluation.model_copy(update={"rules": rules})
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ConfigError, match=r"run `pip install multigate\[baseline\]`"):
+        run(config.model_copy(update={"evaluation": evaluation}), DAY, tmp_path, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_a_first_version_has_to_beat():

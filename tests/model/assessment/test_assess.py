@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from sklearn.metrics import roc_auc_score
 
 from multigate.configs.baselines import baseline
 from multigate.configs.errors import ConfigError, DataError, ModelError
@@ -18,9 +19,12 @@ from multigate.configs.files import write_json
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment.assess import _exported, assess
+from multigate.model.baselines.lightgbm_baseline import fit
 from multigate.model.checkpoints import checkpoint
+from multigate.model.data.rows import read_rows
 from multigate.model.evaluation import evaluate
 from multigate.model.evaluation.comparison import compare
+from multigate.model.evaluation.scored import score
 from multigate.model.report.checks import warnings
 from multigate.model.training import train
 
@@ -101,6 +105,44 @@ def test_baselines_are_named_and_compared(found: Any) -> None:
     assert better["difference"]["low"] > 0
     assert found["comparison"]["verdict"] in {"bless", "refuse"}
     assert found["comparison"]["tasks"]["click"]["difference"] == better["difference"]
+
+
+def test_unmatched_rows_have_an_auc_of_their_own(trained: Path, found: Any) -> None:
+    """Row by row: the candidate is not among the user's recent items."""
+    table = pq.read_table(trained / "examples/test/part-0.parquet")
+    new = np.array(
+        [
+            item not in (recent or [])
+            for item, recent in zip(
+                table["item_id"].to_pylist(), table["recent"].to_pylist(), strict=True
+            )
+        ]
+    )
+    rows = read_rows(trained / "examples", "test")
+    scores = score(trained / "mixture", rows).scores["click"]
+    labels = table["label/click"].to_numpy()
+    measured = found["tasks"]["click"]["measures"]["auc_unmatched"]
+    assert measured["rows"] == new.sum() < len(new)
+    assert measured["value"] == pytest.approx(roc_auc_score(labels[new], scores[new]))
+    assert measured["low"] < measured["value"] < measured["high"]
+    assert "auc_unmatched" not in found["tasks"]["dwell"]["measures"]
+
+
+def test_lightgbm_beside_ours(trained: Path, found: Any) -> None:
+    """On the same resamples as the report's own figures; a verdict that needs it trains it."""
+    assert found["baseline"] is None
+    contract = checkpoint.read_config(trained / "mixture")[0].contract
+    fitted = fit(trained / "examples", contract)
+    other = assess(trained / "mixture", trained / "examples", baseline=fitted)
+    compared = other["baseline"]["tasks"]["click"]["measures"]["auc"]
+    assert compared["candidate"] == found["tasks"]["click"]["measures"]["auc"]
+    assert other["comparison"] is None
+    rules = parse(EvaluationConfig, {"rules": {"beats": "lightgbm"}}, "evaluation")
+    judged = assess(trained / "bottom", trained / "examples", rules, production=trained / "bottom")
+    assert judged["comparison"]["verdict"] == "refuse"
+    reasons = judged["comparison"]["reasons"]
+    assert any(line.startswith("click: worse than LightGBM ") for line in reasons)
+    assert judged["baseline"]["tasks"]["click"]["measures"]["auc"]["wins"] is False
 
 
 def test_seeds_are_compared(found: Any) -> None:

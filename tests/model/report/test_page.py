@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from multigate.model.assessment.assess import assess
+from multigate.model.baselines.lightgbm_baseline import fit
+from multigate.model.checkpoints import checkpoint
 from multigate.model.report.page import write_report
 from multigate.model.training import train
 
@@ -130,6 +132,32 @@ def test_without_a_value_the_reason_stands_there(found: Any, tmp_path: Path) -> 
         measure |= {"value": None, "low": None, "high": None, "rows": 0}
     page = write(tmp_path / "r.html", changed)
     assert "like cannot be measured: every label is masked." in page.text
+
+
+def test_lightgbm_stands_beside_ours(tiny: Any, found: Any, tmp_path: Path) -> None:
+    assert "baseline" not in write(tmp_path / "without.html", found).sections
+    config, _ = checkpoint.read_config(Path(found["source"]))
+    fitted = fit(tiny.examples, config.contract)
+    compared = assess(Path(found["source"]), tiny.examples, baseline=fitted)
+    page = write(tmp_path / "r.html", compared)
+    assert "baseline" in page.sections
+    assert f"\nAgainst {fitted.title} \n" in page.text
+    for measure in compared["baseline"]["tasks"]["click"]["measures"].values():
+        assert f"\n{measure['candidate']['value']:.4f}\n" in page.text
+        assert f"\n{measure['production']['value']:.4f}\n" in page.text
+    for sentence in compared["baseline"]["sentences"]:
+        assert sentence in page.text
+    lost = copy.deepcopy(compared)
+    lost["baseline"]["sentences"] = ["click is worse than with LightGBM, beyond chance: AUC -0.1."]
+    assert write(tmp_path / "lost.html", lost).text.count("click is worse than with") == 2
+
+
+def test_unmatched_rows_have_a_column_where_they_are_known(found: Any, tmp_path: Path) -> None:
+    assert "\nAUC, unmatched rows\n" in write(tmp_path / "r.html", found).text
+    changed = copy.deepcopy(found)
+    for task in changed["tasks"].values():
+        task["measures"].pop("auc_unmatched", None)
+    assert "AUC, unmatched rows" not in write(tmp_path / "without.html", changed).text
 
 
 @pytest.mark.parametrize("tasks", [1, 20])
