@@ -1,0 +1,436 @@
+"""Our ranker beside boosted trees and deep models of other libraries, on identical examples.
+
+    python benchmarks/bakeoff.py --config deskdrop --examples EXAMPLES --work FOLDER
+        [--contenders ours lightgbm catboost dcn] [--seeds 5] [--tune 16] [--peers PYTHON]
+
+`benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
+the examples by `model.baselines.table`.  `ours` is the configuration as `multigate train` trains
+it, on the same examples.  Libraries that the project does not install need an environment of their
+own:
+
+    uv venv --python 3.11 envs/bakeoff
+    uv pip install --python envs/bakeoff/bin/python catboost==1.2.* keras-rs==0.4.* \
+        keras==3.15.* tensorflow==2.21.*
+
+named by --peers (or BAKEOFF_PEERS); without it they are left out.
+
+--tune draws that many settings of each contender but ours (`SPACES`; the same number for each, the
+same draws every time), trains each once and keeps the best on validation in
+benchmarks/bakeoff/settings.json: by task where a contender has one model per task, else by the mean
+over the tasks of AUC and explained variance.  Without --tune that file's settings are used, and a
+contender without one runs with its first draw, which the table says.
+
+Each trial and each seed is one JSON line in FOLDER (trials.jsonl, rows.jsonl): started again, the
+benchmark goes on where it was stopped.  Prints a table in Markdown and, last, one JSON line.  The
+measures are means over the seeds; intervals are those of the paired difference from ours over
+resamples of the users, 95 %.  Deskdrop takes some minutes a contender and seed on one core.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+SETTINGS = HERE / "bakeoff/settings.json"
+OURS = "ours"
+PER_TASK = ("lightgbm", "catboost")
+PEERS = ("catboost", "dcn")  # in the environment of --peers
+REPLICATES = 500
+
+SPACES: dict[str, dict[str, list[Any]]] = {
+    "lightgbm": {
+        "num_leaves": [15, 31, 63, 127],
+        "learning_rate": [0.03, 0.05, 0.1],
+        "min_data_in_leaf": [20, 50, 100, 200],
+        "feature_fraction": [0.5, 0.8, 1.0],
+        "cat_smooth": [5, 20, 80],
+        "lambda_l2": [0.0, 1.0, 10.0],
+    },
+    "catboost": {
+        "depth": [4, 6, 8],
+        "learning_rate": [0.03, 0.06, 0.12],
+        "l2_leaf_reg": [1, 3, 10, 30],
+        "random_strength": [0.5, 1, 2],
+    },
+    "dcn": {
+        "embedding_dim": [8, 16, 32],
+        "cross_layers": [1, 2, 3],
+        "units": [64, 128, 256],
+        "dropout": [0.0, 0.2, 0.4],
+        "l2": [0.0, 1e-6, 1e-5, 1e-4],
+        "rate": [3e-4, 1e-3, 2e-3],
+    },
+}
+FIRST: dict[str, dict[str, Any]] = {
+    "lightgbm": {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 50},
+    "catboost": {},
+    "dcn": {
+        "embedding_dim": 16,
+        "cross_layers": 2,
+        "units": 128,
+        "dropout": 0.2,
+        "l2": 1e-5,
+        "rate": 1e-3,
+    },
+}
+"""The first draw of each: what its documentation or paper would have a user begin with."""
+
+
+def draw(contender: str, trial: int) -> dict[str, Any]:
+    """The setting of a trial."""
+    if trial == 0:
+        return FIRST[contender]
+    rng = random.Random(f"{contender} {trial}")
+    return {name: rng.choice(values) for name, values in SPACES[contender].items()}
+
+
+class Bakeoff:
+    """One data set's table, and what has been run on it.
+
+    Args:
+        config: preset or YAML file, of our model.
+        examples: folder of examples.
+        work: folder of the table, the scores and the finished rows.
+        peers: python of the peers' environment; None leaves them out.
+        threads: of each training.
+    """
+
+    def __init__(
+        self, config: str, examples: Path, work: Path, peers: str | None, threads: int
+    ) -> None:
+        from multigate.configs import load
+        from multigate.configs.contract import FrozenContract
+        from multigate.configs.files import ExamplesFolder
+
+        self.config, self.examples, self.work = config, examples, work
+        self.peers, self.threads = peers, threads
+        self.name = load(config).name
+        self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
+        work.mkdir(parents=True, exist_ok=True)
+        self.table = work / "table.npz"
+        if not self.table.exists():
+            self.write_table()
+
+    def write_table(self) -> None:
+        """Write what the contenders read."""
+        from multigate.model.baselines.table import Tabulator
+        from multigate.model.data.rows import read_rows
+        from multigate.model.ranker.scores import transform
+
+        rows = {split: read_rows(self.examples, split) for split in ("train", "validation", "test")}
+        tabulator = Tabulator(self.contract, rows["train"])
+        arrays: dict[str, Any] = {f"{split}/x": tabulator(one) for split, one in rows.items()}
+        for split in ("train", "validation"):  # labels of the test split stay here
+            labels = rows[split].labels(self.contract)
+            columns = [
+                transform(task, labels[:, t]) for t, task in enumerate(self.contract.tasks.values())
+            ]
+            arrays[f"{split}/y"] = np.stack(columns, axis=1)
+        about = {
+            "columns": tabulator.columns,
+            "categories": tabulator.categories,
+            "tasks": {name: task.type for name, task in self.contract.tasks.items()},
+        }
+        unfinished = self.work / "table.tmp.npz"
+        np.savez_compressed(unfinished, about=json.dumps(about), **arrays)
+        unfinished.rename(self.table)
+
+    def finished(self, kind: str) -> list[dict[str, Any]]:
+        """Lines of trials.jsonl or rows.jsonl, without one that a kill cut off."""
+        path = self.work / f"{kind}.jsonl"
+        found = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def finish(self, kind: str, line: dict[str, Any]) -> None:
+        """Add a line; several runs may share the folder."""
+        with (self.work / f"{kind}.jsonl").open("a+b") as file:
+            file.seek(0)
+            before = file.read()
+            cut_off = bool(before) and not before.endswith(b"\n")
+            file.write(b"\n" * cut_off + json.dumps(line).encode() + b"\n")
+
+    def train(
+        self, contender: str, setting: dict[str, Any], seed: int, scores: Path
+    ) -> dict[str, Any]:
+        """Train a contender in a process of its own; it writes scores of validation and test."""
+        if contender == OURS:
+            command = [
+                *(sys.executable, str(HERE / "bakeoff.py"), "--config", self.config),
+                *("--examples", str(self.examples), "--work", str(self.work)),
+                *("--train_ours", str(scores), "--seed", str(seed)),
+            ]
+        else:
+            python = self.peers if contender in PEERS else sys.executable
+            command = [
+                *(str(python), str(HERE / "bakeoff/contenders.py"), contender),
+                *("--data", str(self.table), "--out", str(scores), "--seed", str(seed)),
+                *("--setting", json.dumps(setting), "--threads", str(self.threads)),
+            ]
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), str(self.threads))
+        environment = os.environ | limits | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SystemExit(f"{contender}, seed {seed}: {reason}\nrun again by: {command}")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+    def train_ours(self, scores: Path, seed: int) -> dict[str, Any]:
+        """Our configuration with another seed, as `multigate train` trains it."""
+        import shutil
+
+        from multigate.configs import load
+        from multigate.model.data.rows import read_rows
+        from multigate.model.evaluation.scored import score
+        from multigate.model.ranker.scores import transform
+        from multigate.model.training import train
+
+        config = load(self.config)
+        options = config.train.model_copy(update={"seed": seed})
+        checkpoint = scores.with_suffix(".checkpoint")
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        started, cpu = time.perf_counter(), time.process_time()
+        train.train(
+            config.model_copy(update={"train": options}),
+            self.examples,
+            checkpoint,
+            progress=False,
+        )
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        found = {}
+        for split in ("validation", "test"):
+            scored = score(checkpoint, read_rows(self.examples, split))
+            for name, task in scored.contract.tasks.items():
+                found[f"{split}/{name}"] = transform(task, scored.scores[name])
+        np.savez_compressed(scores, **found)
+        # What a call costs as served is benchmarks/serve.py's to say.
+        return {"seconds": seconds, "cpu_seconds": cpu, "call_cpu_ms": None}
+
+    def tune(self, contender: str, trials: int) -> None:
+        """Keep the best of some trials on validation in settings.json."""
+        done = {
+            line["trial"]: line
+            for line in self.finished("trials")
+            if line["contender"] == contender
+        }
+        for trial in range(trials):
+            if trial in done:
+                continue
+            setting = draw(contender, trial)
+            scores = self.work / "trial.npz"
+            cost = self.train(contender, setting, 0, scores)
+            line = {"contender": contender, "trial": trial, "setting": setting}
+            done[trial] = line | {"validation": self.on_validation(scores)} | cost
+            self.finish("trials", done[trial])
+            print(f"{contender}: trial {trial} {done[trial]['validation']}", file=sys.stderr)
+        chosen = [done[trial] for trial in range(trials)]
+
+        def best(value: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+            found: dict[str, Any] = max(chosen, key=value)["setting"]
+            return found
+
+        kept: dict[str, Any] = {"trials": trials}
+        if contender in PER_TASK:
+            kept["tasks"] = {
+                task: best(lambda line, task=task: line["validation"][task])  # type: ignore[misc]
+                for task in self.contract.tasks
+            }
+        else:
+            kept["all"] = best(lambda line: float(np.mean(list(line["validation"].values()))))
+        stored = settings()
+        stored.setdefault(self.name, {})[contender] = kept
+        SETTINGS.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+
+    def on_validation(self, scores: Path) -> dict[str, float]:
+        """AUC of each binary task, explained variance of each regression task; higher is better."""
+        from sklearn.metrics import r2_score, roc_auc_score
+
+        found = {}
+        with np.load(self.table) as table, np.load(scores) as scored:
+            for t, (name, task) in enumerate(self.contract.tasks.items()):
+                y, p = table["validation/y"][:, t], scored[f"validation/{name}"]
+                known = ~np.isnan(y)
+                measure = roc_auc_score if task.type == "binary" else r2_score
+                found[name] = float(measure(y[known], p[known]))
+        return found
+
+    def run(self, contender: str, seeds: int) -> None:
+        """Train with every seed that is not finished."""
+        stored = settings().get(self.name, {}).get(contender)
+        setting = {} if contender == OURS else FIRST[contender]
+        if stored is not None:
+            setting = stored["tasks"] if contender in PER_TASK else stored["all"]
+        for seed in range(seeds):
+            scores = self.work / f"{contender}-{seed}.npz"
+            if any(
+                (line["contender"], line["seed"], line["setting"]) == (contender, seed, setting)
+                for line in self.finished("rows")
+            ):
+                continue
+            cost = self.train(contender, setting, seed, scores)
+            line = {
+                "contender": contender,
+                "seed": seed,
+                "setting": setting,
+                "trials": 0 if stored is None else stored["trials"],
+                "scores": scores.name,
+            }
+            self.finish("rows", line | cost)
+            print(f"{contender}: seed {seed} {cost}", file=sys.stderr)
+
+    def measure(self, contenders: list[str]) -> dict[str, Any]:
+        """Every contender's measures of the test split, and its differences from ours."""
+        from multigate.model.baselines.table import unmatched
+        from multigate.model.data.rows import read_rows
+        from multigate.model.evaluation.against_baseline import measure_binary, measure_regression
+        from multigate.model.evaluation.measures.bootstrap import Resamples
+        from multigate.model.evaluation.paired import RELATIVE, paired_difference
+
+        rows = read_rows(self.examples, "test")
+        resamples = Resamples(rows.codes(self.contract.user), REPLICATES)
+        labels, lists = rows.labels(self.contract), rows.lists(self.contract)
+        new = unmatched(self.contract, rows)
+        newest = {(line["contender"], line["seed"]): line for line in self.finished("rows")}
+        replicates: dict[str, dict[tuple[str, str], np.ndarray]] = {}
+        parts: dict[tuple[str, str], np.ndarray] = {}
+        cost = {}
+        for contender in contenders:
+            lines = [line for (name, _), line in newest.items() if name == contender]
+            if not lines:
+                continue
+            found: dict[tuple[str, str], list[np.ndarray]] = {}
+            for line in lines:
+                with np.load(self.work / line["scores"]) as scored:
+                    for t, (name, task) in enumerate(self.contract.tasks.items()):
+                        y, p = labels[:, t], scored[f"test/{name}"]
+                        if task.type == "binary":
+                            measured = measure_binary(resamples, y, p, lists, new)
+                        else:
+                            own = np.expm1(p) if task.transform == "log1p" else p
+                            measured = measure_regression(resamples, task, y, own)
+                        for metric, (values, part) in measured.items():
+                            found.setdefault((name, metric), []).append(values)
+                            parts[name, metric] = part
+            means = {key: np.mean(values, axis=0) for key, values in found.items()}
+            areas = [values for (_, metric), values in means.items() if metric == "auc"]
+            if areas:
+                means["mean of binary tasks", "auc"] = np.mean(areas, axis=0)
+                parts["mean of binary tasks", "auc"] = np.zeros(len(rows))
+            replicates[contender] = means
+            cost[contender] = {
+                "seeds": len(lines),
+                "trials": lines[0].get("trials", 0),
+                "cpu_seconds": float(np.mean([line["cpu_seconds"] for line in lines])),
+                "call_cpu_ms": lines[0]["call_cpu_ms"],
+                "deviation": {
+                    " ".join(key): float(np.std([one[0] for one in values]))
+                    for key, values in found.items()
+                },
+            }
+        compared: dict[str, Any] = {}
+        for (name, metric), part in parts.items():
+            entry = compared.setdefault(name, {}).setdefault(metric, {})
+            mine = replicates.get(OURS, {}).get((name, metric))
+            for contender, means in replicates.items():
+                theirs = means[name, metric]
+                other = None if mine is None or contender == OURS else theirs
+                values = theirs if other is None else mine
+                assert values is not None
+                relative = metric in RELATIVE
+                entry[contender] = paired_difference(resamples, part, values, other, relative)
+        return {"data": self.name, "rows": len(rows), "cost": cost, "tasks": compared}
+
+
+def settings() -> dict[str, Any]:
+    """The contenders' settings, by data set."""
+    if not SETTINGS.exists():
+        return {}
+    found: dict[str, Any] = json.loads(SETTINGS.read_text(encoding="utf-8"))
+    return found
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The measures as tables; ▼ where ours is worse beyond chance, ▲ where it is better."""
+    from multigate.model.evaluation.paired import RELATIVE, title
+
+    names = list(found["cost"])
+    lines = [
+        f"| {found['data']}, test | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
+    ]
+    for task, metrics in found["tasks"].items():
+        for metric, entry in metrics.items():
+            cells = []
+            for name in names:
+                one = entry[name]
+                own = one["candidate"] if one["production"] is None else one["production"]
+                text = f"{own['value']:.4f}"
+                difference = one["difference"]
+                if difference is not None and difference["low"] is not None:
+                    factor, unit = (100, " %") if metric in RELATIVE else (1, "")
+                    low, high = (factor * difference[end] for end in ("low", "high"))
+                    mark = {True: " ▲", False: " ▼", None: ""}[one["wins"]]
+                    digits = 1 if unit else 4
+                    text += f" ({low:+.{digits}f} to {high:+.{digits}f}{unit}{mark})"
+                cells.append(text)
+            lines.append(f"| {task}, {title(metric)} | {' | '.join(cells)} |")
+    for text, key in (
+        ("seeds", "seeds"),
+        ("trials on validation", "trials"),
+        ("training, CPU s", "cpu_seconds"),
+        ("100 rows, CPU ms", "call_cpu_ms"),
+    ):
+        values = [found["cost"][name][key] for name in names]
+        cells = ["" if value is None else f"{value:.4g}" for value in values]
+        lines.append(f"| {text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--config", required=True, help="preset or YAML file of our model")
+    arguments.add_argument("--examples", type=Path, required=True, help="folder of examples")
+    arguments.add_argument("--work", type=Path, required=True, help="folder for what is finished")
+    arguments.add_argument(
+        "--contenders", nargs="+", choices=[OURS, *SPACES], default=[OURS, *SPACES], help="who runs"
+    )
+    arguments.add_argument("--seeds", type=int, default=5, help="trainings of each contender")
+    arguments.add_argument("--tune", type=int, default=0, metavar="N", help="trials of each first")
+    arguments.add_argument("--threads", type=int, default=1, help="of each training")
+    arguments.add_argument(
+        "--peers", default=os.environ.get("BAKEOFF_PEERS"), help="python of their environment"
+    )
+    arguments.add_argument("--train_ours", type=Path, help=argparse.SUPPRESS)
+    arguments.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    bakeoff = Bakeoff(given.config, given.examples, given.work, given.peers, given.threads)
+    if given.train_ours is not None:
+        print(json.dumps(bakeoff.train_ours(given.train_ours, given.seed)))
+        return
+    for contender in given.contenders:
+        if contender in PEERS and given.peers is None:
+            print(f"{contender}: left out: no environment; see --peers", file=sys.stderr)
+            continue
+        if given.tune and contender != OURS:
+            bakeoff.tune(contender, given.tune)
+        bakeoff.run(contender, given.seeds)
+    found = bakeoff.measure(given.contenders)
+    print(markdown(found))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The bake-off: identical rows for all, resumed row by row, tuned on validation alone."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from sklearn.metrics import roc_auc_score
+
+from multigate.model.data.rows import read_rows
+from multigate.pipeline import job
+from multigate.pipeline.simulate import simulate
+
+slow = pytest.mark.slow  # trains small models in processes of their own
+pytestmark = pytest.mark.timeout(900)
+
+PATH = Path(__file__).parents[2] / "benchmarks/bakeoff.py"
+
+
+@pytest.fixture(scope="module")
+def bakeoff() -> Any:
+    spec = importlib.util.spec_from_file_location("bakeoff", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(small_config: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Examples of the demo, and the configuration of a small model."""
+    root = tmp_path_factory.mktemp("bakeoff")
+    config = small_config("demo")
+    simulate(root / "logs", seed=3, users=60, items=30, exposures=2_000)
+    job.run(config, root / "logs", root / "examples")
+    (root / "small.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(bakeoff: Any, folder: Path) -> Any:
+    """LightGBM with two seeds, and our model with one."""
+    made = bakeoff.Bakeoff(
+        str(folder / "small.yaml"), folder / "examples", folder / "work", None, 1
+    )
+    made.run("lightgbm", 2)
+    made.run("ours", 1)
+    return made
+
+
+@slow
+def test_every_contender_is_measured_on_the_same_rows(bakeoff: Any, made: Any) -> None:
+    found = made.measure(["ours", "lightgbm"])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    rows = read_rows(made.examples, "test")
+    labels = rows.labels(made.contract)
+    assert found["rows"] == len(rows)
+    task = next(iter(made.contract.tasks))
+    known = ~np.isnan(labels[:, 0])
+    areas = []
+    for seed in (0, 1):
+        with np.load(made.work / f"lightgbm-{seed}.npz") as scores:
+            areas.append(roc_auc_score(labels[known, 0], scores[f"test/{task}"][known]))
+    assert areas[0] != areas[1]
+    entry = found["tasks"][task]["auc"]
+    assert entry["lightgbm"]["production"]["value"] == pytest.approx(np.mean(areas))
+    assert entry["lightgbm"]["candidate"] == entry["ours"]["candidate"]
+    assert entry["ours"]["production"] is None
+    assert found["cost"]["lightgbm"]["seeds"] == 2
+    text = bakeoff.markdown(found)
+    assert text.startswith("| demo, test | ours | lightgbm |\n| --- | --- | --- |\n")
+    assert f"| {task}, AUC | {entry['ours']['candidate']['value']:.4f} | " in text
+
+
+@slow
+def test_the_table_holds_no_test_label(made: Any) -> None:
+    with np.load(made.table) as table:
+        assert sorted(table.files) == [
+            "about",
+            "test/x",
+            "train/x",
+            "train/y",
+            "validation/x",
+            "validation/y",
+        ]
+
+
+@slow
+def test_finished_rows_are_not_trained_again(made: Any) -> None:
+    before = (made.work / "rows.jsonl").read_text()
+    written = (made.work / "lightgbm-0.npz").stat().st_mtime_ns
+    made.run("lightgbm", 2)
+    assert (made.work / "rows.jsonl").read_text() == before
+    assert (made.work / "lightgbm-0.npz").stat().st_mtime_ns == written
+
+
+def test_a_line_that_a_kill_cut_off_does_not_count(bakeoff: Any, tmp_path: Path) -> None:
+    made = bakeoff.Bakeoff.__new__(bakeoff.Bakeoff)
+    made.work = tmp_path
+    assert made.finished("rows") == []
+    for seed in (0, 1):
+        made.finish("rows", {"seed": seed})
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"seed": ')
+    assert made.finished("rows") == [{"seed": 0}, {"seed": 1}]
+    made.finish("rows", {"seed": 2})
+    assert made.finished("rows") == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
+@slow
+def test_tuning_keeps_the_best_on_validation_by_task(
+    bakeoff: Any, made: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(bakeoff, "SETTINGS", tmp_path / "settings.json")
+    made.tune("lightgbm", 2)
+    trials = made.finished("trials")
+    assert [line["setting"] for line in trials] == [
+        bakeoff.FIRST["lightgbm"],
+        bakeoff.draw("lightgbm", 1),
+    ]
+    stored = json.loads((tmp_path / "settings.json").read_text())["demo"]["lightgbm"]
+    assert stored["trials"] == 2
+    for task in made.contract.tasks:
+        best = max(trials, key=lambda line, task=task: line["validation"][task])
+        assert stored["tasks"][task] == best["setting"]
+    made.tune("lightgbm", 2)
+    assert made.finished("trials") == trials  # no trial is repeated
+
+
+@slow
+def test_a_contender_that_fails_says_why(made: Any, bakeoff: Any) -> None:
+    with pytest.raises(SystemExit, match=r"lightgbm, seed 0: .*num_leaves"):
+        made.train("lightgbm", {"num_leaves": -1}, 0, made.work / "failed.npz")
+
+
+def test_draws_are_the_same_every_time(bakeoff: Any) -> None:
+    for contender, space in bakeoff.SPACES.items():
+        assert bakeoff.draw(contender, 5) == bakeoff.draw(contender, 5)
+        assert set(bakeoff.draw(contender, 1)) == set(space)
+        drawn = [json.dumps(bakeoff.draw(contender, trial)) for trial in range(16)]
+        assert len(set(drawn)) > 12
