@@ -11,8 +11,8 @@
     position   none            it is not known when serving
 
 Counts, most frequent ids and their order come from the training split alone; ids of equal count
-are in ascending order.  Trees need no transform, so numbers stay as they are.  A missing value is
-missing whatever the contract's rule: trees have a branch of their own for it.
+are in ascending order.  Trees need no transform, so numbers stay as they are.  A missing value
+stays missing under every rule of the contract, `default` too: trees have a branch of their own.
 """
 
 from typing import NamedTuple

@@ -13,9 +13,9 @@ models are trained on.
 - or any one task is worse beyond chance, by AUC or by RMSE on the scale of the transform;
 - or no task can be compared.
 
-With fewer than ten users there is no interval: then the difference itself must not be a loss.  Each
-task is judged at the usual level, so that of twenty tasks that are equally good one is refused by
-chance: the rule is strict on purpose.
+With fewer than ten users there is no interval: then the difference itself must not be a loss.  The
+intervals are not widened for the number of tasks: a task that is truly level is refused by chance
+about once in forty times.  The rule is strict on purpose.
 """
 
 import numpy as np
