@@ -82,7 +82,8 @@ def positive_task(config: Config) -> str:
 def tower_features(contract: Contract) -> tuple[list[str], list[str]]:
     """Names of the features of the user tower (context ones too) and of the item tower."""
     users = [name for name, _ in contract.of_side("user", "context")]
-    return users, [name for name, _ in contract.of_side("item")]
+    items = [name for name, _ in contract.of_side("item") if name not in contract.crosses()]
+    return users, items  # a rate of the user's by the item's topic is of neither tower
 
 
 def read_pairs(examples: Path, split: str, encoder: Encoder, task: str) -> Pairs:

@@ -74,6 +74,7 @@ class Config(Frozen):
         self._check_waits()
         self._check_known()
         self._check_closing()
+        self._check_crosses()
         if log.unknown_time is not None:
             for name, feature in self.contract.features.items():
                 if isinstance(feature, NumberFeature) and feature.counter is not None:
@@ -151,6 +152,22 @@ class Config(Frozen):
                         "pipeline.log.known_after, such as 10m, or pipeline.log.known_at: "
                         f"{{{column}: the column that holds its time}}"
                     )
+
+    def _check_crosses(self) -> None:
+        """A rate by category is known of the examples' pairs of user and item only."""
+        for name, rule in self.contract.crosses().items():
+            if self.export.items != "none":
+                raise contradiction(
+                    f"export.items: expected none, received {self.export.items}: feature {name!r} "
+                    f"depends on the user and {rule.category!r}, and an item table holds only what "
+                    "depends on the item"
+                )
+            if self.candidates.report_questions > 0:
+                raise contradiction(
+                    f"candidates.report_questions: expected 0, received "
+                    f"{self.candidates.report_questions}: feature {name!r} depends on the user and "
+                    f"{rule.category!r}, and the report ranks items that the user was not shown"
+                )
 
     def _check_closing(self) -> None:
         """Features over past labels need labels that close."""

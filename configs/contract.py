@@ -15,6 +15,9 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, contradiction, parse
 from multigate.configs.sections.features import (
+    CROSS_COUNTS,
+    CROSS_KEYS,
+    CROSS_ONES,
     ID_HASH,
     LENGTH,
     MATCH,
@@ -161,6 +164,7 @@ class Contract(Frozen):
                 f"feature {name!r}: task: expected one of {', '.join(self.tasks)}; received "
                 f"{rule.task!r}"
             )
+        self._check_cross(name, feature, rule)
         wanted = {"label_rate": "binary", "label_mean": "regression"}
         for key, kind in wanted.items():
             if getattr(feature, key) is not None and task.type != kind:
@@ -178,6 +182,29 @@ class Contract(Frozen):
         if prior is not None and not 0 <= prior <= 1:
             raise contradiction(
                 f"feature {name!r}: prior: expected a rate from 0 to 1, received {prior:g}"
+            )
+
+    def _check_cross(self, name: str, feature: NumberFeature, rule: LabelCounter) -> None:
+        """Check the category of a feature over the user's labels by category."""
+        if rule.category is None:
+            if rule.last is not None:
+                raise contradiction(
+                    f"feature {name!r}: last is for categories, of: [user, topic]; received of: "
+                    f"{rule.of}"
+                )
+            return
+        category = self.features.get(rule.category)
+        wrong = not isinstance(category, IdFeature) or category.side == "user"
+        if wrong or rule.category == self.item:
+            raise contradiction(
+                f"feature {name!r}: of: expected the user and an id feature of the item or the "
+                f"context other than {self.item!r}, received {rule.category!r}"
+            )
+        if feature.label_mean is not None:
+            raise contradiction(
+                f"feature {name!r}: label_mean takes of: user or of: item; received of: "
+                f"[{', '.join(rule.of)}]; use label_rate of a binary task, such as one with "
+                "at_least"
             )
 
     def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
@@ -291,6 +318,28 @@ class Contract(Frozen):
             for name, feature in self.features.items()
             if isinstance(feature, NumberFeature) and feature.label_counter is not None
         }
+
+    def crosses(self) -> dict[str, LabelCounter]:
+        """The features that are computed from the user's past labels by category."""
+        rules = self.label_counters()
+        return {name: rule for name, rule in rules.items() if rule.category is not None}
+
+    def cross_lists(self) -> dict[str, IdListFeature]:
+        """The lists that a snapshot's users hold for `crosses`: by feature and suffix.
+
+        The user's categories, least recent first, and for each its labels that are 1 (of a rate)
+        and all its labels.
+        """
+        found = {}
+        for name, rule in self.crosses().items():
+            category = self.features[str(rule.category)]
+            kinds: dict[str, Any] = {CROSS_KEYS: getattr(category, "dtype", "string")}
+            kinds |= {} if isinstance(rule, LabelCount) else {CROSS_ONES: "int"}
+            for suffix, dtype in (kinds | {CROSS_COUNTS: "int"}).items():
+                found[name + suffix] = IdListFeature(
+                    kind="id_list", side="user", dtype=dtype, max_length=rule.most
+                )
+        return found
 
     def depends_on(self, task: str) -> set[str]:
         """A task, and the tasks that its label refers to by `without` and `when`, and so on."""

@@ -44,14 +44,14 @@ class PastLabels:
     other rows there are.
 
     Args:
-        impressions: columns `key`, `time` (of the impression) and the labels, null where masked.
-            Impressions without a key or a time count for nobody.
-        key: name of the column that says whose labels: `user` or `item`.
+        impressions: columns of the keys, `time` (of the impression) and the labels, null where
+            masked. Impressions without a key or a time count for nobody.
+        keys: names of the columns that say whose labels: `user`, `item`, or a user and a category.
     """
 
-    def __init__(self, impressions: pl.DataFrame, key: str) -> None:
-        self._rows = impressions.filter(pl.col(key).is_not_null())
-        self._timeline = Timeline(self._rows, [key])
+    def __init__(self, impressions: pl.DataFrame, *keys: str) -> None:
+        self._rows = impressions.filter(pl.all_horizontal(pl.col(keys).is_not_null()))
+        self._timeline = Timeline(self._rows, list(keys))
         self._sums: dict[str, tuple[list[NDArray[np.int64]], NDArray[np.int64]]] = {}
 
     def closed(
@@ -60,7 +60,7 @@ class PastLabels:
         """Find the impressions with labels that closed in [time - within, time).
 
         Args:
-            queries: columns of the key, and `time`.
+            queries: columns of the keys, and `time`.
             wait: how long after its impression a label closes.
             within: how far back; without limit where None.
         """

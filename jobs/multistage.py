@@ -98,11 +98,13 @@ def report(
         limit: largest number of questions; a sample with a fixed seed where there are more.
 
     Raises:
-        ModelError: a version cannot be loaded, or the contracts differ.
+        ModelError: a version cannot be loaded, the contracts differ, or they have rates by
+            category.
         DataError: the examples cannot be read.
     """
-    first, second = _load(candidates, ranker, examples)
     encoder = Encoder.read(examples)
+    _refuse_crosses(encoder.contract)
+    first, second = _load(candidates, ranker, examples)
     contract = encoder.contract
     pairs, items, questions = next_item_questions(examples, encoder, first.positives(), limit)
     largest = max(retrieved)
@@ -167,6 +169,20 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ra
             f"{received}; use what was built from one configuration"
         )
     return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
+
+
+def _refuse_crosses(contract: Contract) -> None:
+    """Refuse features of a user and an item together: examples hold few of these pairs.
+
+    Raises:
+        ModelError: there is one.
+    """
+    for name, rule in contract.crosses().items():
+        raise ModelError(
+            f"feature {name!r}: a rate of the user by {rule.category!r} is not known of every user "
+            "and item, and this report ranks all items for each user; measure a ranker without "
+            "rates by category (of: [user, ...])"
+        )
 
 
 def _latest(examples: Path, contract: Contract, items: Catalogue) -> Raw:

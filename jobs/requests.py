@@ -36,7 +36,8 @@ def requests_from_examples(
     """
     test = pl.read_parquet(examples.split("test") / "*.parquet").sort(TIME, contract.user)
     last = test.unique(contract.user, keep="last", maintain_order=True).tail(users)
-    item_features = [name for name, _ in contract.of_side("item")]
+    # A rate by category is of one user and one item: the feature store looks it up.
+    item_features = [n for n, _ in contract.of_side("item") if n not in contract.crosses()]
     items = (
         test.group_by(contract.item)
         .agg(pl.len().alias("__count"), *(pl.last(f) for f in item_features if f != contract.item))

@@ -15,7 +15,8 @@ from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.features import Slices
 from multigate.pipeline import catalogue, computed, labels, tables
 from multigate.pipeline.columns import example_schema, table_features
-from multigate.pipeline.rates import KeyRates
+from multigate.pipeline.crosses import CrossRates
+from multigate.pipeline.rates import KeyRates, categories
 from multigate.pipeline.split import embargoed
 
 _IMPRESSIONS = 1 << 17  # whose lists are made at once
@@ -27,6 +28,7 @@ def assemble(
     rows: pl.DataFrame,
     events: pl.DataFrame,
     past_labels: KeyRates,
+    by_category: CrossRates,
     histories: dict[str, Slices],
     answers: pl.DataFrame | None,
     features: pl.DataFrame | None,
@@ -41,6 +43,7 @@ def assemble(
         rows: which examples there are, see `sampling.sample_bucket`.
         events: of the bucket's users, see `computed.user_events`.
         past_labels: of the bucket's users, with the priors.
+        by_category: of the bucket's users, with the priors.
         histories: of the impressions, see `computed.histories`.
         answers: the items' counters, one row per example in the order of `rows`; None where there
             are none.
@@ -84,6 +87,9 @@ def assemble(
             if answers is not None:
                 made = made.with_columns(answers[begin + one : begin + two].get_columns())
             made = made.with_columns(labels.masked(embargo))
+            asked = {"user": pl.col(contract.user), "time": pl.col(TIME)}
+            asked |= {name: pl.col(name) for name in categories(config)}
+            made = made.with_columns(**by_category.values(made.select(**asked)))
             yield made.select(*example_schema(config).names, "split")
 
 

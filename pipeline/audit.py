@@ -29,6 +29,7 @@ from multigate.configs.sections.log import EventLog
 from multigate.pipeline import audit_labels, audit_rates, giveaway
 from multigate.pipeline.columns import counters, history_features, table_features
 from multigate.pipeline.erasure import read_list
+from multigate.pipeline.rates import categories
 from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
 from multigate.pipeline.tables import SINCE, read_table
 
@@ -87,7 +88,8 @@ def audit(
     tables = {source: read_table(config, data, source) for source in _SOURCES}
     forgotten = read_list(config, data, forget)
     lists = _lists(config)
-    rows = _sample(config, folder, [*features, *tabled, *lists], sample, seed)
+    names = [*features, *rated, *tabled, *lists, *categories(config)]
+    rows = _sample(config, folder, names, sample, seed)
     partners = _partners(config, folder, rows, lists)
     instants = audit_labels.Instants.read(config, folder)
     whole = audit_rates.needs_whole_users(config)
@@ -98,7 +100,8 @@ def audit(
     wrong = audit_rates.wrong_prior(config, folder) if rated else None
     if wrong is not None:
         raise DataError(f"{folder.statistics}: {wrong}")
-    rates = audit_rates.AuditedRates(config, events, Statistics.read(folder.statistics).priors)
+    priors = Statistics.read(folder.statistics).priors
+    rates = audit_rates.AuditedRates(config, events, priors, tables["items"])
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]
@@ -139,8 +142,8 @@ def audit(
         "giveaway": None if told is None else asdict(told),
         "examples": len(rows),
         "negatives": sum(row[SAMPLED] for row in rows),
-        "features": [*features, *tabled],
-        "values": len(rows) * (len(features) + len(tabled)),
+        "features": list(dict.fromkeys([*features, *rated, *tabled])),
+        "values": len(rows) * len({*features, *rated, *tabled}),
     }
 
 
@@ -189,7 +192,7 @@ def _leak(
 
 
 def _side(feature: NumberFeature) -> str:
-    return feature.counter.of if feature.counter is not None else "user"
+    return feature.event_counter.of if feature.event_counter is not None else "user"
 
 
 def _sample(

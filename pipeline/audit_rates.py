@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import polars as pl
@@ -19,9 +19,10 @@ from multigate.configs.sections.labels import (
     Task,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN, KNOWN
+from multigate.pipeline.columns import COLUMN, FEATURE, KNOWN
 from multigate.pipeline.recompute import Row, groups
 from multigate.pipeline.relabel import closes_after, labels_of
+from multigate.pipeline.tables import SINCE
 
 _MOST = 10_000  # sums that ties leave open; with more, nothing is checked
 
@@ -48,10 +49,18 @@ class AuditedRates:
         events: see `recompute.events_of`; of all users of the sample's items, all that their
             labels read.
         priors: by feature, as the run recorded them.
+        items: the items' side table, where there is one.
     """
 
-    def __init__(self, config: Config, events: list[Row], priors: dict[str, float]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        events: list[Row],
+        priors: dict[str, float],
+        items: pl.DataFrame | None,
+    ) -> None:
         self._config, self._priors = config, priors
+        self._items = {} if items is None else groups(items.to_dicts(), config.contract.item)
         log = config.pipeline.log
         shown = [e for e in events if not isinstance(log, EventLog) or e["event"] == log.impression]
         self._shown = {key: groups(shown, key) for key in ("user", "item")}
@@ -104,12 +113,16 @@ class AuditedRates:
         task, wait = contract.tasks[rule.task], closes_after(rule.task, self._config)
         if rule.within is not None:
             since = row[TIME] - rule.within
-        key = row[contract.user if rule.of == "user" else contract.item]
+        of = "item" if rule.of == "item" else "user"
+        key = row[contract.item if of == "item" else contract.user]
+        recent = self._recent(rule, row, wait, counts)
         sure: list[float] = []
         open_: list[list[float | None]] = []
-        for event in self._shown[rule.of][key]:
+        for event in self._shown[of][key]:
             closes = event["time"] + wait
             if event["repeated"] and not repeated:
+                continue
+            if recent is not None and self._category(rule, event) not in recent:
                 continue
             if closes < since or not counts(event["time"], closes):
                 continue
@@ -133,6 +146,34 @@ class AuditedRates:
             return {float(count) for _, count in totals}
         prior = self._priors[name]
         return {(t + rule.strength * prior) / (n + rule.strength) for t, n in totals}
+
+    def _recent(
+        self, rule: LabelCounter, row: Row, wait: timedelta, counts: Counts
+    ) -> set[Any] | None:
+        """The candidate's category, where it is one of the user's most recent; None of no cross."""
+        if rule.category is None:
+            return None
+        latest: dict[Any, datetime] = {}
+        for event in self._shown["user"][row[self._config.contract.user]]:
+            category = self._category(rule, event)
+            if category is None or event["repeated"]:
+                continue
+            if counts(event["time"], event["time"] + wait):
+                latest[category] = max(event["time"], latest.get(category, event["time"]))
+        ordered = sorted(latest, key=lambda category: (latest[category], category))
+        return {row[rule.category]} & set(ordered[-rule.most :])
+
+    def _category(self, rule: LabelCounter, event: Row) -> Any:
+        """The category of an impression, as its example holds it."""
+        name = str(rule.category)
+        if self._config.contract.features[name].source == "log":
+            return event[FEATURE + name]
+        known: Row = {}
+        for candidate in self._items.get(event["item"], []):  # in the order of time
+            since = candidate.get(SINCE)
+            if since is None or since.replace(tzinfo=None) <= event["time"]:
+                known = candidate
+        return known.get(name)
 
     def _labels_of(self, event: Row) -> list[dict[str, float | None]]:
         """All labels that an impression may have, before any mask of the run."""

@@ -116,6 +116,9 @@ def make_examples(
         frame = tables.join_table(frame, config, source, table)
         for feature in tables.required(config, source):
             kept &= pl.col(feature).is_not_null()
+    past_labels = rates.past_labels(config, impressions, finished).with_columns(
+        frame[name].alias(rates.CATEGORY + name) for name in rates.categories(config)
+    )
     complete = frame.filter(kept).sort(TIME, IMPRESSION, nulls_last=False)
     of_run = complete.filter(pl.col("__fate") == _HERE)
     counts = RowCounts(
@@ -140,13 +143,14 @@ def make_examples(
             pl.col("time").min(), unknown=pl.col("time").is_null().any()
         )
     later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
+    later |= set(contract.crosses())
     names = [name for name in example_schema(config).names if name not in later]
     return Bucket(
         impressions=of_run.select(names),
         shown=complete.select(names),
         events=events,
         touched=touched,
-        past_labels=rates.past_labels(config, impressions, finished),
+        past_labels=past_labels,
         counts=counts,
         open=still_open,
     )

@@ -13,6 +13,7 @@ from multigate.features import Slices
 from multigate.pipeline import (
     catalogue,
     computed,
+    crosses,
     data_report,
     measure,
     rates,
@@ -113,7 +114,7 @@ def finish_bucket(
     config, number = plan.config, fact.bucket
     counted = list(counted)
     priors = counted[0].priors  # there is at least one bucket of items
-    own = _user_rates(number, priors, plan)
+    own, by_category = _user_rates(number, priors, plan)
     features = None
     if config.pipeline.negatives is not None and catalogue.item_features(config):
         features = pl.read_ipc(plan.work / "features.arrow")
@@ -124,6 +125,7 @@ def finish_bucket(
         pl.read_ipc(plan.file("rows", number)),
         events,
         own,
+        by_category,
         _histories(impressions, events, plan, number),
         _answers(number, counted, plan),
         features,
@@ -155,15 +157,20 @@ def finish_bucket(
     return FinishFacts(fact, writer.rows, lengths, priors), measured
 
 
-def _user_rates(number: int, priors: rates.Priors, plan: Plan) -> rates.KeyRates:
+def _user_rates(
+    number: int, priors: rates.Priors, plan: Plan
+) -> tuple[rates.KeyRates, crosses.CrossRates]:
     """The users' features over past labels of one bucket; writes the snapshot that has them."""
     config = plan.config
-    if not rates.of(config, "user"):
-        return rates.KeyRates(rates.no_labels(config), config, "user")
+    if not rates.reads_users(config):
+        nothing = rates.no_labels(config)
+        return rates.KeyRates(nothing, config, "user"), crosses.CrossRates(nothing, config)
     made = rates.with_values(pl.read_ipc(plan.file("users", number)), config, "user", priors)
     path = part_path(plan.examples.snapshot("users"), number)
     write_parquet(made, path, snapshot.schema(config, "user"))
-    return rates.KeyRates(pl.read_ipc(plan.file("user_labels", number)), config, "user", priors)
+    labels = pl.read_ipc(plan.file("user_labels", number))
+    by_category = crosses.CrossRates(labels, config, priors)
+    return rates.KeyRates(labels, config, "user", priors), by_category
 
 
 def _histories(

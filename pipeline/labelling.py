@@ -7,7 +7,7 @@ import polars as pl
 
 from multigate.configs.files import TIME
 from multigate.configs.sections.pipeline import Negatives
-from multigate.pipeline import catalogue, computed, rates, snapshot
+from multigate.pipeline import catalogue, computed, crosses, rates, snapshot
 from multigate.pipeline.buckets import (
     Piece,
     gather,
@@ -55,8 +55,10 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     if plan.config.pipeline.negatives is not None:
         made.touched.write_ipc(plan.file("touched", number), compression="lz4")
     own = rates.KeyRates(made.past_labels, config, "user")
-    of_users = snapshot.users(made.events, own, config, cut_off, side_tables.get("users"))
-    if rates.of(config, "user"):
+    by_category = crosses.CrossRates(made.past_labels, config)
+    table = side_tables.get("users")
+    of_users = snapshot.users(made.events, own, by_category, config, cut_off, table)
+    if rates.reads_users(config):
         # Rates are made of their sums once the priors are known (`finishing`).
         of_users.write_ipc(plan.file("users", number), compression="lz4")
         labels = rates.of_key(made.past_labels, "user")

@@ -29,7 +29,15 @@ Columns = dict[str, pl.Series]
 Priors = dict[str, float]
 """By feature, what a rate or mean is drawn towards."""
 
+CATEGORY = "category/"
+"""Prefix of the columns that say of which category an impression was."""
+
 _SUM, _COUNT = "sum/", "labels/"
+
+
+def reads_users(config: Config) -> bool:
+    """Whether any feature is over past labels of the user, of all or by category."""
+    return bool(of(config, "user") or config.contract.crosses())
 
 
 def of(config: Config, key: str) -> dict[str, LabelCounter]:
@@ -55,7 +63,8 @@ def past_labels(
         labels: (B,) by task, before the masks of the run.
 
     Returns:
-        Columns of `no_labels`; labels after their transform. Repeated impressions are left out.
+        Columns of `no_labels` without the categories; labels after their transform. Repeated
+        impressions are left out.
     """
     names = tasks_read(config)
     if not names:
@@ -106,13 +115,21 @@ def no_labels(config: Config) -> pl.DataFrame:
     kinds = {"string": pl.String, "int": pl.Int64}
     ids = {"user": config.contract.user, "item": config.contract.item}
     schema = {key: kinds[id_type(config, name)] for key, name in ids.items()}
-    labels = {LABEL + name: pl.Float32 for name in tasks_read(config)}
-    return pl.DataFrame(schema=schema | {"time": pl.Datetime("us", "UTC")} | labels)
+    read = {LABEL + name: pl.Float32 for name in tasks_read(config)}
+    read |= {CATEGORY + name: kinds[id_type(config, name)] for name in categories(config)}
+    return pl.DataFrame(schema=schema | {"time": pl.Datetime("us", "UTC")} | read)
+
+
+def categories(config: Config) -> list[str]:
+    """The features by whose categories the user's labels are divided."""
+    rules = config.contract.crosses().values()
+    return sorted({rule.category for rule in rules if rule.category is not None})
 
 
 def of_key(labels: pl.DataFrame, key: str) -> pl.DataFrame:
     """What the features of the `user` (`item`) read of `past_labels`."""
-    return labels.select(key, "time", pl.col(f"^{LABEL}.*$"))
+    read = f"^({LABEL}|{CATEGORY}).*$" if key == "user" else f"^{LABEL}.*$"
+    return labels.select(key, "time", pl.col(read))
 
 
 class KeyRates:

@@ -24,10 +24,11 @@ from multigate.configs.contract import (
     Rate,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN, KNOWN
+from multigate.pipeline.columns import COLUMN, FEATURE, KNOWN
 from multigate.pipeline.erasure import without
 from multigate.pipeline.inputs import form, shards, single_columns, wanted_columns
 from multigate.pipeline.normalise import normalise
+from multigate.pipeline.rates import categories
 from multigate.pipeline.sources import read
 
 Row = dict[str, Any]
@@ -206,6 +207,7 @@ def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
             events, _ = normalise(chunk, config, shard.name, shard.feedback)
             names = ["user", "item", "identity", "fingerprint", "event", "event_id"]
             names += ["session", "request", "value"]
+            names += [FEATURE + name for name in categories(config)]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
             times = [n for n in events.columns if n == "time" or n.startswith(KNOWN)]
             yield events.select(*kept, *(plain(name) for name in times))

@@ -16,18 +16,28 @@ from multigate.configs.files import TIME
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline import computed, tables
 from multigate.pipeline.columns import FEATURE, arrow_type, log_features
+from multigate.pipeline.crosses import CrossRates
 from multigate.pipeline.examples import impression_numbers
 from multigate.pipeline.rates import KeyRates, of, total_columns
 
 
 def schema(config: Config, side: Side) -> pa.Schema:
-    """The columns of a snapshot: the side's features in the contract's order."""
-    return pa.schema([(name, arrow_type(f)) for name, f in config.contract.of_side(side)])
+    """The columns of a snapshot: the side's features in the contract's order.
+
+    Rates by category belong to no side: the user holds the lists that they are looked up in.
+    """
+    contract = config.contract
+    fields = dict(contract.of_side(side))
+    fields = {name: f for name, f in fields.items() if name not in contract.crosses()}
+    if side == "user":
+        fields |= contract.cross_lists()
+    return pa.schema([(name, arrow_type(f)) for name, f in fields.items()])
 
 
 def users(
     events: pl.DataFrame,
     past_labels: KeyRates,
+    by_category: CrossRates,
     config: Config,
     cut_off: datetime | None,
     table: pl.DataFrame | None,
@@ -37,6 +47,7 @@ def users(
     Args:
         events: the bucket's events, without duplicates.
         past_labels: of the bucket's users; need no priors.
+        by_category: of the bucket's users; need no priors.
         config: names the features.
         cut_off: see `configs.sections.pipeline.PipelineConfig.cut_off`; None where no event has a
             time.
@@ -50,7 +61,7 @@ def users(
     latest = _latest([_current(past, config, "user")], "user")
     queries = _at(latest, "user", cut_off)
     columns = computed.of_user(past, queries, config)
-    columns |= past_labels.totals(queries)
+    columns |= past_labels.totals(queries) | by_category.lists(latest["user"], cut_off)
     latest = latest.with_columns(**columns).rename({"user": config.contract.user})
     if table is not None:
         latest = tables.join_table(_as_of(latest, cut_off), config, "users", table)

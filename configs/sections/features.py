@@ -76,13 +76,35 @@ class Rate(Frozen):
     """Only events at most so long before; all earlier ones where absent."""
 
 
+Cross = tuple[Literal["user"], str]
+"""The user and a category of the candidate: the name of an id feature of the item or context."""
+
+CROSS_KEYS, CROSS_ONES, CROSS_COUNTS = "__keys", "__ones", "__labels"
+"""Suffixes of the lists that a snapshot's user holds of a rate by category: the categories, least
+recent first, and for each its labels that are 1 and all its labels."""
+
+
 class _PastLabels(Frozen):
-    of: Literal["user", "item"]
-    """Whose labels: those of the user's impressions, or of the item's by all users."""
+    of: Literal["user", "item"] | Cross
+    """Whose labels: the user's, or the item's by all users. `[user, topic]`: those of the user's
+    impressions of the candidate's `topic`."""
     task: str
     """The task."""
     within: Duration | None = None
     """Only labels that closed at most so long before; all earlier ones where absent."""
+    last: int | None = Field(None, ge=1, le=1000)
+    """Of `[user, topic]`: only the user's most recent topics count; 50 where absent. Others are as
+    topics without labels, so that an online store holds few of them."""
+
+    @property
+    def category(self) -> str | None:
+        """The feature that names the category of `[user, category]`."""
+        return None if isinstance(self.of, str) else self.of[1]
+
+    @property
+    def most(self) -> int:
+        """How many of a user's categories count."""
+        return self.last or 50
 
 
 class LabelCount(_PastLabels):
@@ -258,9 +280,11 @@ def check_counter(name: str, feature: NumberFeature) -> None:
             f"feature {name!r}: a {key} is computed from the log; it takes neither "
             f"source nor column, received source {feature.source!r}, column {feature.column!r}"
         )
-    if feature.side != counter.of:
+    side = counter.of if isinstance(counter.of, str) else "item"
+    if feature.side != side:
+        of = counter.of if isinstance(counter.of, str) else " and the ".join(counter.of)
         raise contradiction(
-            f"feature {name!r}: a {key} of the {counter.of} is of side {counter.of!r}, received "
+            f"feature {name!r}: a {key} of the {of} is of side {side!r}, received "
             f"side {feature.side!r}"
         )
     if key in ("since", "rate") and feature.missing == "error":

@@ -1,11 +1,12 @@
 """As-of rates by a short key: `rates: {of: [user, item], tasks: all}` becomes explicit features."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
 from multigate.configs.sections.features import (
+    Cross,
     LabelCount,
     LabelMean,
     LabelRate,
@@ -19,15 +20,18 @@ class Rates(Frozen):
 
     The features are named after the key and the task: `user_like_rate`, `item_dwell_mean`,
     `item_like_count`. A task of rule `impression` has only the count, because its label is 1 for
-    every logged impression.
+    every logged impression. A regression task has only the count
+    by `[user, topic]`.
     """
 
-    of: Annotated[tuple[Literal["user", "item"], ...], Field(min_length=1)]
-    """Whose labels."""
+    of: Annotated[tuple[Literal["user", "item"] | Cross, ...], Field(min_length=1)]
+    """Whose labels: `user`, `item`, or `[user, topic]`, the user's of the candidate's topic."""
     tasks: Literal["all"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all"
     """Names of tasks, or all of them."""
     within: Duration | None = None
     """Only labels that closed at most so long before; all earlier ones where absent."""
+    last: int | None = Field(None, ge=1, le=1000)
+    """How many of a user's most recent topics count, of `[user, topic]`."""
     strength: float = Field(10.0, gt=0)
     """How many labels the prior, the task's mean in training, weighs as much as."""
 
@@ -49,26 +53,33 @@ class Rates(Frozen):
                         f"rates.tasks: expected all, or some of {', '.join(tasks)}; received "
                         f"{name!r}"
                     )
+                prefix = key if isinstance(key, str) else "_".join(key)
                 for kind, feature in self._of_task(key, name, tasks[name]).items():
-                    found[f"{key}_{name}_{kind}"] = feature
+                    found[f"{prefix}_{name}_{kind}"] = feature
         return found
 
     def _of_task(
-        self, key: Literal["user", "item"], name: str, task: Task
+        self, key: Literal["user", "item"] | Cross, name: str, task: Task
     ) -> dict[str, NumberFeature]:
         """The features of one task, by the last part of their name."""
-        count = LabelCount(of=key, task=name, within=self.within)
+        side = key if isinstance(key, str) else "item"
+        labels: dict[str, Any] = {"of": key, "task": name, "within": self.within}
+        if not isinstance(key, str):
+            labels["last"] = self.last
+        count = LabelCount.model_validate(labels)
         found = {
-            "count": NumberFeature(kind="number", side=key, label_count=count, transform="log1p")
+            "count": NumberFeature(kind="number", side=side, label_count=count, transform="log1p")
         }
-        smoothed = {"of": key, "task": name, "within": self.within, "strength": self.strength}
+        smoothed = labels | {"strength": self.strength}
         if always_one(task):
             return found
         if task.type == "binary":
             rate = LabelRate.model_validate(smoothed)
-            return {"rate": NumberFeature(kind="number", side=key, label_rate=rate)} | found
+            return {"rate": NumberFeature(kind="number", side=side, label_rate=rate)} | found
+        if not isinstance(key, str):
+            return found
         mean = LabelMean.model_validate(smoothed)
-        return {"mean": NumberFeature(kind="number", side=key, label_mean=mean)} | found
+        return {"mean": NumberFeature(kind="number", side=side, label_mean=mean)} | found
 
 
 def always_one(task: Task) -> bool:

@@ -2,6 +2,6 @@
 
 A version's own snapshot (memory-mapped files), or Redis.
 
-Public face: `backends`, `interface.OnlineFeatures`, `snapshot.Snapshot`, `snapshot_writer`,
+Public face: `backends`, `online_features.OnlineFeatures`, `snapshot.Snapshot`, `snapshot_writer`,
 `redis_loader`.
 """

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from multigate.configs.contract import Contract
 from multigate.serving.core.metrics import ServerMetrics
-from multigate.serving.feature_store.interface import FeatureAnswer, FeatureStore, OnlineFeatures
+from multigate.serving.feature_store.interface import FeatureAnswer, FeatureStore
+from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 
 SNAPSHOT_FOLDER = "assets.extra/snapshot"

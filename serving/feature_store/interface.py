@@ -1,26 +1,22 @@
 """The feature store's interface: looks up the features that a Rank call leaves out.
 
 A store holds the pipeline's snapshot: the features that an impression at the cut-off would have.
-Counters, rates and histories stay as of the cut-off.  Times `since` an event grow with the clock,
-as they would in the pipeline if nothing new happened.  An id that is not in the log had no events
-and no labels: as in the pipeline, its counts are 0, its rates are their priors, and its other
-features are missing.
+`serving.feature_store.online_features` makes of them what a request sees.
 
 Feast was considered: its online stores have no clock for times since an event, and read their own
 table formats, not the pipeline's snapshot.
 """
 
 import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature, LabelCount, NumberFeature, Side
+from multigate.configs.contract import Contract, IdListFeature, LabelCount, Side
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.statistics import Statistics
@@ -49,6 +45,8 @@ class FeatureQuery:
     items: np.ndarray
     """(N,) bytes objects or int64."""
     item_features: Sequence[str]
+    categories: Mapping[str, Column] = field(default_factory=dict)
+    """The categories that the request gives, by feature: (N,) of the item, (1,) of the context."""
 
 
 @dataclass(frozen=True)
@@ -80,92 +78,19 @@ class FeatureStore(Protocol):
         """Release connections and files."""
 
 
-class OnlineFeatures:
-    """A feature store as a request sees it: as of now, with counts and priors for unknown ids."""
+def stored_columns(contract: Contract, side: Side) -> dict[str, Any]:
+    """The columns that a store holds by this side's id, as features: not the id.
 
-    def __init__(
-        self,
-        contract: Contract,
-        store: FeatureStore,
-        clock: Callable[[], float] | None = time.time,
-        observe: Callable[[FeatureAnswer, float], None] = lambda stored, seconds: None,
-    ) -> None:
-        """Wrap a store.
-
-        Args:
-            contract: describes the features.
-            store: holds the features as of the cut-off.
-            clock: seconds since 1970; None keeps all times as of the cut-off.
-            observe: called with every answer and its seconds.
-        """
-        self._store = store
-        self.remote = store.remote
-        self._observe = observe
-        self._clock = clock
-        self._advancing = {
-            name: feature.since.within
-            for name, feature in contract.features.items()
-            if isinstance(feature, NumberFeature) and feature.since is not None
-        }
-        self._counted = [
-            name
-            for name, feature in contract.features.items()
-            if isinstance(feature, NumberFeature) and (feature.count or feature.label_count)
-        ]
-
-    def read(self, query: FeatureQuery) -> FeatureAnswer:
-        """Look up features, as of now."""
-        started = time.perf_counter()
-        answer = self._store.read(query)
-        self._observe(answer, time.perf_counter() - started)
-        counted = {
-            name: replace(column, present=np.ones_like(column.present))
-            for name in self._counted
-            if (column := answer.columns.get(name)) is not None
-        }
-        rated = {
-            name: _filled(column, prior)
-            for name, prior in answer.priors.items()
-            if (column := answer.columns.get(name)) is not None
-        }
-        answer = replace(answer, columns={**answer.columns, **counted, **rated})
-        if self._clock is None or answer.cut_off is None:
-            return answer
-        passed = max(self._clock() - answer.cut_off, 0.0)
-        advanced = {
-            name: advance(answer.columns[name], passed, within)
-            for name, within in self._advancing.items()
-            if name in answer.columns
-        }
-        return replace(answer, columns={**answer.columns, **advanced})
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
-
-
-def _filled(column: Column, value: float) -> Column:
-    """A column of numbers with a value in place of missing ones."""
-    values = np.where(column.present, column.values, np.float32(value))
-    return replace(column, values=values, present=np.ones_like(column.present))
-
-
-def advance(column: Column, seconds: float, within: timedelta | None = None) -> Column:
-    """Move times since an event forward, as if nothing happened in between.
-
-    Args:
-        column: seconds since the event.
-        seconds: how much later it is now.
-        within: the value becomes missing once the event is longer ago than this.
+    Instead of rates by category, the user has the lists that they are looked up in.
     """
-    later = column.values.astype(np.float64) + seconds
-    limit = np.inf if within is None else within.total_seconds()
-    present = column.present & (later <= limit)
-    return replace(column, values=np.where(present, later, 0).astype(np.float32), present=present)
+    crosses = contract.crosses()
+    found = stored_features(contract, side)
+    found = {name: feature for name, feature in found.items() if name not in crosses}
+    return found | (contract.cross_lists() if side == "user" else {})
 
 
 def stored_features(contract: Contract, side: Side) -> dict[str, Any]:
-    """The features that a store holds by this side's id, in the contract's order: not the id."""
+    """The features that a store answers by this side's id, in the contract's order: not the id."""
     ids = (contract.user, contract.item)
     return {name: feature for name, feature in contract.of_side(side) if name not in ids}
 

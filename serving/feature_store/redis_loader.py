@@ -22,7 +22,7 @@ from multigate.serving.feature_store import redis_keys
 from multigate.serving.feature_store.interface import (
     read_manifest,
     read_priors,
-    stored_features,
+    stored_columns,
 )
 from multigate.serving.feature_store.redis_client import connect
 
@@ -110,7 +110,7 @@ def _write(
             "`multigate examples`"
         )
     key = contract.user if side == "user" else contract.item
-    features = stored_features(contract, side)
+    features = stored_columns(contract, side)
     count = 0
     for part in parts:
         for batch in parquet.ParquetFile(part).iter_batches(_BATCH):

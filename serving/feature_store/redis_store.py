@@ -23,7 +23,7 @@ from multigate.serving.feature_store.interface import (
     FeatureQuery,
     missing_column,
     parse_cut_off,
-    stored_features,
+    stored_columns,
     to_column,
 )
 from multigate.serving.feature_store.redis_client import connect
@@ -71,7 +71,7 @@ class RedisStore:
         self._error = importlib.import_module("redis").RedisError
         self._prefix = redis_keys.prefix(name, schema)
         self._seconds = seconds
-        self._features = {side: stored_features(contract, side) for side, _, _ in redis_keys.SIDES}
+        self._features = {side: stored_columns(contract, side) for side, _, _ in redis_keys.SIDES}
         self._place = {
             name: place
             for features in self._features.values()

@@ -34,7 +34,7 @@ from multigate.serving.feature_store.interface import (
     pad_lists,
     parse_cut_off,
     read_manifest,
-    stored_features,
+    stored_columns,
 )
 
 FORMAT = 1
@@ -130,7 +130,7 @@ class _Side:
         if self._texts is not None and rows <= _KEPT_TEXTS:
             texts = self._texts.take(np.arange(len(self._keys))).tolist()
             self._row_of = dict(zip(texts, range(rows), strict=True))
-        self._features: dict[str, Any] = stored_features(contract, side)
+        self._features: dict[str, Any] = stored_columns(contract, side)
         self._columns = {
             name: _File(folder, name, feature) for name, feature in self._features.items()
         }

@@ -21,7 +21,7 @@ from multigate.serving.core.layout import value_dtype
 from multigate.serving.feature_store.interface import (
     read_manifest,
     read_priors,
-    stored_features,
+    stored_columns,
 )
 from multigate.serving.feature_store.snapshot import (
     FORMAT,
@@ -60,7 +60,7 @@ def write_snapshot(
             table = read_source(folder, source)
             key = contract.user if side == "user" else contract.item
             (made / source).mkdir()
-            rows[source] = _write(made / source, table, key, stored_features(contract, side))
+            rows[source] = _write(made / source, table, key, stored_columns(contract, side))
         files = sorted(path for path in made.rglob("*.npy"))
         manifest: SnapshotManifest = {
             "format": FORMAT,

@@ -9,7 +9,7 @@ of each loaded version.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from multigate.configs.contract import PRESENT, Contract, Side
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
 from multigate.serving.core.status import InvalidRequestError, StoreError
 from multigate.serving.feature_store.interface import (
+    Column,
     FeatureAnswer,
     FeatureQuery,
-    OnlineFeatures,
     stored_features,
 )
+from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.request.feature_values import feature_readers
 
 _SIDES: tuple[Side, ...] = ("user", "context", "item")
@@ -66,7 +67,9 @@ class FeatureInputs:
     missing: dict[str, int]
     from_store: dict[str, int]
     problem: str = ""
-    """All fields as in `ParsedRequest`."""
+    """The fields so far are as in `ParsedRequest`."""
+    categories: dict[str, Column] = field(default_factory=dict)
+    """The context's features that rates by category are looked up by."""
 
     def merged(self, other: "FeatureInputs") -> "FeatureInputs":
         """The inputs of both."""
@@ -75,6 +78,7 @@ class FeatureInputs:
             self.missing | other.missing,
             self.from_store | other.from_store,
             self.problem or other.problem,
+            self.categories | other.categories,
         )
 
 
@@ -88,6 +92,9 @@ class RequestReader:
         self._max_candidates = max_candidates
         self._store = store
         self._sides = {side: feature_readers(contract, side) for side in _SIDES}
+        crosses = contract.crosses()
+        self._crosses = set(crosses)
+        self._categories = {str(rule.category) for rule in crosses.values()}
         self._stored = {side: list(stored_features(contract, side)) for side in _SIDES}
         self._weights = np.array(
             [[task.score_weight for task in contract.tasks.values()]], np.float32
@@ -119,7 +126,7 @@ class RequestReader:
         if user is None:
             features = self._read(_SIDES, given, rows)
         else:
-            features = user.merged(self._read(("item",), given, rows))
+            features = user.merged(self._read(("item",), given, rows, user))
         inputs = features.inputs | {
             USER_INDEX: np.zeros(rows, np.int32),
             TASK_WEIGHTS: self._read_weights(request.task_weights),
@@ -183,7 +190,13 @@ class RequestReader:
                 given[name] = values[name]
         return given
 
-    def _read(self, sides: Sequence[Side], given: Mapping[str, Any], rows: int) -> FeatureInputs:
+    def _read(
+        self,
+        sides: Sequence[Side],
+        given: Mapping[str, Any],
+        rows: int,
+        user: FeatureInputs | None = None,
+    ) -> FeatureInputs:
         """Inputs of the features of some sides: from the request, the store, or the missing rule.
 
         Args:
@@ -191,6 +204,7 @@ class RequestReader:
             given: the request's message for each feature: `ItemIds` for the item's id, `Column` for
                 other item features, `Value` for the user and the context.
             rows: N.
+            user: what has been read of the user and the context, where `sides` lacks them.
         """
         contract = self._contract
         missing: dict[str, int] = {}
@@ -203,7 +217,10 @@ class RequestReader:
         if "item" in sides:
             reader = self._sides["item"][contract.item]
             inputs |= reader.inputs(reader.of_ids(given[contract.item], rows), missing)
-        found = self._query_store(sides, inputs, given)
+        before = inputs if user is None else user.inputs | inputs
+        categories = {} if user is None else user.categories
+        categories = categories | self._given_categories(sides, given, rows)
+        found = self._query_store(sides, before, given, categories)
         for side in sides:
             for name, reader in self._sides[side].items():
                 if name in inputs:
@@ -226,12 +243,42 @@ class RequestReader:
                 else:
                     column = reader.absent(count)
                 inputs |= reader.inputs(column, missing)
-        return FeatureInputs(inputs, missing, from_store, found.problem)
+        return FeatureInputs(inputs, missing, from_store, found.problem, categories)
+
+    def _given_categories(
+        self, sides: Sequence[Side], given: Mapping[str, Any], rows: int
+    ) -> dict[str, Column]:
+        """The request's categories, by which the user's rates by category are looked up."""
+        found = {}
+        for name in self._categories:
+            side = self._contract.features[name].side
+            reader = self._sides[side][name]
+            if side not in sides:
+                continue
+            if (message := given.get(name)) is not None:
+                of_item = side == "item"
+                found[name] = (
+                    reader.of_column(message, rows) if of_item else reader.of_value(message)
+                )
+            elif side == "context":  # no store holds it
+                found[name] = reader.absent(1)
+        return found
 
     def _query_store(
-        self, sides: Sequence[Side], inputs: Arrays, given: Mapping[str, Any]
+        self,
+        sides: Sequence[Side],
+        inputs: Arrays,
+        given: Mapping[str, Any],
+        categories: Mapping[str, Column],
     ) -> FeatureAnswer:
-        """Look up the features that the request does not name, in one query."""
+        """Look up the features that the request does not name, in one query.
+
+        Args:
+            sides: of the features.
+            inputs: hold the ids.
+            given: see `_read`.
+            categories: see `_given_categories`.
+        """
         if self._store is None:
             return FeatureAnswer()
         contract = self._contract
@@ -241,12 +288,12 @@ class RequestReader:
         )
         known = inputs.get(contract.user + PRESENT)
         user = None
-        if of_user and (known is None or known[0]):
+        if (of_user or self._crosses.intersection(of_items)) and (known is None or known[0]):
             user = inputs[contract.user].tolist()[0]
         if user is None and not of_items:
             return FeatureAnswer()
         items = inputs.get(contract.item, _NO_ITEMS)
-        return self._store.read(FeatureQuery(user, of_user, items, of_items))
+        return self._store.read(FeatureQuery(user, of_user, items, of_items, categories))
 
     def _count(self, candidates: Any) -> int:
         """The number of candidates, N."""

@@ -9,7 +9,7 @@ from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG
 from multigate.serving.feature_store.backends import open_feature_store
-from multigate.serving.feature_store.interface import OnlineFeatures
+from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.versions.batching import Batcher
 from multigate.serving.versions.loaded_version import LoadedVersion

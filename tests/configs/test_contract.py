@@ -143,7 +143,10 @@ def test_expanded_rates_travel_as_data():
     [
         ({"of": ["topic"]}, "rates.of.0: input should be 'user' or 'item'; received 'topic'"),
         ({"of": ["user"], "tasks": ["lik"]}, "rates.tasks: expected all, or some of view, dwell,"),
-        ({"of": ["user"], "task": "all"}, "rates.task: unknown key; expected one of of, strength"),
+        (
+            {"of": ["user"], "task": "all"},
+            "rates.task: unknown key; expected one of last, of, strength",
+        ),
         ({"of": ["user"], "strength": 0.0}, "rates.strength: input should be greater than 0"),
     ],
 )

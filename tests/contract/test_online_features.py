@@ -27,7 +27,8 @@ from multigate.model.training import train
 from multigate.pipeline import job
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.feature_store.interface import FeatureQuery, OnlineFeatures, stored_features
+from multigate.serving.feature_store.interface import FeatureQuery, stored_features
+from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.rpc.server import Server

@@ -334,7 +334,7 @@ class Past:
         self.log = config.pipeline.log
         self.impressions = impressions
         self.feedback = feedback
-        features = config.contract.features
+        features = self.columns = config.contract.features
         self.whole = features[config.contract.item].dtype == "int"
         self.tables = {}
         self.outcomes, self.all_outcomes, self.priors = {}, None, {}
@@ -382,15 +382,17 @@ class Past:
             start = bisect.bisect_left(events, time - micros(within), key=lambda e: e[0])
         return events[start:end]
 
-    def feature(self, feature, user, item, time):
-        """The value of a history or counter at a time."""
+    def feature(self, feature, user, item, time, row):
+        """The value of a history or counter at a time; `row` holds the candidate's columns."""
         if getattr(feature, "history", None) is not None:
             what = feature.history
             items = [i for _, i in self.before("user", what.events, user, time, what.within)]
             return [str(i) for i in items[-what.last :][-feature.max_length :]]
         what = label_rule(feature)
         if what is not None:
-            return self.of_labels(feature, what, user if what.of == "user" else item, time)
+            who = item if what.of == "item" else user
+            category = what.category and row.get(self.column(what.category))
+            return self.of_labels(feature, what, who, time, category)
         what = feature.counter
         who = user if what.of == "user" else item
         events = self.before(what.of, what.events, who, time, what.within)
@@ -403,22 +405,37 @@ class Past:
         per = self.before(what.of, what.per, who, time, what.within)
         return len(events) / len(per) if per else None
 
-    def of_labels(self, feature, what, who, time):
+    def of_labels(self, feature, what, who, time, category):
         """A count, rate or mean of the labels that had closed at a time, one label at a time."""
         if (what.of, what.task) not in self.outcomes:
             table = defaultdict(list)
-            for closes, user, item, label in self.all_outcomes(what.task):
-                table[user if what.of == "user" else item].append((closes, label))
+            for outcome in self.all_outcomes(what.task):
+                table[outcome["item" if what.of == "item" else "user"]].append(outcome)
             self.outcomes[what.of, what.task] = table
+        closed = [e for e in self.outcomes[what.of, what.task].get(who, []) if e["closes"] < time]
+        if what.category is not None:
+            latest = {}
+            for each in closed:
+                of = each["row"].get(self.column(what.category))
+                latest[of] = max(each["time"], latest.get(of, each["time"]))
+            latest.pop(None, None)
+            kept = sorted(latest, key=lambda of: (latest[of], of))[-(what.last or 50) :]
+            mine = category if category in kept else object()
+            closed = [e for e in closed if e["row"].get(self.column(what.category)) == mine]
         total, labels = 0, 0
-        for closes, label in self.outcomes[what.of, what.task].get(who, []):
-            if closes < time and (what.within is None or closes >= time - micros(what.within)):
+        for each in closed:
+            recent = what.within is None or each["closes"] >= time - micros(what.within)
+            if recent and each["label"] is not None:
                 labels += 1
-                total += Fraction(label)
+                total += Fraction(each["label"])
         if feature.label_count is not None:
             return float(labels)
         prior = self.priors[what.task] if what.prior is None else what.prior
         return float(total + what.strength * prior) / (labels + what.strength)
+
+    def column(self, name):
+        """The column of the log that holds a feature."""
+        return self.columns[name].column or name
 
 
 def computed(config):
@@ -544,15 +561,16 @@ class Labelled:
         self.rows = [row for e in self.impressions if (row := self.example(e)) is not None]
 
     def all_outcomes(self, task):
-        """(closes, user, item, label after its transform) of a task, of each impression that has
-        one, whatever the run masks."""
+        """Each impression with `label`, after its transform, and when it `closes`.
+
+        Whatever the run masks; null where the rule finds nothing, or where nobody ever knew it.
+        """
         found = []
         for event in self.impressions:
-            label = self.labels(event)[task]
-            if label is not None and self.known(task, event):
-                closes = event["time"] + self.waits[task]
+            label = self.labels(event)[task] if self.known(task, event) else None
+            if label is not None:
                 label = transformed(self.config.contract.tasks[task], label)
-                found.append((closes, event["user"], event["item"], label))
+            found.append({**event, "closes": event["time"] + self.waits[task], "label": label})
         return found
 
     def known(self, name, event):
@@ -660,7 +678,7 @@ class Labelled:
     def features(self, event, item, side=None):
         """Histories and counters of an impression (of one side), with the item that is given."""
         return {
-            name: self.past.feature(feature, event["user"], item, event["time"])
+            name: self.past.feature(feature, event["user"], item, event["time"], event["row"])
             for name, feature in computed(self.config).items()
             if side is None or feature.side == side
         }

@@ -177,7 +177,8 @@ def check_negatives(config, rows, found, labelled):
         assert row["meta/time"] == positive["meta/time"]
         assert row[item] != positive[item]
         assert {n: row[n] for n in context} == {n: positive[n] for n in context}
-        event = {"user": str(row[user]), "time": micros(row["meta/time"])}
+        shelf = row.get("topic")
+        event = {"user": str(row[user]), "time": micros(row["meta/time"]), "row": {"shelf": shelf}}
         for name, value in labelled.features(event, str(row[item]), "item").items():
             assert same(row[name], value), (name, row)
         if event["time"] not in labels:
@@ -276,6 +277,7 @@ EVENT_FEATURES = {
     "user_id": {"kind": "id", "side": "user", "column": "user"},
     "item_id": {"kind": "id", "side": "item", "column": "item"},
     "row": {"kind": "id", "side": "context"},
+    "topic": {"kind": "id", "side": "item", "column": "shelf", "missing": "indicator"},
     "viewed": {
         "kind": "id_list",
         "side": "user",
@@ -341,7 +343,7 @@ def instant(at):
     return datetime.fromtimestamp((T + at) / 1000, UTC).isoformat()
 
 
-RATES = {"of": ["user", "item"], "tasks": "all"}
+RATES = {"of": ["user", "item", ["user", "topic"]], "tasks": "all", "last": 2}
 CLOSING = [name for name in EVENT_TASKS if name != "part"]  # `part` has no limit of its own
 
 BASE = {
@@ -411,6 +413,11 @@ VARIANTS = {
 }
 
 
+def shelf(number):
+    """A category, sometimes none."""
+    return ["", "p", "q", "q", "r", "s"][number * number * 7 % 13 % 6]
+
+
 def event_lines(seed, rows=400):
     """A log with ties, duplicates, reloads, sessions, values and requests, in two bursts."""
     rng = random.Random(seed)
@@ -430,6 +437,7 @@ def event_lines(seed, rows=400):
                 "request": rng.choice(["", "r1", "r2"]),
                 "event_id": "",
                 "length": rng.choice(["", 0, 16, 64, -1]),
+                "shelf": shelf(len(lines)),
                 "row": len(lines),
             }
         )
@@ -480,6 +488,7 @@ def story_lines(seed, users=150):
                     "request": rng.choice(["", "r1", "r1", "r2"]),
                     "event_id": "",
                     "length": rng.choice(["", 0, 16, 64]),
+                    "shelf": shelf(len(lines)),
                     "row": len(lines),
                 }
             )
@@ -605,6 +614,7 @@ IMPRESSION_FEATURES = {
     "user_id": {"kind": "id", "side": "user", "dtype": "int"},
     "item_id": {"kind": "id", "side": "item", "dtype": "int"},
     "row": {"kind": "id", "side": "context"},
+    "topic": {"kind": "id", "side": "context", "column": "shelf", "missing": "indicator"},
     "clicked": past_of(["click"]),
     "either": past_of(["click", "like"], within="2m"),
     "shown": past_of(["impression"]),
@@ -648,6 +658,7 @@ def impression_lines(seed, rows=400):
                 "length": rng.choice(["", 0, 40, 64, -2]),
                 "click_time": "" if late == "" else time + late,
                 "event_id": "",
+                "shelf": shelf(n),
                 "row": n,
             }
         )

@@ -18,7 +18,8 @@ from multigate.configs.errors import DataError, ServingError
 from multigate.configs.sections.base import parse
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.feature_store import redis_client, snapshot
-from multigate.serving.feature_store.interface import FeatureQuery, OnlineFeatures, stored_features
+from multigate.serving.feature_store.interface import Column, FeatureQuery, stored_features
+from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.redis_loader import load_snapshot
 from multigate.serving.feature_store.redis_store import RedisStore
 from multigate.serving.feature_store.snapshot import Snapshot
@@ -226,10 +227,19 @@ def rated_contract(contract):
     }
     values = contract.model_dump(mode="json")
     values["tasks"]["liked"] = task
-    values["rates"] = {"of": ["user", "item"], "tasks": ["liked"]}
+    values["rates"] = {"of": ["user", "item", ["user", "topic"]], "tasks": ["liked"]}
+    cross, topics = "user_topic_liked", [["news"], None, ["sport", "日本", "news"]]
+    lists = {
+        f"{cross}_rate__keys": topics,
+        f"{cross}_rate__ones": [[2], None, [0, 1, 3]],
+        f"{cross}_rate__labels": [[5], None, [1, 2, 30]],
+        f"{cross}_count__keys": topics,
+        f"{cross}_count__labels": [[5], None, [1, 2, 30]],
+    }
     rows = {
         "users": ROWS["users"]
-        | {"user_liked_rate": [0.5, 0.25, 0.1], "user_liked_count": [4.0, 9.0, 0.0]},
+        | {"user_liked_rate": [0.5, 0.25, 0.1], "user_liked_count": [4.0, 9.0, 0.0]}
+        | lists,
         "items": ROWS["items"]
         | {"item_liked_rate": [0.2] * 6, "item_liked_count": [float(n) for n in range(6)]},
     }
@@ -241,13 +251,17 @@ def test_an_unknown_id_has_the_prior_and_no_labels(contract, tmp_path, store_of_
     for name in ("user_liked", "item_liked"):
         for kind in ("rate", "count"):
             monkeypatch.setitem(TYPES, f"{name}_{kind}", pa.float32())
+    for name, feature in rated.cross_lists().items():
+        dtype = pa.string() if feature.dtype == "string" else pa.int64()
+        monkeypatch.setitem(TYPES, name, pa.list_(dtype))
     folder = write_examples(tmp_path / "examples", rated, rows)
     statistics = {"features": {}, "tasks": {}, "rows": {}}
     (folder / "statistics.json").write_text(json.dumps(statistics))
     for write in (write_snapshot, load_snapshot):
         with pytest.raises(DataError, match=r"priors: .*'user_liked_rate' is absent; make the ex"):
             write(folder, tmp_path / "out" if write is write_snapshot else store_of_redis.address)
-    statistics["priors"] = {"user_liked_rate": 0.1, "item_liked_rate": 0.3}
+    priors = {"user_liked_rate": 0.1, "item_liked_rate": 0.3, "user_topic_liked_rate": 0.2}
+    statistics["priors"] = priors
     (folder / "statistics.json").write_text(json.dumps(statistics))
     write_snapshot(folder, tmp_path / "out")
     load_snapshot(folder, store_of_redis.address)
@@ -268,6 +282,22 @@ def test_an_unknown_id_has_the_prior_and_no_labels(contract, tmp_path, store_of_
         assert unknown["user_liked_rate"].values.tolist() == [np.float32(0.1)]
         assert unknown["user_liked_count"].values.tolist() == [0]
         assert not unknown["age"].present.any()
+        rate, count = "user_topic_liked_rate", "user_topic_liked_count"
+        assert unknown[rate].values.tolist() == [np.float32(0.2)]
+        # Topics of ITEMS: news, missing, sport, news, 日本, missing; and i9, of whom nobody knows.
+        third = online.read(everything(rated, b"buckeroo", [*ITEMS, "i9"])).columns
+        assert third[count].values.tolist() == [30, 0, 1, 30, 2, 0, 0]
+        ones, labels = np.array([3, 0, 0, 3, 1, 0, 0]), np.array([30, 0, 1, 30, 2, 0, 0])
+        # (ones + 10 * .2) / (labels + 10)
+        assert third[rate].values == pytest.approx((ones + 2) / (labels + 10))
+        assert third[rate].present.all()
+        assert third[rate].values.dtype == np.float32
+        # What the request says of topics counts, not what the store holds.
+        given = Column(bytes_of(["日本", "news"]), np.array([True, False]))
+        query = FeatureQuery(b"buckeroo", [], bytes_of(["i1", "i2"]), [count], {"topic": given})
+        assert online.read(query).columns[count].values.tolist() == [2, 0]
+        nobody = FeatureQuery(None, [], bytes_of(["i1"]), [rate])
+        assert online.read(nobody).columns[rate].values.tolist() == [np.float32(0.2)]
         online.close()
 
 
