@@ -54,13 +54,18 @@ class CrossRates:
         Returns:
             (B,) float64 by feature; of a candidate without a category, as of one without labels.
         """
-        found = {}
+        found, windows, recents = Columns(), {}, {}
         for name, rule in self._config.contract.crosses().items():
             category, wait = str(rule.category), self._waits[rule.task]
             asked = queries.select("user", "time", pl.col(category).alias(CATEGORY + category))
-            past = self._past[category]
-            total = past.totals(LABEL + rule.task, past.closed(asked, wait, rule.within))
-            recent = self._recent(category, asked.with_columns(pl.col("time") - wait), rule.most)
+            past, span, kept = self._past[category], (rule.within, wait), (rule.most, wait)
+            if (category, span) not in windows:
+                windows[category, span] = past.closed(asked, wait, rule.within)
+            if (category, kept) not in recents:
+                shifted = asked.with_columns(pl.col("time") - wait)
+                recents[category, kept] = self._recent(category, shifted, rule.most)
+            recent = recents[category, kept]
+            total = past.totals(LABEL + rule.task, windows[category, span])
             total = Totals(np.where(recent, total.sums, 0.0), np.where(recent, total.counts, 0.0))
             if isinstance(rule, LabelCount):
                 found[name] = pl.Series(total.counts)
