@@ -152,17 +152,19 @@ def dcn(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
     x = np.log1p(np.maximum(data.x["train"][:, numeric], 0))
     mean, deviation = np.nanmean(x, axis=0), np.nanstd(x, axis=0) + 1e-6
 
+    sizes = [int(np.nanmax(data.x["train"][:, c], initial=0)) + 2 for c in data.categories]
+
     def encode(table: np.ndarray) -> dict[str, np.ndarray]:
         # Trees need no scale; a network does: logarithm, standardised, and a flag where missing.
         values = (np.log1p(np.maximum(table[:, numeric], 0)) - mean) / deviation
         flags = np.isnan(values)
         codes = np.nan_to_num(table[:, data.categories], nan=-1).astype(np.int32) + 1
+        codes = np.where(codes < sizes, codes, 1)  # not in training: as other ids
         return {
             "codes": codes,
             "numbers": np.concatenate([np.where(flags, 0, values), flags], axis=1).astype("f4"),
         }
 
-    sizes = [int(np.nanmax(data.x["train"][:, c], initial=0)) + 2 for c in data.categories]
     codes = keras.Input((len(sizes),), dtype="int32", name="codes")
     numbers = keras.Input((2 * len(numeric),), name="numbers")
     parts = [
