@@ -29,6 +29,8 @@ from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.export.frozen import weights as frozen_weights
 from multigate.model.ranker.ranker import Ranker
 
+_ROUNDING = 1e-6  # change of a measure that another order of sums can make
+
 log = logging.getLogger(__name__)
 
 _MOST_ROWS = 32_768
@@ -208,7 +210,8 @@ def judge(
         if task.type == "binary":
             losses["log_loss"] = _loss(before[name]["log_loss"], after[name]["log_loss"], True)
         limits = tasks.summaries(resamples, labels[:, t], losses)
-        if limits[metric]["value"] is None or not any(part["value"] for part in limits.values()):
+        changes = [abs(part["value"] or 0.0) for part in limits.values()]
+        if limits[metric]["value"] is None or max(changes) < _ROUNDING:
             continue
         values = {key: (float(before[name][key][0]), float(after[name][key][0])) for key in losses}
         found[name] = _change(metric, values, limits)

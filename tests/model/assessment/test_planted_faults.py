@@ -429,6 +429,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
         "slices": {"rows": [look]},
         "findings": ["Expert 2 is never used.", "Every task uses all."],
         "transfer": {"sentences": ["click is worse, beyond chance: negative transfer."]},
+        "baseline": None,
         "stability": {"differences": ["Some runs have the same seed."]},
     }
     assert warnings(found) == [

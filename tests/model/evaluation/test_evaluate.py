@@ -140,7 +140,7 @@ def test_damaged_checkpoints(tiny: Any, trained: Path, tmp_path: Path) -> None:
         checkpoint.load(broken)
     config["model"]["experts"] = {"count": 4, "units": [9]}
     write_json(broken / "config.json", config)
-    with pytest.raises(ModelError, match=r"expected shape \(22, 9\), received \(22, 8\)"):
+    with pytest.raises(ModelError, match=r"expected shape \(24, 9\), received \(24, 8\)"):
         checkpoint.load(broken)
     (broken / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):

@@ -418,10 +418,15 @@ def test_a_training_warns_on_stderr_and_in_its_results(
     for path in (folder / "validation").glob("*.parquet"):
         opposite = [-pl.col(f"label/{task}") + 1 for task in ("click", "like")]
         pl.read_parquet(path).with_columns(opposite).write_parquet(path)
-    config = tiny.make_config(train=tiny.config.train.model_dump() | {"epochs": 3, "patience": 3})
+    options = {
+        "epochs": 3,
+        "patience": 3,
+        "monitor": "click",
+    }  # the labels of dwell stay as they are
+    config = tiny.make_config(train=tiny.config.train.model_dump() | options)
     result = train.train(config, folder, tmp_path / "c")
     lines = capsys.readouterr().err.splitlines()
     assert result["best_epoch"] == 1
-    assert result["warnings"][0].startswith("the first of 3 epochs was kept: quality by ")
+    assert result["warnings"][0].startswith("the first of 3 epochs was kept: click by ")
     assert [f"warning: {warning}" for warning in result["warnings"]] == lines[4:]
     assert checkpoint.read_warnings(tmp_path / "c") == result["warnings"]
