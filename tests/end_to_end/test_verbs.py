@@ -45,14 +45,17 @@ def test_examples_print_where_the_rows_went(small_run, call, tmp_path):
 
 def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_path):
     run, page = small_run.root / "run", tmp_path / "report.html"
-    folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
-    status, out, err = call("evaluate", *folders, "--report", page, "--json")
+    examples = ("--examples", run / "examples")
+    version = ("--version", run / "models/demo/1", "--config", "demo")
+    status, out, err = call("evaluate", *version, *examples, "--report", page, "--json")
     assert (status, err) == (0, [])
     stored = json.loads((run / "report.json").read_text())
     assert json.loads(out[-1]) | {"source": stored["source"]} == stored
     assert page.read_text().endswith("</html>\n")
     assert json.loads(page.with_suffix(".json").read_text()) == json.loads(out[-1])
-    status, out, err = call("evaluate", *folders, "--report", tmp_path / "no" / "report.html")
+    checkpoint = ("--checkpoint", run / "checkpoint")
+    no_page = ("--report", tmp_path / "no" / "report.html")
+    status, out, err = call("evaluate", *checkpoint, *examples, *no_page)
     assert status == 2
     assert "AUC" in "\n".join(out)  # what was computed is not lost
     (line,) = err
