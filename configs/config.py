@@ -154,19 +154,13 @@ class Config(Frozen):
                     )
 
     def _check_crosses(self) -> None:
-        """A rate by category is known of the examples' pairs of user and item only."""
+        """A rate by category depends on the user, so that no item table can hold it."""
         for name, rule in self.contract.crosses().items():
             if self.export.items != "none":
                 raise contradiction(
                     f"export.items: expected none, received {self.export.items}: feature {name!r} "
                     f"depends on the user and {rule.category!r}, and an item table holds only what "
                     "depends on the item"
-                )
-            if self.candidates.report_questions > 0:
-                raise contradiction(
-                    f"candidates.report_questions: expected 0, received "
-                    f"{self.candidates.report_questions}: feature {name!r} depends on the user and "
-                    f"{rule.category!r}, and the report ranks items that the user was not shown"
                 )
 
     def _check_closing(self) -> None:

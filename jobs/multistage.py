@@ -5,7 +5,9 @@ model, `rank` of the ranker. Both answer the same questions of the test split
 (`candidates.evaluation.make_questions`, `next_item`): which item does this user turn to next, of
 all items that the earlier splits name, without those that the user touched before? Item features
 are those of the item's latest row in the earlier splits; the candidate model's index has the
-vectors of the snapshot, as when it is served.
+vectors of the snapshot, as when it is served. A user's rates by category (`of: [user, topic]`) are
+those of the user's latest row of that category in the earlier splits, and those of no labels where
+there is none.
 
 The ranker scores every item by itself. Its list over the retrieved items is therefore its list over
 all items, with the others left out.
@@ -14,6 +16,7 @@ A question has one answer. At place r of a list, counted from 1, NDCG@10 = 1 / l
 the tenth place, or where the answer is not in the list, it is 0 (Järvelin and Kekäläinen, 2002).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -25,7 +28,7 @@ from multigate.candidates.evaluation import next_item_questions
 from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
-from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.contract import Contract, FrozenContract, LabelCount
 from multigate.configs.errors import ModelError
 from multigate.configs.files import SPLITS, TIME, ExamplesFolder
 from multigate.model.data.encoding import Encoder
@@ -98,26 +101,30 @@ def report(
         limit: largest number of questions; a sample with a fixed seed where there are more.
 
     Raises:
-        ModelError: a version cannot be loaded, the contracts differ, or they have rates by
-            category.
+        ModelError: a version cannot be loaded, or the contracts differ.
         DataError: the examples cannot be read.
     """
     encoder = Encoder.read(examples)
-    _refuse_crosses(encoder.contract)
     first, second = _load(candidates, ranker, examples)
     contract = encoder.contract
     pairs, items, questions = next_item_questions(examples, encoder, first.positives(), limit)
     largest = max(retrieved)
     reached = np.zeros((len(questions), len(retrieved)), bool)
     gains = np.zeros((len(questions), len(retrieved) + 1))
-    raw_items = _latest(examples, contract, items)
+    earlier = _earlier(examples, contract)
+    table = _latest(earlier, contract, items)
+    names = [name for name, _ in contract.of_side("item") if name not in contract.crosses()]
+    raw_items = raw_values(contract, table.to_arrow(), names)
+    rates = _CategoryRates(contract, earlier, encoder.statistics.priors)
     for row, user, found in first.retrieved(contract, pairs, questions, items, largest):
         answers = questions.answers[row].indices
         if not len(answers):
             continue
         answer = int(answers[0])
         seen = questions.seen[row].indices
-        scores = second.scores(user, raw_items, len(items)).astype(np.float64)
+        asked = pairs.table.row(int(questions.rows[row]), named=True)
+        given = raw_items | rates.of(asked, table)
+        scores = second.scores(user, given, len(items)).astype(np.float64)
         scores[seen] = -np.inf
         better = scores > scores[answer]
         better[:answer] |= scores[:answer] == scores[answer]  # ties keep the catalogue's order
@@ -171,32 +178,81 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ra
     return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
 
 
-def _refuse_crosses(contract: Contract) -> None:
-    """Refuse features of a user and an item together: examples hold few of these pairs.
+def _earlier(examples: Path, contract: Contract) -> pl.DataFrame:
+    """The rows of the splits before the test split, oldest first: the user and the item's side.
 
     Raises:
-        ModelError: there is one.
+        DataError: a split cannot be read.
     """
-    for name, rule in contract.crosses().items():
-        raise ModelError(
-            f"feature {name!r}: a rate of the user by {rule.category!r} is not known of every user "
-            "and item, and this report ranks all items for each user; measure a ranker without "
-            "rates by category (of: [user, ...])"
-        )
+    contexts = [name for name in _categories(contract) if contract.features[name].side == "context"]
+    names = [contract.user, *contexts, *(name for name, _ in contract.of_side("item")), TIME]
+    parts = [pl.DataFrame(read_rows(examples, split, names).table) for split in SPLITS[:-1]]
+    return pl.concat(parts).sort(TIME, nulls_last=False, maintain_order=True)
 
 
-def _latest(examples: Path, contract: Contract, items: Catalogue) -> Raw:
-    """Raw features of the items, each from its latest row in the earlier splits."""
-    names = [name for name, _ in contract.of_side("item")]
-    parts = [
-        pl.DataFrame(read_rows(examples, split, [*names, TIME]).table) for split in SPLITS[:-1]
-    ]
+def _categories(contract: Contract) -> list[str]:
+    """The features that rates by category are looked up by."""
+    return sorted({str(rule.category) for rule in contract.crosses().values()})
+
+
+def _latest(earlier: pl.DataFrame, contract: Contract, items: Catalogue) -> pl.DataFrame:
+    """The latest row of each item."""
     table = (
-        pl.concat(parts)
-        .sort(TIME, nulls_last=False, maintain_order=True)
-        .unique(contract.item, keep="last")
+        earlier.unique(contract.item, keep="last")
         .filter(pl.col(contract.item).is_not_null())
         .sort(contract.item)
     )
     assert table[contract.item].to_list() == items.ids.tolist()
-    return raw_values(contract, table.to_arrow(), names)
+    return table
+
+
+class _CategoryRates:
+    """Each user's rates by category, from the user's latest row of the category.
+
+    Args:
+        contract: says which features are rates by category.
+        earlier: rows, oldest first.
+        priors: by feature, the rate without any label.
+    """
+
+    def __init__(
+        self, contract: Contract, earlier: pl.DataFrame, priors: Mapping[str, float]
+    ) -> None:
+        self._contract = contract
+        self._latest = {}
+        for category in _categories(contract):
+            rules = contract.crosses().items()
+            names = [name for name, rule in rules if rule.category == category]
+            latest = earlier.select(contract.user, category, *names).unique(
+                [contract.user, category], keep="last", maintain_order=True
+            )
+            self._latest[category] = latest.partition_by(
+                contract.user, as_dict=True, include_key=False
+            )
+        self._without_labels = {
+            name: 0.0 if isinstance(rule, LabelCount) else priors[name]
+            for name, rule in contract.crosses().items()
+        }
+
+    def of(self, asked: Mapping[str, Any], items: pl.DataFrame) -> Raw:
+        """The rates of one user for all items, I rows each.
+
+        Args:
+            asked: the question's row, with the user and the context.
+            items: I rows of the item's side.
+        """
+        rules, user = self._contract.crosses().items(), (asked[self._contract.user],)
+        found: Raw = {}
+        for category, latest in self._latest.items():
+            of_item = self._contract.features[category].side == "item"
+            dtype = items.schema[category]
+            values = items[category] if of_item else [asked[category]] * len(items)
+            table = pl.DataFrame({category: pl.Series(values, dtype=dtype)})
+            names = [name for name, rule in rules if rule.category == category]
+            absent = [pl.lit(self._without_labels[name]).alias(name) for name in names]
+            if user in latest:
+                table = table.join(latest[user], on=category, how="left", maintain_order="left")
+                absent = [pl.col(name).fill_null(self._without_labels[name]) for name in names]
+            table = table.with_columns(absent)
+            found |= raw_values(self._contract, table.to_arrow(), names)
+        return found

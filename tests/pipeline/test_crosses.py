@@ -244,10 +244,6 @@ def test_a_planted_leak_is_found(leak, event_config, monkeypatch, tmp_path):
             "last is for categories, of: [user, topic]; received of: user",
         ),
         ({"contract.features.rate.side": "user"}, "of the user and the topic is of side 'item'"),
-        (
-            {"candidates.report_questions": 100},
-            "candidates.report_questions: expected 0, received 100: feature 'rate' depends on",
-        ),
         ({"export.items": "features"}, "export.items: expected none, received features: feature"),
     ],
 )
