@@ -71,6 +71,9 @@ def make_case(
     values = load(shape).model_dump(mode="json")
     task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
     values["contract"]["tasks"] = {f"task_{number}": task for number in range(tasks)}
+    for feature in values["contract"]["features"].values():
+        for kind in ("label_count", "label_rate", "label_mean"):
+            feature.pop(kind, None)  # the model sees a number; the labels' tasks are not here
     values["model"] = {
         "embedding_dim": values["model"]["embedding_dim"],
         "experts": {"count": experts, "units": units},

@@ -319,7 +319,7 @@ def test_rates_need_labels_that_close():
 
 
 def test_rates_of_columns_need_the_time_when_they_are_complete():
-    values = load("demo").model_dump(mode="json", exclude_unset=True)
+    values = preset("demo")
     values["contract"]["features"].pop("recent_clicks")
     values["contract"]["rates"] = {"of": ["item"], "tasks": ["share"]}
     parse(Config, values, "x.yaml")

@@ -1,8 +1,10 @@
 """The contract: fingerprints, derived names and its file."""
 
 import json
+from importlib.resources import files
 
 import pytest
+import yaml
 
 from multigate.configs import ConfigError, DataError, FrozenContract, load
 from multigate.configs.contract import Contract, fingerprint
@@ -97,14 +99,21 @@ def test_contract_file_round_trips_and_detects_edits(tmp_path):
         FrozenContract.read(tmp_path / "absent.json")
 
 
+def without_rates() -> dict:
+    """Deskdrop's contract as its file has it, without rates."""
+    preset = files("multigate.configs.presets").joinpath("deskdrop.yaml")
+    values = yaml.safe_load(preset.read_text(encoding="utf-8"))["contract"]
+    del values["rates"]
+    return values
+
+
 def with_rates(**rates) -> Contract:
-    """Deskdrop's contract with rates."""
-    values = load("deskdrop").contract.model_dump(mode="json")
-    return parse(Contract, values | {"rates": rates}, "with rates")
+    """Deskdrop's contract with other rates than its own."""
+    return parse(Contract, without_rates() | {"rates": rates}, "with rates")
 
 
 def test_rates_become_explicit_features():
-    plain = load("deskdrop").contract
+    plain = parse(Contract, without_rates(), "plain")
     contract = with_rates(of=["user", "item"], tasks=["view", "dwell", "like"], within="28d")
     made = {n: f for n, f in contract.features.items() if n not in plain.features}
     assert list(made) == [
@@ -202,7 +211,7 @@ def test_wrong_features_over_labels_are_named(made, message):
 
 
 def test_a_name_that_rates_would_take_twice_is_refused():
-    values = load("deskdrop").contract.model_dump(mode="json")
+    values = without_rates()
     values["features"]["user_like_rate"] = feature(count={"of": "user", "events": ["LIKE"]})
     values["rates"] = {"of": ["user"], "tasks": ["like"]}
     with pytest.raises(ConfigError, match="rates: makes a feature 'user_like_rate', and features"):

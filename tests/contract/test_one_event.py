@@ -6,6 +6,7 @@ that of the Keras model on the pipeline's row.
 """
 
 import json
+import math
 
 import numpy as np
 import polars as pl
@@ -21,6 +22,8 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.rpc.server import Server
 
 KNOWN_AFTER = 600  # seconds, as the preset says
+STRENGTH = 10  # of the priors of rates
+BY_KEY = {"user": ("user_id",), "item": ("item_id",), "user_topic": ("user_id", "topic")}
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +51,41 @@ def event(raw_log):
     )
 
 
+def labels_of(line):
+    """A line's labels by task, None where masked, as rates read them."""
+    names = ("click", "share", "like", "dislike", "follow", "rating")
+    return {name: line[name] for name in names} | {
+        "deep_click": float(line["dwell"] >= 30),
+        "dwell": math.log1p(line["dwell"]) if line["click"] else None,
+    }
+
+
+@pytest.fixture(scope="module")
+def rates(event, raw_log, small_run):
+    """The event's rates, added up from the lines whose labels had closed before it."""
+    statistics = json.loads((small_run.root / "run/examples/statistics.json").read_text())
+    closed = [line for line in raw_log if line["time"] + KNOWN_AFTER < event["time"]]
+    found = {}
+    for key, columns in BY_KEY.items():
+        of_key = [line for line in closed if all(line[c] == event[c] for c in columns)]
+        for task in small_run.config.contract.tasks:
+            labels = [labels_of(line)[task] for line in of_key]
+            labels = [label for label in labels if label is not None]
+            name = f"{key}_{task}_"
+            found[f"{name}count"] = len(labels)
+            kind = "mean" if task in ("dwell", "rating") else "rate"
+            if kind == "rate" or key != "user_topic":
+                prior = statistics["priors"][name + kind]
+                total = sum(labels) + STRENGTH * prior
+                found[name + kind] = total / (len(labels) + STRENGTH)
+    assert set(found) == set(small_run.config.contract.label_counters())
+    assert all(found[f"{key}_click_count"] for key in BY_KEY)
+    return found
+
+
 @pytest.fixture(scope="module")
 def features(event, raw_log):
-    """The event's features as a client makes them from the raw log."""
+    """The event's other features as a client makes them from the raw log."""
     clicks = pl.DataFrame(
         [
             {"user": line["user_id"], "time": line["time"] + KNOWN_AFTER, "item": line["item_id"]}
@@ -82,6 +117,11 @@ def test_the_pipelines_features_are_the_clients(features, row):
     assert {name: stored[name] for name in features} == features
 
 
+def test_the_pipelines_rates_are_the_clients(rates, row):
+    stored = row.to_pylist()[0]
+    assert {name: stored[name] for name in rates} == pytest.approx(rates, rel=1e-7)  # float32
+
+
 def test_labels_follow_from_the_line(event, row, small_run):
     stored = row.to_pylist()[0]
     for name in ("click", "share", "like", "dislike", "follow", "rating"):
@@ -92,7 +132,25 @@ def test_labels_follow_from_the_line(event, row, small_run):
     assert 0 <= stored["position"] < SLOTS
 
 
-def test_the_served_score_is_the_models(features, row, small_run):
+def rank(client, contract, features):
+    """What the server says of one item, with every feature in the request."""
+    sides = {
+        side: {name: features[name] for name, _ in contract.of_side(side)}
+        for side in ("user", "context", "item")
+    }
+    item_id = sides["item"].pop("item_id")
+    columns = {name: [value] for name, value in sides["item"].items()}
+    (item,) = client.rank(
+        "demo",
+        user=sides["user"],
+        context=sides["context"],
+        item_ids=[item_id],
+        columns=columns,
+    )
+    return item
+
+
+def test_the_served_score_is_the_models(features, rates, row, small_run):
     ranker, encoder, config, _ = checkpoint.load(small_run.root / "run/checkpoint")
     encoded = encoder(row)
     logits = {task: np.asarray(z) for task, z in ranker(encoded, training=False).items()}
@@ -104,14 +162,7 @@ def test_the_served_score_is_the_models(features, row, small_run):
     base = small_run.root / "run/models/demo"
     options = ServerOptions(model_name="demo", model_base_path=base, port=0, watch_rate=1.0)
     with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=30) as client:
-        user = {name: features[name] for name in ("user_id", "country", "age", "recent_clicks")}
-        (item,) = client.rank(
-            "demo",
-            user=user,
-            context={"hour": features["hour"]},
-            item_ids=[features["item_id"]],
-            columns={name: [features[name]] for name in ("topic", "tags", "length")},
-        )
+        item = rank(client, config.contract, features | rates)
     assert item["tasks"] == pytest.approx(expected, rel=1e-5)
     weights = {name: task.score_weight for name, task in config.contract.tasks.items()}
     combined = sum(weights[name] * score for name, score in expected.items())
@@ -125,12 +176,14 @@ def test_the_served_score_is_the_models(features, row, small_run):
     assert counted == evaluated
 
 
-def test_every_feature_reaches_the_graph(features, small_run):
+def test_every_feature_reaches_the_graph(features, rates, small_run):
     """No input is read and then forgotten: each feature's change changes some score."""
     options = ServerOptions(
         model_name="demo", model_base_path=small_run.root / "run/models/demo", port=0
     )
-    changes = {
+    contract = small_run.config.contract
+    changes = {name: value + 1 for name, value in rates.items()}
+    changes |= {
         "user_id": "u0000",
         "country": None,
         "age": 18 if features["age"] > 40 else 70,
@@ -141,18 +194,11 @@ def test_every_feature_reaches_the_graph(features, small_run):
         "length": 1.0,
         "recent_clicks": ["i0002"],
     }
+    assert set(changes) == set(contract.features) - {contract.position}
     with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=30) as client:
 
         def score(changed: dict) -> dict:
-            values = features | changed
-            (item,) = client.rank(
-                "demo",
-                user={n: values[n] for n in ("user_id", "country", "age", "recent_clicks")},
-                context={"hour": values["hour"]},
-                item_ids=[values["item_id"]],
-                columns={name: [values[name]] for name in ("topic", "tags", "length")},
-            )
-            return item["tasks"]
+            return rank(client, contract, features | rates | changed)["tasks"]
 
         base = score({})
         assert score({}) == base

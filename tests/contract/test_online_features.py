@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.contract import FrozenContract
 from multigate.configs.files import TIME
-from multigate.configs.sections.base import parse
 from multigate.configs.sections.pipeline import TimeSplit
 from multigate.jobs.export import export
 from multigate.model.data.raw import raw_values
@@ -66,14 +65,6 @@ def as_of(config, cut_off):
     return config.model_copy(update={"pipeline": config.pipeline.model_copy(update=change)})
 
 
-def with_rates(config):
-    """The configuration with rates of the user's and the item's past labels."""
-    values = config.contract.model_dump(mode="json")
-    rates = {"of": ["user", "item"], "tasks": "all"}
-    contract = parse(Contract, values | {"rates": rates}, "test")
-    return config.model_copy(update={"contract": contract})
-
-
 @pytest.fixture(scope="module")
 def events(real_data):
     """Of some 90 users up to the cut-off."""
@@ -94,7 +85,7 @@ def run(events, small_config, tmp_path_factory):
     A few users have two last views of the same second, from different regions: they have none. A
     repeated view (`collapse`) is none of the last: the snapshot takes the region of the kept one.
     """
-    config = as_of(with_rates(small_config("deskdrop")), CUT_OFF)
+    config = as_of(small_config("deskdrop"), CUT_OFF)
     seconds = pl.col("timestamp").cast(pl.Int64)
     views = events.filter(pl.col("eventType") == "VIEW").sort(seconds)
     since = (seconds - seconds.shift()).over("personId", "contentId")
@@ -178,6 +169,8 @@ def test_stored_features_are_those_of_the_rows(run, rows):
     store = OnlineFeatures(contract, snapshot, clock=None)
     names = {side: list(stored_features(contract, side)) for side in ("user", "item")}
     assert len(names["user"]) + len(names["item"]) == len(contract.features) - 2
+    assert {"user_like_rate", "user_dwell_mean"} <= set(names["user"])
+    assert {"item_like_rate", "item_dwell_mean"} <= set(names["item"])
     for row in rows.to_pylist():
         ids = np.array([row["item_id"].encode()], object)
         query = FeatureQuery(row["user_id"].encode(), names["user"], ids, names["item"])

@@ -42,16 +42,28 @@ def by_hand(trained, ranker):
     asked = make_questions(splits[:2], splits[2], items, "next_item", QUESTIONS)
     names = {side: [name for name, _ in contract.of_side(side)] for side in ("user", "item")}
     names["user"] += [name for name, _ in contract.of_side("context")]
+    priors, crosses = encoder.statistics.priors, [*contract.crosses()]
+    assert "user_topic_like_rate" in crosses
+    without_labels = {name: priors[name] if "rate" in name else 0.0 for name in crosses}
     rows = pl.concat(
-        pl.read_parquet(path).select(*names["item"], TIME)
+        pl.read_parquet(path).select(contract.user, *names["item"], TIME)
         for split in SPLITS[:2]
         for path in sorted((trained.examples / split).glob("*.parquet"))
     ).sort(TIME, maintain_order=True)
     first, second = tf.saved_model.load(str(trained.version)), tf.saved_model.load(str(ranker))
     weights = np.array([[task.score_weight for task in contract.tasks.values()]], np.float32)
 
+    def row_of(user, item):
+        """The item's latest row, with the rates of the user's latest row of its topic."""
+        (found,) = rows.filter(pl.col(contract.item) == item).tail(1).to_dicts()
+        of_topic = (pl.col(contract.user) == user) & (pl.col("topic") == found["topic"])
+        known = rows.filter(of_topic).tail(1).select(crosses).to_dicts()
+        kinds.add(bool(known))
+        return found | (known[0] if known else without_labels)
+
     def places(user, candidates, answer):
-        table = pl.concat(rows.filter(pl.col(contract.item) == item).tail(1) for item in candidates)
+        (user_id,) = user[contract.user].tolist()
+        table = pl.DataFrame([row_of(user_id, item) for item in candidates], schema=rows.schema)
         raw = user | raw_values(contract, table.to_arrow(), names["item"])
         raw |= {"user_index": np.zeros(len(candidates), np.int32), "task_weights": weights}
         found = second.signatures["rank"](**{n: tf.constant(v) for n, v in raw.items()})["score"]
@@ -59,6 +71,7 @@ def by_hand(trained, ranker):
         best = [candidates[number] for number in order]
         return 1 + best.index(answer) if answer in best else None
 
+    kinds = set()
     for number, row in enumerate(asked.rows):
         right = asked.answers[number].indices
         if not len(right):
@@ -76,6 +89,7 @@ def by_hand(trained, ranker):
         kept = [item for item in found if item in known and item not in seen]
         everything = [item for item in items.ids if item not in seen]
         yield places(user, kept[:N], answer), places(user, everything, answer)
+    assert kinds == {True, False}  # topics with rates of the user, and topics without
 
 
 def test_it_is_what_the_stages_give_by_hand(measured, trained, ranker):
@@ -107,8 +121,8 @@ def test_models_of_different_contracts_are_refused(trained, ranker, tmp_path):
     shutil.copytree(trained.version, other)
     path = other / "assets.extra" / "contract.json"
     contract = trained.config.contract
-    fewer = {name: task for name, task in contract.tasks.items() if name != [*contract.tasks][-1]}
-    changed = contract.model_copy(update={"tasks": fewer})
+    fewer = {name: feature for name, feature in contract.features.items() if name != "age"}
+    changed = contract.model_copy(update={"features": fewer})
     frozen = FrozenContract(
         contract=changed,
         schema_fingerprint=changed.schema_fingerprint(),
