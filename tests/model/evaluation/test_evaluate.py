@@ -156,6 +156,7 @@ def test_a_transformed_label_is_measured_on_both_scales() -> None:
     e = np.e
     task = {"group": "engagement", "type": "regression", "label": {"rule": "column", "column": "x"}}
     values = load("demo").contract.model_dump(mode="json")
+    values["features"] = {name: values["features"][name] for name in ("user_id", "item_id")}
     values["tasks"] = {"dwell": task | {"transform": "log1p", "weight": 0.5}}
     contract = parse(Contract, values, "x")
     labels = np.array([[0.0], [e**2 - 1], [np.nan]], np.float32)
