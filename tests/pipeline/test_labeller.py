@@ -203,6 +203,11 @@ def starts_of(examples):
 def test_deskdrop(negatives, real_data, read_examples, tmp_path):
     folder = real_data("deskdrop/users_interactions.csv.zip").parent
     config = load("deskdrop")
+    # Plain loops over all past labels: two of the rates take long enough, and the others are alike.
+    rates = set(config.contract.label_counters()) - {"user_like_rate", "item_like_rate"}
+    features = {n: f for n, f in config.contract.features.items() if n not in rates}
+    contract = config.contract.model_copy(update={"features": features})
+    config = config.model_copy(update={"contract": contract})
     if not negatives:
         pipeline = config.pipeline.model_copy(update={"negatives": None})
         config = config.model_copy(update={"pipeline": pipeline})
