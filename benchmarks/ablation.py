@@ -6,7 +6,7 @@
 Makes the examples once with as-of rates and once without, trains each variant with each seed and
 measures the test split: AUC of binary tasks, RMSE over the label's deviation on the training scale
 of regression tasks, after an affine fit on the validation split (an export calibrates).  Each run
-is one line of FOLDER/rows-NAME.jsonl: started again, the benchmark goes on where it was stopped.
+is one line of WORK/ablation-NAME.jsonl: started again, the benchmark goes on where it was stopped.
 Prints a table, writes it into the page between its marks, and prints one JSON line last.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from papers.rows import Row, Rows, cell, replace_table
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -48,21 +49,16 @@ def main() -> None:
     from multigate.configs import load
 
     name = load(options.config).name
-    path = options.work / f"rows-{name}.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    done = {(row["variant"], row["seed"]) for row in rows}
-    for seed in range(options.seeds):
-        for variant in VARIANTS:
-            if (variant, seed) not in done:
-                row = {"variant": variant, "seed": seed} | run(options, variant, seed)
-                rows.append(row)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-    table = draw(rows)
-    print(table)
+    rows = Rows(f"ablation-{name}", ("variant", "seed"), options.work)
+    wanted = [
+        {"variant": variant, "seed": seed} for seed in range(options.seeds) for variant in VARIANTS
+    ]
+    rows.run(wanted, lambda key: run(options, key["variant"], key["seed"]))
+    lines = draw(rows.read())
+    print("\n".join(lines))
     if options.page is not None:
-        write(options.page, name, table)
-    print(json.dumps({"rows": len(rows)}))
+        replace_table(options.page, f"ablation {name}", lines)
+    print(json.dumps({"rows": len(rows.read())}))
 
 
 def run(options: argparse.Namespace, variant: str, seed: int) -> dict[str, Any]:
@@ -129,36 +125,19 @@ def measure(checkpoint: Path, examples: Path) -> dict[str, Any]:
     return {"measures": found}
 
 
-def draw(rows: list[dict[str, Any]]) -> str:
-    """The table in Markdown: mean over the seeds, and the deviation between them."""
+def draw(rows: list[Row]) -> list[str]:
+    """The table in Markdown: mean over the seeds, and its standard error."""
     tasks = list(rows[0]["measures"])
-    seeds = len({row["seed"] for row in rows})
     lines = [
-        f"| {seeds} seeds | " + " | ".join(tasks) + " |",
+        f"| {len({row['seed'] for row in rows})} seeds | " + " | ".join(tasks) + " |",
         "| --- |" + " --- |" * len(tasks),
     ]
     for variant in VARIANTS:
-        of_variant = [row["measures"] for row in rows if row["variant"] == variant]
-        if not of_variant:
-            continue
-        cells = []
-        for task in tasks:
-            values = [measures[task] for measures in of_variant]
-            spread = f" ± {np.std(values):.3f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.3f}{spread}")
-        lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def write(page: Path, name: str, table: str) -> None:
-    """Replace what stands between the page's marks for this data set."""
-    begin, end = f"<!-- ablation {name} -->", "<!-- end -->"
-    text = page.read_text(encoding="utf-8")
-    before, found, after = text.partition(begin)
-    if not found or end not in after:
-        raise SystemExit(f"{page}: expected the marks {begin} and {end}")
-    rest = after[after.index(end) :]
-    page.write_text(f"{before}{begin}\n\n{table}\n\n{rest}", encoding="utf-8")
+        found = [row["measures"] for row in rows if row["variant"] == variant]
+        if found:
+            cells = [cell([measures[task] for measures in found], 3) for task in tasks]
+            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
+    return lines
 
 
 if __name__ == "__main__":

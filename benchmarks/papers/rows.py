@@ -19,12 +19,13 @@ class Rows:
     """The rows of one table.
 
     Args:
-        name: of the table; the file is `docs/results/papers/<name>.jsonl`.
+        name: of the table; the file is `<folder>/<name>.jsonl`.
         key: names of the values that tell a run from the others.
+        folder: `docs/results/papers` by default.
     """
 
-    def __init__(self, name: str, key: tuple[str, ...]) -> None:
-        self.path = RESULTS / f"{name}.jsonl"
+    def __init__(self, name: str, key: tuple[str, ...], folder: Path = RESULTS) -> None:
+        self.path = folder / f"{name}.jsonl"
         self.key = key
 
     def read(self) -> list[Row]:

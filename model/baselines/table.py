@@ -21,12 +21,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    LENGTH,
+    MATCH,
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+)
 from multigate.configs.errors import DataError
+from multigate.model.data.encoding import as_ids
 from multigate.model.data.rows import Rows
 
 MOST_FREQUENT = 2_000
-COUNT, LENGTH, MATCH = "__count", "__length", "__match"
+COUNT = "__count"
+"""Suffix of the column with the number of training rows of an id."""
 _ROWS_AT_ONCE = 1 << 18  # bounds the memory of raw text
 
 
@@ -122,7 +131,7 @@ def matches(contract: Contract, rows: Rows, name: str) -> np.ndarray:
     row = np.repeat(np.arange(len(rows)), lengths)
     column = _whole(rows, name)
     try:
-        entries = _as_ids(column.flatten(), feature.dtype)
+        entries = as_ids(column.flatten(), feature.dtype)
     except pa.ArrowInvalid as error:
         raise _wrong_type(rows, name, column, error) from None
     candidates = _ids(rows, contract.item, feature.dtype).take(pa.array(row))
@@ -174,17 +183,9 @@ def _ids(rows: Rows, name: str, dtype: str) -> pa.Array:
     """Raw ids of a column, null where missing."""
     column = _whole(rows, name)
     try:
-        return _as_ids(column, dtype)
+        return as_ids(column, dtype)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _wrong_type(rows, name, column, error) from None
-
-
-def _as_ids(column: pa.Array, dtype: str) -> pa.Array:
-    """Cast to the contract's dtype; empty text is missing, as for the encoder."""
-    if dtype == "int":
-        return column.cast(pa.int64())
-    column = column.cast(pa.string())
-    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
 
 
 def _numbers(rows: Rows, name: str) -> np.ndarray:

@@ -22,9 +22,10 @@ class TaskLosses(TypedDict):
 class Losses(TypedDict):
     """The losses of one epoch, counted from 1.
 
-    `loss` is what training minimises, `regularisation` the gates' part of it; `val_loss` is the
-    sum over tasks of the contract's weight times the task's validation loss.  `val_quality` is the
-    mean of the tasks' qualities (see `training.validation`); None where none is measured.
+    `loss` is what training minimises; `regularisation` is the part of it that the gates' terms and
+    the wide term's penalty make; `val_loss` is the sum over tasks of the contract's weight times
+    the task's validation loss.  `val_quality` is the mean of the tasks' qualities (see
+    `training.validation`); None where none is measured.
     `monitor` is what decides which epoch is kept: quality, loss or a task's name.
     """
 

@@ -208,11 +208,11 @@ class Encoder:
         """Raw ids, the default in the place of missing ones where the feature has one."""
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
-        column = _as_ids(column, feature.dtype)
+        column = as_ids(column, feature.dtype)
         return column.fill_null(feature.default) if feature.missing == "default" else column
 
     def _id_list(self, name: str, feature: IdListFeature, column: pa.Array) -> Encoded:
-        codes = self._codes(name, _as_ids(column.flatten(), feature.dtype))
+        codes = self._codes(name, as_ids(column.flatten(), feature.dtype))
         kept = _kept_values(column, feature)
         out = np.zeros((len(column), feature.max_length), np.int32)
         out[kept.row, kept.place] = codes[kept.at]
@@ -250,7 +250,7 @@ class Encoder:
         feature = self.contract.features[name]
         assert isinstance(feature, IdListFeature)
         kept = _kept_values(column, feature)
-        ids = _as_ids(column.flatten(), feature.dtype)
+        ids = as_ids(column.flatten(), feature.dtype)
         return kept, ids.take(pa.array(kept.at))
 
     def _number(self, name: str, feature: NumberFeature, column: pa.Array) -> Encoded:
@@ -302,7 +302,7 @@ class Encoder:
         feature = self.contract.features[name]
         assert isinstance(feature, IdFeature | IdListFeature)
         kind = pa.string() if feature.dtype == "string" else pa.int64()
-        return int(self._codes(name, _as_ids(pa.array([value], kind), feature.dtype))[0])
+        return int(self._codes(name, as_ids(pa.array([value], kind), feature.dtype))[0])
 
     def _codes(self, name: str, values: pa.Array) -> np.ndarray:
         """Codes (N,) int32 of ids that may be null."""
@@ -370,8 +370,8 @@ def _hash_distinct(values: pa.Array, buckets: int) -> np.ndarray:
     return hashed[np.asarray(distinct.indices.fill_null(-1))].astype(np.int32)
 
 
-def _as_ids(column: pa.Array, dtype: str) -> pa.Array:
-    """Cast to the dtype of the contract; empty text becomes null."""
+def as_ids(column: pa.Array, dtype: str) -> pa.Array:
+    """Raw ids (N,) cast to the dtype of the contract; empty text becomes null."""
     if dtype == "int":
         return column.cast(pa.int64())
     column = column.cast(pa.string())

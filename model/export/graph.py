@@ -219,11 +219,16 @@ class ServingGraph:
             raw = self._check_rows(raw)
         users = self._encode(raw, self.user_names)
         table = None if rows is None else self._items
-        items = self._encode(raw, self.item_names) if table is None else table.features(rows)
+        sent = self._encode(raw, self.item_names) if table is None else {}
+
+        def items(names: list[str] | None = None) -> dict[str, Tensor]:
+            # Only what is read: a table's column that is never read is not in the file.
+            return sent if table is None else table.features(rows, names)
+
         pair = self._pairs(raw, user_index, rows)
 
         def item_half() -> Tensor:
-            columns = self._embed(items, self._item_parts)
+            columns = self._embed(items(), self._item_parts)
             return columns if pair is None else tf.concat([columns, pair], axis=1)
 
         user_half = self._embed(users, self._user_parts)
@@ -241,7 +246,8 @@ class ServingGraph:
         def gate_input() -> Tensor:
             return self._in_order(halves._replace(item=item_half()) if known else halves)
 
-        return _Inputs(halves, gate_input, ids, self._wide_term(users, items, user_index))
+        known_items = items([name for name in self._wide if name in self.item_names])
+        return _Inputs(halves, gate_input, ids, self._wide_term(users, known_items, user_index))
 
     def _check_rows(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         """Refuse a call with fewer users than items: a single user would meet every item."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import keras
 
@@ -32,6 +32,8 @@ from multigate.model.ranker.wide import Counts, Wide
 
 if TYPE_CHECKING:  # JAX may not be installed
     from multigate.model.backend.devices import Devices
+
+Result = TypeVar("Result")
 
 
 class Forward(NamedTuple):
@@ -193,14 +195,19 @@ class Ranker(keras.Model):
         Without it JAX would compile every branch of the dispatch again at every call.  On
         TensorFlow, compiling takes longer than it saves in an evaluation.
         """
-        if backend.name() == "tensorflow":
-            return self.forward
+        return self.forward if backend.name() == "tensorflow" else self.jitted(self.forward)
+
+    def jitted(self, function: Callable[[dict[str, Tensor]], Result]) -> Callable[..., Result]:
+        """A function of encoded features, compiled by JAX; it may read this ranker's variables.
+
+        It reads them at each call: a later change of the weights counts.
+        """
         import jax
 
-        def compute(state: list[Tensor], encoded: Mapping[str, Tensor]) -> Forward:
+        def compute(state: list[Tensor], encoded: dict[str, Tensor]) -> Result:
             mapping = zip(self.variables, state, strict=True)
             with keras.StatelessScope(state_mapping=list(mapping)):
-                return self.forward(encoded)
+                return function(encoded)
 
         # Every process gets the whole results.
         compiled = jax.jit(compute, out_shardings=self.devices and self.devices.whole)

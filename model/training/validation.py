@@ -55,25 +55,18 @@ class Validated(NamedTuple):
 
 def make_forward(ranker: Ranker) -> Forward:
     """The ranker outside training, compiled for many batches; with positions if it validates so."""
-    if backend.name() == "tensorflow":
-        import tensorflow as tf
 
-        # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
-        compiled: Forward = tf.function(
-            lambda encoded: ranker(encoded, training=False), reduce_retracing=True
-        )
-        return compiled
-    import jax
+    def compute(encoded: dict[str, Any]) -> dict[str, Any]:
+        logits: dict[str, Any] = ranker(encoded, training=False)
+        return logits
 
-    def compute(state: list[Any], encoded: Any) -> dict[str, Any]:
-        mapping = zip(ranker.variables, state, strict=True)
-        with keras.StatelessScope(state_mapping=list(mapping)):
-            logits: dict[str, Any] = ranker(encoded, training=False)
-            return logits
+    if backend.name() != "tensorflow":
+        return ranker.jitted(compute)
+    import tensorflow as tf
 
-    # Every process gets the whole results.
-    jitted = jax.jit(compute, out_shardings=ranker.devices and ranker.devices.whole)
-    return lambda encoded: jitted([v.value for v in ranker.variables], encoded)
+    # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
+    compiled: Forward = tf.function(compute, reduce_retracing=True)
+    return compiled
 
 
 def validate(forward: Forward, feed: Feed, contract: Contract) -> Validated:

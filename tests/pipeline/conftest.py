@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from multigate.configs.files import SPLITS
 from multigate.configs.sections.base import parse
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
+
+START = 1_700_000_000
+"""First second of most logs of a few rows."""
 
 EVENTS: dict[str, Any] = {
     "name": "events",
@@ -218,6 +222,21 @@ def read_examples():
             for path in sorted((folder / name).glob("*.parquet"))
         ]
         return pl.concat(frames).sort("meta/impression")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def values(read_examples):
+    """Columns of the examples below a folder, by user, item, seconds since START and sampled."""
+
+    def read(folder: Path, names: Sequence[str]) -> dict[tuple[str, str, int, bool], list[Any]]:
+        found = {}
+        for row in read_examples(folder / "out").to_dicts():
+            seconds = int(row["meta/time"].timestamp()) - START
+            key = (row["user_id"], row["item_id"], seconds, row["meta/sampled"])
+            found[key] = [row[name] for name in names]
+        return found
 
     return read
 

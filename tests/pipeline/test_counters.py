@@ -58,17 +58,7 @@ def make(event_config, folder, *files, **changes):
     return run(config, folder, folder / "out")
 
 
-def values(read_examples, folder, names=NAMES):
-    rows = read_examples(folder / "out").to_dicts()
-    return {
-        (r["user_id"], r["item_id"], int(r["meta/time"].timestamp()) - T, r["meta/sampled"]): [
-            r[name] for name in names
-        ]
-        for r in rows
-    }
-
-
-def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
+def test_a_log_worked_out_by_hand(event_config, values, tmp_path):
     lines = [
         (0, "VIEW", "x", "a"),
         (10, "LIKE", "x", "a"),
@@ -87,7 +77,7 @@ def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
     rows = [f"{T + t},{event},{item},{user},,1," for t, event, item, user in lines]
     policy = {"per_positive": 3, "unmatched": "keep"}
     make(event_config, tmp_path / "log", rows, **{"pipeline.negatives": policy})
-    found = values(read_examples, tmp_path / "log")
+    found = values(tmp_path / "log", NAMES)
     # item_views_100s, item_feedback, item_age, item_likes_per_view, user_likes, user_rest
     assert found == {
         # Nobody had viewed x, and a nothing.
@@ -152,9 +142,9 @@ def baseline(event_config, tmp_path_factory):
     return folder, make(event_config, folder, random_lines(0), **RECENT)
 
 
-def test_plain_loops_agree(baseline, read_examples):
-    found, lines = values(read_examples, baseline[0]), random_lines(0)
-    listed = values(read_examples, baseline[0], ["recent", "liked"])
+def test_plain_loops_agree(baseline, values):
+    found, lines = values(baseline[0], NAMES), random_lines(0)
+    listed = values(baseline[0], ["recent", "liked"])
     listed = {key: set(recent) | set(liked) for key, (recent, liked) in listed.items()}
     assert sum(sampled for *_, sampled in found) > 200
     for (user, item, time, sampled), counters in found.items():
@@ -192,10 +182,10 @@ def test_neither_buckets_nor_files_nor_order_matter(
         assert (folder / name).read_bytes() == (baseline[0] / "out" / name).read_bytes()
 
 
-def test_later_events_change_no_earlier_example(baseline, event_config, read_examples, tmp_path):
+def test_later_events_change_no_earlier_example(baseline, event_config, values, tmp_path):
     later = [f"{int(x[:10]) + 901},{x[11:]}" for x in random_lines(7)]
     make(event_config, tmp_path / "log", random_lines(0), later, **RECENT)
-    more, before = values(read_examples, tmp_path / "log"), values(read_examples, baseline[0])
+    more, before = values(tmp_path / "log", NAMES), values(baseline[0], NAMES)
     assert len(more) > len(before) + 200
     assert {key: more[key] for key in before} == before
 

@@ -13,6 +13,7 @@ from multigate.pipeline.job import run
 
 T = 1_700_000_000
 HEADER = "time,event,item,user,session,value,device,shelf"
+NAMES = ("rate", "count")
 BASE = {
     "contract.tasks": {
         "view": {"group": "engagement", "type": "binary", "label": {"rule": "impression"}},
@@ -62,16 +63,6 @@ def make(event_config, folder, lines, **changes):
     return config
 
 
-def values(read_examples, folder, names=("rate", "count")):
-    rows = read_examples(folder / "out").to_dicts()
-    return {
-        (r["user_id"], r["item_id"], int(r["meta/time"].timestamp()) - T, r["meta/sampled"]): [
-            r[name] for name in names
-        ]
-        for r in rows
-    }
-
-
 def random_lines(seed, rows=400):
     rng = random.Random(seed)
     lines = [line(1, event, "i0", "u0") for event in ("DISLIKE", "BUY", "RATE")]
@@ -102,9 +93,9 @@ HAND = [
 ]
 
 
-def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
+def test_a_log_worked_out_by_hand(event_config, values, tmp_path):
     make(event_config, tmp_path / "log", HAND, **{"pipeline.negatives": None})
-    found = values(read_examples, tmp_path / "log")
+    found = values(tmp_path / "log", NAMES)
     expected = {
         (0, "x"): (0.1, 0),
         (40, "y"): (1.2 / 3, 1),
@@ -165,18 +156,18 @@ def test_negatives_have_the_rate_of_their_own_topic(made, read_examples):
     assert (sampled["rate"] != sampled["rate/logged"]).sum() > 30
 
 
-def test_a_limit_that_nobody_reaches_changes_nothing(made, event_config, read_examples, tmp_path):
+def test_a_limit_that_nobody_reaches_changes_nothing(made, event_config, values, tmp_path):
     for name, last in (("four", 4), ("fifty", None)):
         changes = {f"contract.features.{key}.label_{key}.last": last for key in ("rate", "count")}
         make(event_config, tmp_path / name, random_lines(0), **changes)
-    four, fifty = (values(read_examples, tmp_path / name) for name in ("four", "fifty"))
+    four, fifty = (values(tmp_path / name, NAMES) for name in ("four", "fifty"))
     assert four == fifty  # there are four topics
-    few = values(read_examples, made[0])
+    few = values(made[0], NAMES)
     assert all(few[key][1] in (0, four[key][1]) for key in few)
     assert sum(few[key] != four[key] for key in few) > 50
 
 
-def test_topics_of_a_dated_side_table(event_config, read_examples, tmp_path):
+def test_topics_of_a_dated_side_table(event_config, values, tmp_path):
     """x changes its topic at 60: a view counts for the topic that it had then."""
     (tmp_path / "log").mkdir()
     rows = ["id,since,topic", f"x,{T},news", f"x,{T + 60},music", f"y,{T},music"]
@@ -198,7 +189,7 @@ def test_topics_of_a_dated_side_table(event_config, read_examples, tmp_path):
     }
     config = event_config(**BASE | changes)
     run(config, tmp_path / "log", tmp_path / "log/out")
-    found = values(read_examples, tmp_path / "log")
+    found = values(tmp_path / "log", NAMES)
     assert found["a", "y", 40, False] == pytest.approx([0.1, 0])  # x was news at 0
     assert found["a", "x", 100, False] == pytest.approx([0.2 / 3, 1])  # y at 40
     audit(config, tmp_path / "log", tmp_path / "log/out")

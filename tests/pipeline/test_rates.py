@@ -81,16 +81,6 @@ def make(event_config, folder, lines, **changes):
     return config
 
 
-def values(read_examples, folder, names=NAMES):
-    rows = read_examples(folder / "out").to_dicts()
-    return {
-        (r["user_id"], r["item_id"], int(r["meta/time"].timestamp()) - T, r["meta/sampled"]): [
-            r[name] for name in names
-        ]
-        for r in rows
-    }
-
-
 def random_lines(seed, rows=500, until=950):
     rng = random.Random(seed)
     kinds = ["VIEW"] * 5 + ["LIKE"] * 3 + ["RATE"] * 2
@@ -103,7 +93,7 @@ def random_lines(seed, rows=500, until=950):
     return lines + [line(t, "BUY", "i0", "u0") for t in (1, 2)]
 
 
-def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
+def test_a_log_worked_out_by_hand(event_config, values, tmp_path):
     lines = [
         line(0, "VIEW", "x", "a"),
         line(10, "LIKE", "x", "a"),
@@ -128,7 +118,7 @@ def test_a_log_worked_out_by_hand(event_config, read_examples, tmp_path):
     assert set(priors) == {name for name in NAMES if not name.endswith("count")}
     p, r, d = 1 / 6, priors["user_rated_mean"], 35
     nothing = [0, p, 0, r, 0, d, 0]
-    found = values(read_examples, tmp_path / "log")
+    found = values(tmp_path / "log", NAMES)
     approximately = pytest.approx
     assert found["a", "x", 0, False] == approximately([*nothing, *nothing])
     # At 60, the like of the view at 0 has been there for 50 s, and the label closes only now.
@@ -195,16 +185,14 @@ def test_negatives_have_the_rates_of_their_own_item(made, read_examples):
         assert same[name].to_list() == same[f"{name}/logged"].to_list()
 
 
-def test_the_snapshot_holds_what_an_impression_at_the_cut_off_would(
-    event_config, read_examples, tmp_path
-):
+def test_the_snapshot_holds_what_an_impression_at_the_cut_off_would(event_config, values, tmp_path):
     lines = random_lines(0)
     make(event_config, tmp_path / "then", lines)
     items = [f"i{n}" for n in range(15)]
     lines += [line(1000, "VIEW", item, f"u{n % 10}") for n, item in enumerate(items)]
     later = {"pipeline.cut_off": "2023-11-14T22:30:01Z", "pipeline.hold_back": False}
     make(event_config, tmp_path / "later", lines, **later)
-    found = values(read_examples, tmp_path / "later")
+    found = values(tmp_path / "later", NAMES)
     probes = {key: row for key, row in found.items() if key[2] == 1000 and not key[3]}
     assert len(probes) == 15
     for (user, item, _, _), row in probes.items():
@@ -216,12 +204,12 @@ def test_the_snapshot_holds_what_an_impression_at_the_cut_off_would(
             assert {n: stored[n] for n in expected} == expected
 
 
-def test_a_later_like_changes_no_earlier_row(made, event_config, read_examples, tmp_path):
-    before = values(read_examples, made[0])
+def test_a_later_like_changes_no_earlier_row(made, event_config, values, tmp_path):
+    before = values(made[0], NAMES)
     at, user, item = max((t, u, i) for (u, i, t, s) in before if not s and t < 850)
     lines = [*random_lines(0), line(at + 1, "LIKE", item, user)]
     make(event_config, tmp_path / "log", lines, **FIXED)
-    after = values(read_examples, tmp_path / "log")
+    after = values(tmp_path / "log", NAMES)
     # The like is of the split after training, so that the priors are the same as well.
     assert at > 500
     earlier = {key for key in before if key[2] <= at + 60}
@@ -230,10 +218,10 @@ def test_a_later_like_changes_no_earlier_row(made, event_config, read_examples, 
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_like_never_lowers_a_later_rate(made, seed, event_config, read_examples, tmp_path):
+def test_a_like_never_lowers_a_later_rate(made, seed, event_config, values, tmp_path):
     """With a prior of its own: the mean of training is another one with one more like."""
     names = ["user_likes", "item_likes", "user_like_count"]
-    before = values(read_examples, made[0], names)
+    before = values(made[0], names)
     rng = random.Random(seed)
     user, item, at, _ = rng.choice([key for key in sorted(before) if not key[3] and key[2] < 300])
     make(
@@ -242,7 +230,7 @@ def test_a_like_never_lowers_a_later_rate(made, seed, event_config, read_example
         [*random_lines(0), line(at + 1, "LIKE", item, user)],
         **FIXED,
     )
-    after = values(read_examples, tmp_path / "log", names)
+    after = values(tmp_path / "log", names)
     rows = [key for key in before if not key[3]]
     for key in rows:
         assert after[key][2] == before[key][2]
@@ -251,24 +239,24 @@ def test_a_like_never_lowers_a_later_rate(made, seed, event_config, read_example
             assert new >= old if mine and key[2] > at + 60 else new == old
 
 
-def test_a_longer_wait_only_removes(made, event_config, read_examples, tmp_path):
+def test_a_longer_wait_only_removes(made, event_config, values, tmp_path):
     """Presence within 60 s and within 200 s: the same labels or more likes, known later."""
     tasks = TASKS | {"like": TASKS["like"] | {"label": TASKS["like"]["label"] | {"within": "200s"}}}
     make(event_config, tmp_path / "log", random_lines(0), **FIXED | {"contract.tasks": tasks})
     names = ["user_like_count", "item_like_count"]
     before, after = (
-        values(read_examples, made[0], names),
-        values(read_examples, tmp_path / "log", names),
+        values(made[0], names),
+        values(tmp_path / "log", names),
     )
     shared = [key for key in before if key in after and not key[3]]
     assert all(after[key][at] <= before[key][at] for key in shared for at in (0, 1))
     assert any(after[key][0] < before[key][0] for key in shared)
 
 
-def test_what_the_run_masks_or_leaves_out_still_counts(made, event_config, read_examples, tmp_path):
+def test_what_the_run_masks_or_leaves_out_still_counts(made, event_config, values, tmp_path):
     """Downsampling, the embargo and hold-back change no rate, but for the prior."""
     names = ["user_likes", "item_likes", "user_like_count", "item_dwell_count"]
-    before = values(read_examples, made[0], names)
+    before = values(made[0], names)
     for name, changes in {
         "downsample": {"pipeline.downsample": {"keep": 0.2, "tasks": ["like"]}},
         "no_embargo": {"pipeline.split": BASE["pipeline.split"] | {"embargo": False}},
@@ -276,7 +264,7 @@ def test_what_the_run_masks_or_leaves_out_still_counts(made, event_config, read_
         "random": {"pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2}},
     }.items():
         make(event_config, tmp_path / name, random_lines(0), **FIXED | changes)
-        after = values(read_examples, tmp_path / name, names)
+        after = values(tmp_path / name, names)
         shared = [key for key in before if key in after and not key[3]]
         assert len(shared) > 80
         assert {key: after[key] for key in shared} == {key: before[key] for key in shared}

@@ -105,9 +105,10 @@ class ItemTable:
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message])]):
             return tf.identity(rows)
 
-    def features(self, rows: Tensor) -> dict[str, Tensor]:
-        """Encoded item features of rows (N,) of the table."""
-        return {name: tf.gather(values.read_value(), rows) for name, values in self._values.items()}
+    def features(self, rows: Tensor, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Encoded item features of rows (N,) of the table: all of `encoded`, or some."""
+        wanted = self._values if names is None else names
+        return {name: tf.gather(self._values[name].read_value(), rows) for name in wanted}
 
     def fingerprints(self, rows: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """Fingerprints of item features, see `model.export.frozen.matches`, of rows (N,)."""
