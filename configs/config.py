@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from multigate.configs.contract import Contract, NumberFeature, PositionFeature
+from multigate.configs.contract import Contract, Max, Mean, NumberFeature, PositionFeature
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
 from multigate.configs.sections.candidates import CandidatesConfig
@@ -17,7 +17,7 @@ from multigate.configs.sections.pipeline import PipelineConfig, TimeSplit
 from multigate.configs.sections.run import ALL_STAGES, STAGES, RunConfig
 from multigate.configs.sections.tune import TuneConfig
 
-PRESETS = ("demo", "deskdrop", "movielens")
+PRESETS = ("demo", "deskdrop", "movielens", "movielens_time")
 
 
 class Config(Frozen):
@@ -73,6 +73,7 @@ class Config(Frozen):
         self._check_downsample()
         self._check_waits()
         self._check_known()
+        self._check_values()
         self._check_closing()
         self._check_crosses()
         if log.unknown_time is not None:
@@ -152,6 +153,25 @@ class Config(Frozen):
                         "pipeline.log.known_after, such as 10m, or pipeline.log.known_at: "
                         f"{{{column}: the column that holds its time}}"
                     )
+
+    def _check_values(self) -> None:
+        """A mean or largest value needs a column of values."""
+        log = self.pipeline.log
+        for name, feature in self.contract.features.items():
+            rule = feature.event_counter if isinstance(feature, NumberFeature) else None
+            if not isinstance(rule, Mean | Max):
+                continue
+            kind = type(rule).__name__.lower()
+            where = f"contract.features.{name}.{kind}"
+            if isinstance(log, EventLog):
+                given = (log.columns, *(() if log.feedback is None else (log.feedback.columns,)))
+                if all(columns.value is None for columns in given):
+                    raise contradiction(f"{where}: needs pipeline.log.columns.value")
+            elif len(rule.events) != 1 or rule.events == ("impression",):
+                raise contradiction(
+                    f"{where}.events: expected one feedback column, the values of which count; "
+                    f"received {', '.join(rule.events)}"
+                )
 
     def _check_crosses(self) -> None:
         """A rate by category depends on the user, so that no item table can hold it."""

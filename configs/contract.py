@@ -33,6 +33,8 @@ from multigate.configs.sections.features import (
     LabelCounter,
     LabelMean,
     LabelRate,
+    Max,
+    Mean,
     Missing,
     NumberFeature,
     PositionFeature,
@@ -64,6 +66,8 @@ __all__ = [
     "LabelCounter",
     "LabelMean",
     "LabelRate",
+    "Max",
+    "Mean",
     "Missing",
     "NumberFeature",
     "PositionFeature",
@@ -135,6 +139,11 @@ class Contract(Frozen):
                 raise contradiction(
                     f"{role}: expected the name of an id feature of side {side!r}, "
                     f"received {name!r}"
+                )
+            if feature.pattern is not None:
+                raise contradiction(
+                    f"feature {name!r}: pattern: the {role}'s id is taken as it stands; received "
+                    f"{feature.pattern!r}"
                 )
         for name, feature in self.features.items():
             if name in {"score", "self", "task_weights", "user_index"} or name in self.tasks:

@@ -3,7 +3,13 @@
 Imports polars and NumPy, nothing of ours but `configs`.
 """
 
-from multigate.features.counters import count_events, event_rate, seconds_since
+from multigate.features.counters import (
+    count_events,
+    event_rate,
+    largest_value,
+    mean_value,
+    seconds_since,
+)
 from multigate.features.earlier import Timeline
 from multigate.features.history import Slices, last_items, last_slices
 from multigate.features.past_labels import PastLabels, Totals
@@ -15,7 +21,9 @@ __all__ = [
     "Totals",
     "count_events",
     "event_rate",
+    "largest_value",
     "last_items",
     "last_slices",
+    "mean_value",
     "seconds_since",
 ]

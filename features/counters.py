@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from multigate.features.earlier import Timeline
+from multigate.features.past_labels import PastLabels
 
 
 def count_events(
@@ -88,6 +89,62 @@ def seconds_since(
     passed = queries["time"].dt.cast_time_unit("us") - then
     seconds = passed.dt.total_microseconds().cast(pl.Float64) / 1e6
     return _unless(pl.Series(~found), seconds.alias("since"))
+
+
+def mean_value(
+    events: pl.DataFrame, queries: pl.DataFrame, key: str, within: timedelta | None = None
+) -> pl.Series:
+    """Mean of the values of each query's user's or item's past events.
+
+    Args:
+        events: as for `count_events`, and `value`; events without a value do not count.
+        queries: columns `key` and `time`.
+        key: `user` or `item`.
+        within: how far back; without limit where None.
+
+    Returns:
+        (B,) float64; null where there was no value before. The sums are exact, see `PastLabels`.
+
+    Raises:
+        ValueError: a value is beyond 2**32.
+    """
+    past = PastLabels(events.filter(pl.col("value").is_not_null()), key)
+    totals = past.totals("value", past.closed(queries, timedelta(0), within))
+    none = pl.Series(totals.counts == 0)
+    return _unless(none, pl.Series("mean", totals.sums / np.maximum(totals.counts, 1)))
+
+
+def largest_value(
+    events: pl.DataFrame, queries: pl.DataFrame, key: str, within: timedelta | None = None
+) -> pl.Series:
+    """Largest value of each query's user's or item's past events.
+
+    Args:
+        events: as for `count_events`, and `value`; events without a value do not count.
+        queries: columns `key` and `time`.
+        key: `user` or `item`.
+        within: how far back; without limit where None.
+
+    Returns:
+        (B,) float64; null where there was no value before.
+    """
+    events = events.filter(pl.col(key).is_not_null() & pl.col("value").is_not_null())
+    timeline = Timeline(events, [key])
+    start, stop = timeline.before(queries, within)
+    values = events["value"].cast(pl.Float64).gather(timeline.rows).to_numpy()
+    found = stop > start
+    result = np.full(len(start), np.nan)
+    # Level n holds the largest of each run of 2**n values. Two runs cover a window whose length is
+    # between theirs and twice theirs.
+    lengths = np.maximum(stop - start, 1)
+    levels = np.frexp(lengths)[1] - 1  # floor(log2(length))
+    for level in range(int(levels[found].max(initial=-1)) + 1):
+        if level:
+            half = 1 << (level - 1)
+            values = np.maximum(values[:-half], values[half:])
+        at = np.flatnonzero(found & (levels == level))
+        result[at] = np.maximum(values[start[at]], values[stop[at] - (1 << level)])
+    return _unless(pl.Series(~found), pl.Series("max", result))
 
 
 def _unless(absent: pl.Series, values: pl.Series) -> pl.Series:

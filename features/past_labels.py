@@ -90,8 +90,8 @@ class PastLabels:
             left = values.fill_null(0).to_numpy()
             if not (np.abs(left) <= _LARGEST).all():
                 raise ValueError(
-                    f"{label}: expected labels of at most 2**32 to take a mean of, received "
-                    f"{left[np.argmax(~(np.abs(left) <= _LARGEST))]:g}; clip them or take the "
+                    f"{label}: expected numbers of at most 2**32 to take a mean of, received "
+                    f"{left[np.argmax(~(np.abs(left) <= _LARGEST))]:g}; clip a label or take its "
                     "logarithm (transform: log1p)"
                 )
             words: list[NDArray[np.int64]] = []

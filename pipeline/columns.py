@@ -1,5 +1,6 @@
 """Names and types of the tables inside the job, and which columns of the files they need."""
 
+import polars as pl
 import pyarrow as pa
 
 from multigate.configs import Config, ConfigError
@@ -167,6 +168,19 @@ def check(config: Config) -> None:
                 f"contract.features.{wrong[0]}: a feature of the {source} table cannot be of side "
                 f"{names[wrong[0]].side!r}"
             )
+    for name, feature in contract.features.items():
+        pattern = getattr(feature, "pattern", None)
+        if pattern is not None:
+            _check_pattern(name, pattern)
+
+
+def _check_pattern(name: str, pattern: str) -> None:
+    """Polars' expressions are those of Rust: some of Python's are unknown there."""
+    try:
+        pl.Series([""]).str.extract(pattern, 1)
+    except pl.exceptions.ComputeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"contract.features.{name}.pattern: {pattern!r}: {reason}") from None
 
 
 def id_type(config: Config, name: str) -> str:

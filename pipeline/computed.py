@@ -12,9 +12,17 @@ from typing import Any
 
 import polars as pl
 
-from multigate.configs import Config
+from multigate.configs import Config, DataError
 from multigate.configs.sections.log import EventLog, ImpressionLog
-from multigate.features import Slices, count_events, event_rate, last_slices, seconds_since
+from multigate.features import (
+    Slices,
+    count_events,
+    event_rate,
+    largest_value,
+    last_slices,
+    mean_value,
+    seconds_since,
+)
 from multigate.pipeline.columns import COLUMN, KNOWN, counters, history_features, id_type
 
 Columns = dict[str, pl.Series]
@@ -95,13 +103,16 @@ def _items_file(path: Path, name: str) -> Path:
 
 def user_counters(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
     """Compute the user's counters of events, see `of_user`."""
-    sets = {names: counting(events, config, names) for names in _sets(config, "user")}
+    sets = {
+        names: counting(events, config, names).with_columns(**_value(names, config))
+        for names in _sets(config, "user")
+    }
     return _counters(sets, queries, config, "user")
 
 
 def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """What `of_user` reads of the events; no row where nothing of users is computed."""
-    names = ["user", "time", "item", *(["event"] if "event" in events.columns else [])]
+    names = ["user", "time", "item", *(n for n in ("event", "value") if n in events.columns)]
     read = events.select(*names, pl.col(f"^({COLUMN}|{KNOWN}).*$"))
     return read if history_features(config) or _sets(config, "user") else read.clear()
 
@@ -110,21 +121,35 @@ def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """A bucket's events that count for their items.
 
     Returns:
-        Columns `item`, `time`, and `set`: which of the sets of event types that the item's
-        counters name; an event of two sets is there twice.
+        Columns `item`, `time`, `set`: which of the sets of event types that the item's
+        counters name (an event of two sets is there twice), and `value` where a counter reads it.
     """
+    empty = no_events(config)
     parts = [
-        counting(events, config, names).select("item", "time", set=pl.lit(at, pl.Int16))
+        counting(events, config, names)
+        .with_columns(set=pl.lit(at, pl.Int16), **_value(names, config))
+        .select(empty.columns)
         for at, names in enumerate(_sets(config, "item"))
     ]
-    return pl.concat([no_events(config), *parts])
+    return pl.concat([empty, *parts])
 
 
 def no_events(config: Config) -> pl.DataFrame:
     """The table of `item_events` without a row."""
     item = pl.String if id_type(config, config.contract.item) == "string" else pl.Int64
     time = pl.Datetime("us", "UTC")
-    return pl.DataFrame(schema={"item": item, "time": time, "set": pl.Int16})
+    schema: dict[str, Any] = {"item": item, "time": time, "set": pl.Int16}
+    if any(f.mean or f.max for f in counters(config, "item").values()):
+        schema["value"] = pl.Float64
+    return pl.DataFrame(schema=schema)
+
+
+def _value(names: tuple[str, ...], config: Config) -> dict[str, pl.Expr]:
+    """The values of events of these names, as column `value`; nothing where they have it."""
+    if isinstance(config.pipeline.log, EventLog):
+        return {}
+    column = pl.lit(None, pl.Float64) if names == ("impression",) else pl.col(COLUMN + names[0])
+    return {"value": column}
 
 
 def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
@@ -171,4 +196,13 @@ def _counters(
             rate = feature.rate
             past, per = sets[rate.events], sets[rate.per]
             found[name] = event_rate(past, per, queries, of, rate.within)
+        elif feature.mean is not None:
+            past = sets[feature.mean.events]
+            try:
+                found[name] = mean_value(past, queries, of, feature.mean.within)
+            except ValueError as error:
+                raise DataError(f"contract.features.{name}: {error}") from None
+        elif feature.max is not None:
+            past = sets[feature.max.events]
+            found[name] = largest_value(past, queries, of, feature.max.within)
     return found

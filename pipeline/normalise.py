@@ -316,6 +316,8 @@ def parse_number(raw: pl.Series) -> Parsed:
 
 def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
     """Parse a feature's column by its kind."""
+    if isinstance(feature, IdFeature | NumberFeature) and feature.pattern is not None:
+        raw = as_text(raw).str.extract(feature.pattern, 1)
     if isinstance(feature, IdFeature):
         return parse_id(raw, feature.dtype)
     if isinstance(feature, IdListFeature):

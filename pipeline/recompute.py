@@ -5,6 +5,7 @@ alone, so that a defect of the job is found here.
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
@@ -20,6 +21,8 @@ from multigate.configs.contract import (
     EventCounter,
     Feature,
     IdListFeature,
+    Max,
+    Mean,
     NumberFeature,
     Rate,
 )
@@ -249,27 +252,34 @@ def compute(
     if rule is None:
         raise ValueError(f"not a computed feature: {feature!r}")
 
-    def past(names: tuple[str, ...]) -> list[tuple[datetime, Any]]:
+    def past(names: tuple[str, ...]) -> list[tuple[datetime, Any, Any]]:
         counted = []
         for event in events:
             then = _counts_from(event, names, config, early)
             if then is None or (then >= time if until is None else then > until):
                 continue
             if rule.within is None or then >= time - rule.within:
-                counted.append((then, event["item"]))
-        return sorted(counted)
+                column = "value" if isinstance(config.pipeline.log, EventLog) else COLUMN + names[0]
+                counted.append((then, event["item"], event.get(column)))
+        return sorted(counted, key=lambda one: one[:2])
 
     counting = past(rule.events)
     if isinstance(feature, IdListFeature):
-        return [item for _, item in counting][-min(rule.last, feature.max_length) :]
+        return [item for _, item, _ in counting][-min(rule.last, feature.max_length) :]
     if isinstance(rule, Count):
         return float(len(counting))
     if isinstance(rule, Rate):
         per = len(past(rule.per))
         return float(np.float32(len(counting) / per)) if per else None
+    if isinstance(rule, Mean | Max):
+        values = [value for _, _, value in counting if value is not None]
+        if not values:
+            return None
+        found = max(values) if isinstance(rule, Max) else math.fsum(values) / len(values)
+        return float(np.float32(found))
     if not counting:
         return None
-    then, _ = counting[-1] if rule.which == "last" else counting[0]
+    then, _, _ = counting[-1] if rule.which == "last" else counting[0]
     return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
 
 

@@ -1,8 +1,9 @@
 """The kinds of features: id, list, number, position; histories and counters over time."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
 
@@ -76,6 +77,30 @@ class Rate(Frozen):
     """Only events at most so long before; all earlier ones where absent."""
 
 
+class _Values(Frozen):
+    of: Literal["user", "item"]
+    """Whose events: the user's, or the item's by all users."""
+    events: tuple[str, ...] = Field(min_length=1)
+    """As of `History`. The values are those of `log.columns.value`; of an impression log, those of
+    the one feedback column that is named here."""
+    within: Duration | None = None
+    """Only events at most so long before the impression; all earlier ones where absent."""
+
+
+class Mean(_Values):
+    """Mean of the values of the user's or item's events, strictly before the impression.
+
+    Events without a value do not count. Missing where there was none.
+    """
+
+
+class Max(_Values):
+    """Largest value of the user's or item's events, strictly before the impression.
+
+    Missing where there was none.
+    """
+
+
 Cross = tuple[Literal["user"], str]
 """The user and a category of the candidate: the name of an id feature of the item or context."""
 
@@ -136,6 +161,22 @@ class LabelMean(_Smoothed):
     """
 
 
+def _check_pattern(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    if groups != 1:
+        raise ValueError(
+            f"expected one group in parentheses, which is the value, received {groups}"
+        )
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_check_pattern)]
+"""A regular expression with one group, which is searched in a column's text."""
+
+
 class IdFeature(Frozen):
     """A categorical value, looked up in a vocabulary or hashed, then embedded."""
 
@@ -146,6 +187,9 @@ class IdFeature(Frozen):
     source: Source = "log"
     column: str | None = None
     """Column of the source; the feature's name where absent."""
+    pattern: Pattern | None = None
+    """Take only this part of the column's text: `\\((\\d{4})\\)$` finds the year of `Heat (1995)`.
+    The value is missing where nothing matches. Requests hold the part itself, `1995`."""
     missing: Missing = "error"
     default: str | int | None = None
     """The value that stands for a missing one under `missing: default`."""
@@ -192,12 +236,18 @@ class NumberFeature(Frozen):
     side: Side
     source: Source = "log"
     column: str | None = None
+    pattern: Pattern | None = None
+    """Take only this part of the column's text, as for an id."""
     count: Count | None = None
     """Count the user's or the item's past events instead of reading a column."""
     since: Since | None = None
     """Measure the time since a past event instead of reading a column."""
     rate: Rate | None = None
     """Divide two counts of past events instead of reading a column."""
+    mean: Mean | None = None
+    """Take the mean of past events' values instead of reading a column."""
+    max: Max | None = None
+    """Take the largest of past events' values instead of reading a column."""
     label_count: LabelCount | None = None
     """Count the labels of a task that had closed instead of reading a column."""
     label_rate: LabelRate | None = None
@@ -222,7 +272,7 @@ class NumberFeature(Frozen):
     @property
     def event_counter(self) -> "EventCounter | None":
         """What is computed from past events, if the number is."""
-        return self.count or self.since or self.rate
+        return self.count or self.since or self.rate or self.mean or self.max
 
     @property
     def label_counter(self) -> "LabelCounter | None":
@@ -230,10 +280,10 @@ class NumberFeature(Frozen):
         return self.label_count or self.label_rate or self.label_mean
 
 
-EventCounter = Count | Since | Rate
+EventCounter = Count | Since | Rate | Mean | Max
 LabelCounter = LabelCount | LabelRate | LabelMean
 
-COUNTERS = ("count", "since", "rate", "label_count", "label_rate", "label_mean")
+COUNTERS = ("count", "since", "rate", "mean", "max", "label_count", "label_rate", "label_mean")
 """Keys of a number that is computed over time; it has at most one of them."""
 
 
@@ -275,10 +325,12 @@ def check_counter(name: str, feature: NumberFeature) -> None:
             f"feature {name!r}: expected one of {', '.join(COUNTERS)}; received "
             f"{' and '.join(given)}"
         )
-    if feature.source != "log" or feature.column is not None:
+    if feature.source != "log" or feature.column is not None or feature.pattern is not None:
+        received = f"source {feature.source!r}, column {feature.column!r}"
+        received += "" if feature.pattern is None else f", pattern {feature.pattern!r}"
         raise contradiction(
             f"feature {name!r}: a {key} is computed from the log; it takes neither "
-            f"source nor column, received source {feature.source!r}, column {feature.column!r}"
+            f"source nor column nor pattern, received {received}"
         )
     side = counter.of if isinstance(counter.of, str) else "item"
     if feature.side != side:
@@ -287,7 +339,7 @@ def check_counter(name: str, feature: NumberFeature) -> None:
             f"feature {name!r}: a {key} of the {of} is of side {side!r}, received "
             f"side {feature.side!r}"
         )
-    if key in ("since", "rate") and feature.missing == "error":
+    if key in ("since", "rate", "mean", "max") and feature.missing == "error":
         raise contradiction(
             f"feature {name!r}: {key} is missing where there was no such event; expected "
             "missing: indicator or default, received missing: error"

@@ -151,6 +151,29 @@ def edit(values: dict, path: str, value: object) -> dict:
         ),
         ("contract/features/item_age/side", "context", "a since of the item is of side 'item'"),
         ("contract/features/item_views/column", "views", "it takes neither source nor column"),
+        ("contract/features/item_views/pattern", "(a)", "column None, pattern '(a)'"),
+        (
+            "contract/features/item_id/pattern",
+            "(a)",
+            "pattern: the item's id is taken as it stands",
+        ),
+        ("contract/features/region/pattern", "a", "expected one group in parentheses"),
+        ("contract/features/region/pattern", "(a", "not a regular expression"),
+        (
+            "contract/features/item_age",
+            {"kind": "number", "side": "item", "mean": {"of": "item", "events": ["LIKE"]}},
+            "mean is missing where there was no such event",
+        ),
+        (
+            "contract/features/item_age",
+            {
+                "kind": "number",
+                "side": "item",
+                "max": {"of": "item", "events": ["LIKE"]},
+                "missing": "indicator",
+            },
+            "features.item_age.max: needs pipeline.log.columns.value",
+        ),
         ("contract/features/item_views/source", "items", "it takes neither source nor column"),
         (
             "contract/features/item_views/since",

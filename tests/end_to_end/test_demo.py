@@ -108,6 +108,7 @@ def test_bad_input_is_one_line_and_a_status(tmp_path):
     done = run("examples", "--config", "nothing.yaml", "--data", ".", "--out", str(tmp_path / "o"))
     assert done.returncode == 2
     assert done.stderr == (
-        "error: nothing.yaml: no such configuration file; presets are demo, deskdrop, movielens\n"
+        "error: nothing.yaml: no such configuration file; presets are demo, deskdrop, movielens, "
+        "movielens_time\n"
     )
     assert not (tmp_path / "o").exists()

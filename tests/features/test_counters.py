@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from multigate.features import count_events, event_rate, seconds_since
+from multigate.features import count_events, event_rate, largest_value, mean_value, seconds_since
 
 
 def times(*seconds):
@@ -123,3 +123,62 @@ def test_what_is_too_long_ago_leaves_no_recency():
     assert last.to_list() == [None, 10, 9]
     first = seconds_since(EVENTS, asked, "item", "first", timedelta(seconds=20))
     assert first.to_list() == [11, 20, 19]  # of 30, and twice of 20
+
+
+VALUES = EVENTS.with_columns(value=pl.Series([5.0, 1.0, 4.0, 2.0, None, -3.0]))
+
+
+@pytest.mark.parametrize(
+    ("item", "seconds", "within", "mean", "largest"),
+    [
+        ("x", 10, None, None, None),  # its value is not known yet
+        ("x", 11, None, 1, 1),
+        ("x", 21, None, 1.5, 2),  # at 20 there was one value for two events
+        ("x", 99, None, 7 / 3, 4),
+        ("x", 30, 10, 2, 2),
+        ("x", 41, 10, None, None),
+        ("y", 99, None, 1, 5),
+        ("y", 99, 50, -3, -3),
+        ("nothing", 50, None, None, None),
+        ("x", None, None, None, None),
+    ],
+)
+def test_values_are_those_of_the_window_before(item, seconds, within, mean, largest):
+    queries = pl.DataFrame({"item": [item], "time": times(seconds)})
+    span = None if within is None else timedelta(seconds=within)
+    assert mean_value(VALUES, queries, "item", span).to_list() == [pytest.approx(mean)]
+    assert largest_value(VALUES, queries, "item", span).to_list() == [largest]
+
+
+@pytest.mark.parametrize("within", [None, 7, 300])
+def test_the_largest_value_of_many_windows(within):
+    """Against a plain loop, over windows of every length."""
+    rng = np.random.default_rng(0)
+    events = pl.DataFrame(
+        {
+            "user": rng.integers(0, 3, 400).astype(str),
+            "time": times(*rng.integers(0, 1000, 400).tolist()),
+            "value": rng.normal(size=400),
+        }
+    )
+    queries = pl.DataFrame(
+        {"user": rng.integers(0, 4, 300).astype(str), "time": times(*range(0, 1200, 4))}
+    )
+    span = None if within is None else timedelta(seconds=within)
+    found = largest_value(events, queries, "user", span)
+    for (user, time), largest in zip(queries.iter_rows(), found, strict=True):
+        past = [
+            value
+            for other, then, value in events.iter_rows()
+            if other == user and then < time and (span is None or then >= time - span)
+        ]
+        assert largest == max(past, default=None)
+    assert found.null_count() < 299
+
+
+def test_values_too_large_for_an_exact_mean_are_refused():
+    events = VALUES.with_columns(value=pl.lit(1e10))
+    queries = pl.DataFrame({"item": ["x"], "time": times(50)})
+    with pytest.raises(ValueError, match=r"value: expected numbers of at most 2\*\*32"):
+        mean_value(events, queries, "item")
+    assert largest_value(events, queries, "item").to_list() == [1e10]

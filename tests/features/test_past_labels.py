@@ -103,7 +103,7 @@ def test_plain_loops_agree_to_the_last_bit_whatever_other_rows_there_are(seed):
 def test_a_label_that_cannot_be_added_up_is_named(value):
     rows = IMPRESSIONS.with_columns(pl.Series("stars", [value] * 6, dtype=pl.Float32))
     past = PastLabels(rows, "user")
-    with pytest.raises(ValueError, match=r"stars: expected labels of at most 2\*\*32"):
+    with pytest.raises(ValueError, match=r"stars: expected numbers of at most 2\*\*32"):
         past.totals("stars", past.closed(rows.head(1), seconds(0)))
     empty = PastLabels(rows.clear(), "user")
     assert empty.totals("stars", empty.closed(rows.head(2), seconds(0))).counts.tolist() == [0, 0]

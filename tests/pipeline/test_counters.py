@@ -7,6 +7,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from multigate.configs import ConfigError
+from multigate.pipeline.audit import audit
 from multigate.pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"
@@ -32,6 +34,18 @@ COUNTERS = {
         "kind": "number",
         "side": "item",
         "rate": {"of": "item", "events": ["LIKE"], "per": ["VIEW"], "within": "100s"},
+        "missing": "indicator",
+    },
+    "contract.features.item_value": {
+        "kind": "number",
+        "side": "item",
+        "mean": {"of": "item", "events": ["RATE", "BUY"], "within": "300s"},
+        "missing": "indicator",
+    },
+    "contract.features.user_value": {
+        "kind": "number",
+        "side": "user",
+        "max": {"of": "user", "events": ["RATE"]},
         "missing": "indicator",
     },
     "contract.features.user_likes": {
@@ -74,33 +88,36 @@ def test_a_log_worked_out_by_hand(event_config, values, tmp_path):
         (105, "RATE", "z", "a"),
         (106, "VIEW", "y", "a"),
     ]
-    rows = [f"{T + t},{event},{item},{user},,1," for t, event, item, user in lines]
+    rows = [f"{T + t},{event},{item},{user},,{t / 2}," for t, event, item, user in lines]
     policy = {"per_positive": 3, "unmatched": "keep"}
     make(event_config, tmp_path / "log", rows, **{"pipeline.negatives": policy})
     found = values(tmp_path / "log", NAMES)
-    # item_views_100s, item_feedback, item_age, item_likes_per_view, user_likes, user_rest
+    # item_views_100s, item_feedback, item_age, item_likes_per_view, item_value (d paid 51 for x),
+    # user_value (a's rating of z was 52.5), user_likes, user_rest
     assert found == {
         # Nobody had viewed x, and a nothing.
-        ("a", "x", 0, False): [0, 0, None, None, 0, None],
+        ("a", "x", 0, False): [0, 0, None, None, None, None, 0, None],
         # a's view at 0 and like at 10; b's own like at 50 is at the very time.
-        ("b", "x", 50, False): [1, 1, 50, 1, 0, None],
-        ("c", "y", 60, False): [0, 0, None, None, 0, None],
+        ("b", "x", 50, False): [1, 1, 50, 1, None, None, 0, None],
+        ("c", "y", 60, False): [0, 0, None, None, None, None, 0, None],
         ("c", "x", 60, True): [
             2,
             2,
             60,
             1,
+            None,
+            None,
             0,
             None,
         ],  # the negative of it, with x's own
         # Views at 0 and 50 ([0, 100) holds 0); likes at 10 and 50; c's last view was at 60.
-        ("c", "x", 100, False): [2, 2, 100, 1, 0, 40],
-        ("a", "z", 101, False): [0, 0, None, None, 1, 101],
-        ("a", "y", 101, True): [1, 0, 41, 0, 1, 101],
+        ("c", "x", 100, False): [2, 2, 100, 1, None, None, 0, 40],
+        ("a", "z", 101, False): [0, 0, None, None, None, None, 1, 101],
+        ("a", "y", 101, True): [1, 0, 41, 0, None, None, 1, 101],
         # From 3: views at 50 and 100; two likes and the orphan's BUY; a's last view was z at 101.
         # a had liked x: nothing else was, so that this view has no negative.
-        ("a", "x", 103, False): [2, 3, 103, 1, 1, 2],
-        ("a", "y", 106, False): [1, 0, 46, 0, 1, 3],
+        ("a", "x", 103, False): [2, 3, 103, 1, 51, None, 1, 2],
+        ("a", "y", 106, False): [1, 0, 46, 0, None, 52.5, 1, 3],
     }
 
 
@@ -111,14 +128,27 @@ def random_lines(seed, rows=300):
     for _ in range(rows):
         kind, time = rng.choice(kinds), T + 10 * rng.randint(0, 90)
         user, item = f"u{rng.randint(0, 9)}", f"i{rng.randint(0, 19)}"
-        lines.append(f"{time},{kind},{item},{user},s{rng.randint(0, 3)},,")
+        value = rng.choice(["", "1", "2.5", "4"]) if kind in ("BUY", "RATE") else ""
+        lines.append(f"{time},{kind},{item},{user},s{rng.randint(0, 3)},{value},")
     return lines + rng.choices(lines, k=10)
 
 
 def slow_counters(lines, user, item, time):
     """One example's counters, by plain loops over all events."""
-    events = [tuple(line.split(",")[:4]) for line in dict.fromkeys(lines)]
+    split = [line.split(",") for line in dict.fromkeys(lines)]
+    events = [tuple(columns[:4]) for columns in split]
     past = [(int(t) - T, e, i, u) for t, e, i, u in events if int(t) - T < time]
+    valued = [
+        (int(t) - T, e, i, u, float(value))
+        for t, e, i, u, _, value, _ in split
+        if value and int(t) - T < time
+    ]
+    paid = [
+        value
+        for t, e, i, _, value in valued
+        if e in ("RATE", "BUY") and i == item and t >= time - 300
+    ]
+    rated = [value for _, e, _, u, value in valued if e == "RATE" and u == user]
     views = [t for t, e, i, _ in past if e == "VIEW" and i == item]
     likes = [t for t, e, i, _ in past if e == "LIKE" and i == item and t >= time - 100]
     lately = [t for t in views if t >= time - 100]
@@ -128,6 +158,8 @@ def slow_counters(lines, user, item, time):
         sum(e in {"LIKE", "BUY"} and i == item for _, e, i, _ in past),
         time - min(views) if views else None,
         float(np.float32(len(likes) / len(lately))) if lately else None,
+        float(np.float32(sum(paid) / len(paid))) if paid else None,
+        max(rated, default=None),
         sum(e == "LIKE" and u == user for _, e, _, u in past),
         time - max(own) if own else None,
     ]
@@ -157,6 +189,13 @@ def test_plain_loops_agree(baseline, values):
             assert any(time - 300 <= t < time for t in shown)
             touched = [int(t) - T for t, _, i, u in events if (i, u) == (item, user)]
             assert all(t > time for t in touched) or item in listed[user, item, time, sampled]
+
+
+def test_the_audit_finds_the_same(baseline, event_config):
+    folder, _ = baseline
+    config = event_config(**COUNTERS, **{"pipeline.split": SPLIT}, **RECENT)
+    found = audit(config, folder, folder / "out", sample=10_000)
+    assert set(found["features"]) >= set(NAMES)
 
 
 def test_statistics_cover_counters(baseline, read_examples):
@@ -210,6 +249,33 @@ def test_an_impression_log_counts_columns_above_zero(impression_config, read_exa
     rows = read_examples(tmp_path / "out").sort("meta/time")
     assert rows["shown"].to_list() == [0, 1, 2, 3]
     assert rows["clicks"].to_list() == [0, 1, 2, 2]  # the click at 0, the purchase at 1
+
+
+def test_an_impression_log_takes_the_values_of_one_column(
+    impression_config, read_examples, tmp_path
+):
+    changes = {
+        f"contract.features.{kind}_stars": {
+            "kind": "number",
+            "side": "item",
+            kind: {"of": "item", "events": ["stars"]},
+            "missing": "indicator",
+        }
+        for kind in ("mean", "max")
+    }
+    (tmp_path / "log.csv").write_text(
+        "time,user_id,item_id,request,price,tags,place,click,stars,buy\n"
+        f"{T},1,10,r1,1,,0,1,4,\n"
+        f"{T + 1},2,10,r2,1,,0,0,,\n"
+        f"{T + 2},3,10,r3,1,,0,0,1,0\n"
+        f"{T + 3},4,10,r4,1,,0,1,4,\n"
+    )
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").sort("meta/time")
+    assert rows["mean_stars"].to_list() == [None, 4, 4, 2.5]
+    assert rows["max_stars"].to_list() == [None, 4, 4, 4]
+    with pytest.raises(ConfigError, match=r"expected one feedback column, .*received stars, buy"):
+        impression_config(**changes | {"contract.features.max_stars.max.events": ["stars", "buy"]})
 
 
 def test_an_event_type_that_never_occurs_is_named_where_it_stands(event_config, tmp_path):

@@ -199,8 +199,7 @@ def starts_of(examples):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("negatives", [False, True])
-def test_deskdrop(negatives, real_data, read_examples, tmp_path):
+def test_deskdrop(real_data, read_examples, tmp_path):
     folder = real_data("deskdrop/users_interactions.csv.zip").parent
     config = load("deskdrop")
     # Plain loops over all past labels: two of the rates take long enough, and the others are alike.
@@ -208,9 +207,6 @@ def test_deskdrop(negatives, real_data, read_examples, tmp_path):
     features = {n: f for n, f in config.contract.features.items() if n not in rates}
     contract = config.contract.model_copy(update={"features": features})
     config = config.model_copy(update={"contract": contract})
-    if not negatives:
-        pipeline = config.pipeline.model_copy(update={"negatives": None})
-        config = config.model_copy(update={"pipeline": pipeline})
     manifest = run(config, folder, tmp_path / "out")
     examples = read_examples(tmp_path / "out")
     starts = starts_of(examples)

@@ -5,8 +5,9 @@ from decimal import Decimal
 
 import polars as pl
 import pytest
+from pydantic import TypeAdapter
 
-from multigate.configs.contract import IdListFeature, NumberFeature, PositionFeature
+from multigate.configs.contract import Feature, IdListFeature, NumberFeature, PositionFeature
 from multigate.pipeline.normalise import parse_feature, parse_id, parse_number, parse_time
 
 OUTSIDE = "outside the years 1970 to 2100"
@@ -174,3 +175,25 @@ def test_no_rows_are_no_problem(unit):
     check(parse_time(text(), unit, None), [])
     check(parse_number(text()), [])
     check(parse_id(text(), "int"), [])
+
+
+@pytest.mark.parametrize(
+    ("raw", "kind", "pattern", "expected"),
+    [
+        (
+            ["Heat (1995)", "M (1931) ", "Untitled", None],
+            "number",
+            r"\((\d{4})\)\s*$",
+            [1995, 1931],
+        ),
+        ([10115, 80331, 7, None], "id", r"^(\d\d)\d{3}$", ["10", "80"]),  # numbers are texts too
+        (["a/b", "/", "c", ""], "id", "^([^/]*)/", ["a", None]),  # an empty part is missing
+    ],
+)
+def test_a_part_of_the_text(raw, kind, pattern, expected):
+    feature = TypeAdapter(Feature).validate_python(
+        {"kind": kind, "side": "item", "pattern": pattern, "missing": "indicator"}
+    )
+    parsed = parse_feature(pl.Series(raw, strict=False), feature)
+    assert parsed.values.to_list() == [*expected, None, None]
+    assert parsed.reasons.null_count() == len(raw)

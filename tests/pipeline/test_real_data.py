@@ -1,5 +1,6 @@
 """Slices of the publishers' own files, read as the presets read them."""
 
+import json
 import lzma
 import zipfile
 
@@ -85,6 +86,39 @@ def _liked_within(views, likes, seconds):
         if earlier and int(time) - max(earlier) <= seconds:
             liked.add((person, item, max(earlier)))
     return liked
+
+
+def test_movielens_by_time(real_data, read_examples, tmp_path):
+    """Its side tables join: rows against the publisher's files, read by plain code."""
+    with lzma.open(real_data("ml-1m/ratings_users_1_2999.dat.xz"), "rt") as stream:
+        lines = [next(stream) for _ in range(20_000)]
+    with lzma.open(tmp_path / "ratings.dat.xz", "wt", preset=0) as stream:
+        stream.writelines(lines)
+    tables = {}
+    for name in ("users", "movies"):
+        text = real_data(f"ml-1m/{name}.dat").read_text("latin-1")
+        (tmp_path / f"{name}.dat").write_bytes(text.encode("latin-1"))
+        tables[name] = {int(row[0]): row for row in (x.split("::") for x in text.splitlines())}
+    run(load("movielens_time"), tmp_path, tmp_path / "out")
+    examples = read_examples(tmp_path / "out")
+    assert examples["meta/sampled"].sum() > 10_000
+    for row in examples.sample(500, seed=0).to_dicts():
+        _, gender, age, occupation, _ = tables["users"][row["user_id"]]
+        assert [row["gender"], row["age"], row["occupation"]] == [gender, int(age), int(occupation)]
+        _, title, genres = tables["movies"][row["movie_id"]]
+        assert row["genres"] == genres.split("|")
+        assert row["year"] == int(title[-5:-1])
+    # Each user's running mean of stars, from the publisher's file.
+    ratings = [[int(x) for x in line.split("::")] for line in lines]
+    logged = examples.filter(~pl.col("meta/sampled") & (pl.col("user_rating_count") >= 10))
+    for row in logged.sample(100, seed=0).to_dicts():
+        now = int(row["meta/time"].timestamp())
+        past = [stars for user, _, stars, time in ratings if user == row["user_id"] and time < now]
+        prior = json.loads((tmp_path / "out/statistics.json").read_text())["priors"]
+        smoothed = (sum(past) + 10 * prior["user_rating_mean"]) / (len(past) + 10)
+        counted = abs(row["user_rating_count"] - len(past)) / len(past)
+        assert counted < 0.2  # stars of the last second are not known yet
+        assert row["user_rating_mean"] == pytest.approx(smoothed, abs=0.2)
 
 
 def test_movielens(real_data, read_examples, tmp_path):
