@@ -193,8 +193,8 @@ class Ranker(keras.Model):
         shifted = {}
         columns = keras.ops.split(effect, len(outputs), axis=1)  # T of (B, 1)
         for (task, output), column in zip(outputs.items(), columns, strict=True):
-            where = self.heads[task].shifted
-            shifted[task] = output + (column if all(where) else column * np.array(where, np.float32))
+            where = np.array(self.heads[task].shifted, np.float32)
+            shifted[task] = output + (column if where.all() else column * where)
         return shifted
 
     def logits(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
