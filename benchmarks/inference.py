@@ -219,8 +219,8 @@ def limit(ranker: Any, encoder: Encoder, folder: Path, encoded: Any) -> None:
 def finish(ranker: Any, encoder: Encoder, outputs: list[Any]) -> dict[str, Any]:
     """Towers, scores and their combination."""
     contract = encoder.contract
-    logits = {t: ranker.towers[t](o) for t, o in zip(contract.tasks, outputs, strict=True)}
-    found = scores.scores(contract, encoder.statistics, logits)
+    towers = {t: ranker.towers[t](o) for t, o in zip(contract.tasks, outputs, strict=True)}
+    found = scores.scores(contract, encoder.statistics, ranker.logits(towers))
     return found | {"score": tf.add_n(list(found.values()))}
 
 

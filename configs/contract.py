@@ -306,11 +306,12 @@ class Contract(Frozen):
         return found
 
     def tasks_in_order(self) -> list[str]:
-        """Task names, each after the tasks that its label refers to."""
+        """Task names, each after the tasks that it refers to by `without`, `when` and `given`."""
         order: list[str] = []
 
         def visit(name: str) -> None:
-            for other in (self.tasks[name].without, self.tasks[name].when):
+            task = self.tasks[name]
+            for other in (task.without, task.when, task.given):
                 if other is not None and other not in order:
                     visit(other)
             if name not in order:
@@ -364,14 +365,15 @@ class Contract(Frozen):
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
-        It covers features, labels and tasks; weights of losses and scores may change. Keys that
-        have their default are left out, so that a new option of the product does not change the
-        fingerprint of models that already serve.
+        It covers features, labels and tasks; losses, their weights and those of scores may change.
+        Keys that have their default are left out, so that a new option of the product does not
+        change the fingerprint of models that already serve.
         """
         values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
             task.pop("weight", None)
             task.pop("score_weight", None)
+            task.pop("loss", None)
         return fingerprint(values)
 
 

@@ -30,6 +30,9 @@ class TaskStatistics(Frozen):
     """Of a binary label: its rate. Of a regression label: its mean after the transform."""
     std: float
     """After the transform; 1 where it would be 0."""
+    quantiles: tuple[float, ...] = Field((), exclude_if=lambda values: not values)
+    """Evenly spaced quantiles of a regression label after the transform, from the smallest to the
+    largest label; only in checkpoints, and only where the task's loss reads them."""
 
 
 class Statistics(Frozen):

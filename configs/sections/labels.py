@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
+from multigate.configs.sections.losses import Censored, Loss, Quantile, ZeroInflated
 
 
 class ImpressionLabel(Frozen):
@@ -109,12 +110,31 @@ class Task(Frozen):
     """The label is 1 only where this other binary task's label is not 1."""
     when: str | None = None
     """Masked unless this other binary task's label is 1."""
+    given: str | None = None
+    """Funnel: the label can be 1 only where this other binary task's label is 1, such as a purchase
+    given a click. The model learns P(task | given) and its score is P(given) P(task | given), from
+    all impressions (ESMM)."""
     transform: Literal["identity", "log1p"] = "identity"
     """What the model is trained on (regression); scores come back in the label's own units."""
+    loss: Loss | None = None
+    """Loss of a regression task; null: squared. Binary tasks have cross entropy."""
     weight: float = Field(1.0, ge=0)
     """Weight of the task's loss."""
     score_weight: float = 0.0
     """Weight of the task's score in the combined score."""
+
+    @property
+    def cap(self) -> float | None:
+        """The largest value that the label can have, in its own units; None if it has no limit."""
+        limits = [] if self.clip is None else [self.clip[1]]
+        if isinstance(self.label, DwellLabel):
+            limits.append(self.label.cap.total_seconds())
+        return min(limits, default=None)
+
+    @property
+    def predicts_mean(self) -> bool:
+        """Whether the score is the label's mean, so that calibration to the mean is right."""
+        return not isinstance(self.loss, Quantile)
 
 
 def check_tasks(tasks: dict[str, Task]) -> None:
@@ -142,7 +162,8 @@ def check_tasks(tasks: dict[str, Task]) -> None:
                 f"task {name!r}: at_least and without make binary labels; "
                 "the task's type is regression"
             )
-        for key in ("without", "when"):
+        _check_loss(name, task)
+        for key in ("without", "when", "given"):
             other = getattr(task, key)
             if other is None:
                 continue
@@ -151,7 +172,37 @@ def check_tasks(tasks: dict[str, Task]) -> None:
                     f"task {name!r}: {key}: expected the name of another binary task, "
                     f"received {other!r}"
                 )
+        if task.given is not None and task.type != "binary":
+            raise contradiction(
+                f"task {name!r}: given is for binary tasks; the task's type is regression; use "
+                "when, which masks its label"
+            )
+        if task.given is not None and task.when is not None:
+            raise contradiction(
+                f"task {name!r}: given learns from all impressions, and when masks those where "
+                f"{task.when!r} is not 1; remove one of the two"
+            )
     _refuse_cycles(tasks)
+
+
+def _check_loss(name: str, task: Task) -> None:
+    if task.loss is None:
+        return
+    kind = task.loss.kind
+    if task.type == "binary":
+        raise contradiction(
+            f"task {name!r}: loss {kind!r} is for regression tasks; a binary task has cross entropy"
+        )
+    if isinstance(task.loss, Censored) and task.cap is None:
+        raise contradiction(
+            f"task {name!r}: loss 'censored' needs the value at which labels are cut off: a dwell "
+            "label's cap, or clip; received neither"
+        )
+    if isinstance(task.loss, ZeroInflated) and task.transform != "identity":
+        raise contradiction(
+            f"task {name!r}: loss 'zero_inflated' takes the logarithm itself; remove transform "
+            f"{task.transform!r}"
+        )
 
 
 def _check_rule(name: str, task: Task) -> None:
@@ -179,10 +230,10 @@ def _refuse_cycles(tasks: dict[str, Task]) -> None:
         seen, frontier = set(), [start]
         while frontier:
             task = tasks[frontier.pop()]
-            for other in (task.without, task.when):
+            for other in (task.without, task.when, task.given):
                 if other == start:
                     raise contradiction(
-                        f"task {start!r}: its label refers to itself through without or when"
+                        f"task {start!r}: it refers to itself through without, when or given"
                     )
                 if other is not None and other not in seen:
                     seen.add(other)

@@ -136,7 +136,7 @@ def fit(
         known = ~np.isnan(labels[:, t])
         z = logits[name][known].astype(np.float64)
         y = scores.targets(task, statistics.tasks[name], labels[known, t]).astype(np.float64)
-        if reason := _too_few(task, y):
+        if reason := _unfit(task, y):
             found.left[name] = reason
             continue
         late = _late(len(y), None if times is None else times[known])
@@ -148,8 +148,10 @@ def fit(
     return found
 
 
-def _too_few(task: Task, y: np.ndarray) -> str:
-    """Why the labels (n,) cannot be fitted; empty where they can."""
+def _unfit(task: Task, y: np.ndarray) -> str:
+    """Why no curve can be fitted to the labels (n,); empty where one can."""
+    if not task.predicts_mean:
+        return "it predicts a quantile, and a curve is fitted to the mean"
     if len(y) == 0 or np.ptp(y) == 0:
         return f"its {len(y)} validation labels are all alike"
     rarer = min(np.sum(y > 0.5), np.sum(y <= 0.5)) if task.type == "binary" else len(y)

@@ -200,15 +200,12 @@ class ServingGraph:
         """Score per task, (N,); with `rows` (N,), item features come from those of the table."""
         given = self._inputs(raw, user_index, rows)
         if self._buckets is None:
-            logits = self._logits(given.halves, given.gate_input, given.ids)
+            outputs = self._outputs(given.halves, given.gate_input, given.ids)
         else:
-            logits = self._compiled(given.halves, given.gate_input, given.ids, self._buckets)
+            outputs = self._compiled(given.halves, given.gate_input, given.ids, self._buckets)
         if given.wide is not None:
-            effects = tf.unstack(given.wide, axis=1)
-            logits = {
-                task: z + effect for (task, z), effect in zip(logits.items(), effects, strict=True)
-            }
-        logits = calibrations.apply(self._calibration, logits)
+            outputs = self._ranker.shift(outputs, given.wide)
+        logits = calibrations.apply(self._calibration, self._ranker.logits(outputs))
         return scores.scores(self.contract, self._statistics, logits)
 
     def _inputs(
@@ -278,7 +275,7 @@ class ServingGraph:
     def _wide_term(
         self, users: dict[str, Tensor], items: dict[str, Tensor], user_index: Tensor | None
     ) -> Tensor | None:
-        """What the wide term adds to the logits, (N, T); None if there is none."""
+        """What the wide term adds to the towers' outputs, (N, T); None if there is none."""
         if not self._wide:
             return None
         parts = []
@@ -294,14 +291,14 @@ class ServingGraph:
                     parts.append(effect if index is None else tf.gather(effect, index))
             return tf.add_n(parts)
 
-    def _logits(
+    def _outputs(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
     ) -> dict[str, Tensor]:
-        """Logit per task, (N,)."""
-        outputs = self.mixture(halves, gate_input, ids)
+        """The towers' outputs by task, (N, K)."""
+        mixed = self.mixture(halves, gate_input, ids)
         return {
             task: self._ranker.towers[task](output)
-            for task, output in zip(self.contract.tasks, outputs, strict=True)
+            for task, output in zip(self.contract.tasks, mixed, strict=True)
         }
 
     def _compiled(
@@ -311,7 +308,7 @@ class ServingGraph:
         ids: Tensor | None,
         buckets: Padding,
     ) -> dict[str, Tensor]:
-        """`_logits`, compiled by XLA for padded batches."""
+        """`_outputs`, compiled by XLA for padded batches."""
         rows = tf.shape(halves.item)[0]
         by_row = halves.user if halves.user_index is None else halves.user_index
         same = tf.shape(by_row)[0] == rows
@@ -335,7 +332,7 @@ class ServingGraph:
             inside = Halves(
                 padded["user"], padded["item"], padded.get("user_index"), padded.get("pair")
             )
-            return self._logits(inside, lambda: padded["whole"], padded.get("ids"))
+            return self._outputs(inside, lambda: padded["whole"], padded.get("ids"))
 
         compiled = tf.function(compute, jit_compile=True, autograph=False)
         found = compiled(**{name: buckets.pad(value) for name, value in given.items()})
@@ -380,7 +377,7 @@ class _Inputs(NamedTuple):
         halves: the experts' input.
         gate_input: returns the gates' input (N, D).
         ids: (N,) hashed user ids; None where no gate reads them.
-        wide: (N, T) that is added to the logits; None if there is no wide term.
+        wide: (N, T) that is added to the towers' outputs; None if there is no wide term.
     """
 
     halves: Halves

@@ -206,7 +206,7 @@ def smearing_factors(
     found = {}
     for t, (name, task) in enumerate(contract.tasks.items()):
         known = ~np.isnan(labels[:, t])
-        if task.transform != "log1p" or not known.any():
+        if task.transform != "log1p" or not task.predicts_mean or not known.any():
             continue
         of_task = statistics.tasks[name]
         z, y = logits[name][known], labels[known, t]

@@ -3,9 +3,10 @@
     L = sum over tasks t of weight_t * L_t  +  the gates' regularisation terms
     L_t = mean of loss_t over the rows of the batch with an unmasked label of t; 0 without any
 
-loss_t is the binary cross entropy in nats (from the logit), or, for a regression task, the squared
-error of the *standardised* transformed label: ((transform(y) - mean) / std - output)^2, with mean
-and std of the training split.  So tasks of any unit have comparable losses.  A mean squared error
+loss_t is the loss of the task's head (`model.ranker.heads`): the binary cross entropy in nats, or,
+for a regression task, by default the squared error of the *standardised* transformed label:
+((transform(y) - mean) / std - output)^2, with mean and std of the training split.  So tasks of any
+unit have comparable losses.  A mean squared error
 in the label's own units is std^2 times as large; the MovieLens tables of the papers on DSelect-k
 and MOESART use that.  To minimise the papers' 0.9 * cross entropy + 0.1 * MSE, set the weights here
 to 0.9 and 0.1 * std^2 (std^2 = 1.25 for the stars); `model.evaluation.evaluate` reports the papers'
@@ -20,14 +21,15 @@ from typing import Any
 import keras
 
 from multigate.model.gates.parts.base import Routing, Tensor
+from multigate.model.ranker.heads import Head
 
 
-def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def row_losses(head: Head, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Loss of each row of one task.
 
     Args:
-        kind: "binary" or "regression".
-        logits: (B,).
+        head: of the task.
+        outputs: (B, K).
         targets: (B,); NaN where masked, 0 or 1 for binary, standardised for regression.
 
     Returns:
@@ -37,8 +39,7 @@ def row_losses(kind: str, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tens
     known = ops.logical_not(ops.isnan(targets))
     # NaN must go before the loss: NaN times zero is NaN, also in the gradient.
     safe = ops.where(known, targets, ops.zeros_like(targets))
-    binary = kind == "binary"
-    losses = ops.softplus(logits) - safe * logits if binary else ops.square(safe - logits)
+    losses = head.losses(outputs, safe)
     mask = ops.cast(known, losses.dtype)
     return losses * mask, mask
 

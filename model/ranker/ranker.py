@@ -1,16 +1,15 @@
 """The ranker: embeddings, shared experts, one gate and one tower per task."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import keras
+import numpy as np
 
 from multigate.configs.contract import ID_HASH, Contract, PositionFeature
-from multigate.configs.sections.labels import Task
 from multigate.configs.sections.model import ModelConfig
-from multigate.configs.statistics import Statistics, TaskStatistics
+from multigate.configs.statistics import Statistics
 from multigate.model import backend, gates
 from multigate.model.backend.workers import Workers
 from multigate.model.gates.parts.base import Tensor, derive_seed
@@ -18,7 +17,9 @@ from multigate.model.gates.sampled.estimators import SampledLoss
 from multigate.model.gates.sampled.router import Sampled
 from multigate.model.moe.experts import make_experts
 from multigate.model.moe.mixture import Mixed, Mixture
+from multigate.model.ranker import funnel
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.heads import make_heads
 from multigate.model.ranker.id_dropout import IdDropout
 from multigate.model.ranker.loss import (
     Uncertainty,
@@ -40,11 +41,13 @@ class Forward(NamedTuple):
     """Results of a forward pass over a batch.
 
     Attributes:
-        logits: by task, (B,) each.
+        logits: by task, (B,) each; of the product in a funnel.
+        outputs: by task, (B, K) each, what the head reads.
         mixed: routings and experts evaluated, see `model.moe.mixture.Mixed`.
     """
 
     logits: dict[str, Tensor]
+    outputs: dict[str, Tensor]
     mixed: Mixed
 
 
@@ -52,22 +55,22 @@ class _Last:
     """What the loss reads of the latest `call`; hidden from Keras, which tracks attributes.
 
     Attributes:
-        mixed: of the forward pass.
+        forward: its results.
         penalty: of the wide term, a scalar; None outside training or without the term.
     """
 
-    mixed: Mixed | None = None
+    forward: Forward | None = None
     penalty: Tensor | None = None
 
 
 class Ranker(keras.Model):
     """Encoded features to one logit per task.
 
-    Export uses its parts one by one: `embed`, `mixture`, `towers` (by task) and, if the contract
-    has a position feature, `position_tower`, which is used in training only.
+    Export uses its parts one by one: `embed`, `mixture`, `towers` (by task), `shift`, `logits` and,
+    if the contract has a position feature, `position_tower`, which is used in training only.
 
-    The logit of a regression task is the transformed, standardised label; `model.ranker.scores`
-    turns logits into scores.
+    The logit of a regression task is the transformed, standardised label, see `model.ranker.heads`;
+    `model.ranker.scores` turns logits into scores.
 
     Args:
         contract: features and tasks.
@@ -115,18 +118,19 @@ class Ranker(keras.Model):
         )
         self.mixture.build((None, sum(self.embedder.widths.values())))
         self.mixture.built = True
+        self.heads = make_heads(contract, statistics)
         self.towers = {
             name: Tower(
                 config.experts.units[-1],
                 config.towers.units,
                 config.towers.activation,
                 config.towers.dropout,
-                bias=_base_logit(task, statistics.tasks[name]),
+                bias=head.start,
                 seed=derive_seed(seed, "tower", name),
                 precision=precision,
                 name=f"tower_{name}",
             )
-            for name, task in contract.tasks.items()
+            for name, head in self.heads.items()
         }
         self.position_tower = None
         for feature in contract.features.values():
@@ -174,19 +178,31 @@ class Ranker(keras.Model):
             positions: whether to use the position tower; the same as `training` if None.
         """
         mixed = self.mixture(self.embed(encoded), ids=self.ids(encoded), training=training)
-        logits = {
+        outputs = {
             task: self.towers[task](output, training=training)
             for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
         }
         if self.wide is not None:
-            effect = self.wide(encoded)  # (B, T)
-            logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
+            outputs = self.shift(outputs, self.wide(encoded))
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:
-            effect = self.position_tower(encoded[position])  # (B, T)
-            logits = {task: z + effect[:, t] for t, (task, z) in enumerate(logits.items())}
-        return Forward(logits, mixed)
+            outputs = self.shift(outputs, self.position_tower(encoded[position]))
+        return Forward(self.logits(outputs), outputs, mixed)
+
+    def shift(self, outputs: Mapping[str, Tensor], effect: Tensor) -> dict[str, Tensor]:
+        """Add effects (B, T) to the outputs (B, K) by task, where the heads allow it."""
+        shifted = {}
+        columns = keras.ops.split(effect, len(outputs), axis=1)  # T of (B, 1)
+        for (task, output), column in zip(outputs.items(), columns, strict=True):
+            where = np.array(self.heads[task].shifted, np.float32)
+            shifted[task] = output + (column if where.all() else column * where)
+        return shifted
+
+    def logits(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Logits (B,) by task from the heads' outputs (B, K), joined along funnels."""
+        found = {task: self.heads[task].logit(output) for task, output in outputs.items()}
+        return funnel.joint(self.contract, found)
 
     @cached_property
     def infer(self) -> Callable[[Mapping[str, Tensor]], Forward]:
@@ -213,6 +229,16 @@ class Ranker(keras.Model):
         compiled = jax.jit(compute, out_shardings=self.devices and self.devices.whole)
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
+    def validate_on(
+        self, encoded: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Logits (B,) by task as `call` gives them, and outputs (B, K) of heads with several."""
+        if self.devices is not None:
+            encoded = self.devices.shard(encoded)
+        found = self.forward(encoded, False, self.validates_positions)
+        several = {task: o for task, o in found.outputs.items() if len(self.heads[task].start) > 1}
+        return found.logits, several
+
     def call(self, encoded: Mapping[str, Tensor], training: bool = False) -> dict[str, Tensor]:
         """Logits (B,) by task; arguments as in `forward`."""
         if self.devices is not None:
@@ -223,7 +249,7 @@ class Ranker(keras.Model):
             if self.wide is not None:
                 self._last.penalty = self.wide_penalty * self.wide.penalty(encoded)
         forward = self.forward(encoded, training, training or self.validates_positions)
-        self._last.mixed = forward.mixed
+        self._last.forward = forward
         return forward.logits
 
     def compute_loss(
@@ -239,18 +265,20 @@ class Ranker(keras.Model):
         Args:
             x: not read.
             y: (B, T) targets in the contract's order of tasks, NaN where masked.
-            y_pred: logits (B,) by task.
+            y_pred: logits (B,) by task, which are the outputs of heads with one output.
             sample_weight: (B,) weights of the rows; None if all are equal.
             training: whether to add regularisation and to train sampled routers.
         """
         ops = keras.ops
-        mixed = self._last.mixed
-        assert mixed is not None
+        assert self._last.forward is not None
+        _, outputs, mixed = self._last.forward
         workers = self.workers if training else None
         total = ops.zeros(())
         found = []  # losses and masks by task
-        for t, (name, task) in enumerate(self.contract.tasks.items()):
-            losses, mask = row_losses(task.type, y_pred[name], y[:, t])
+        for t, (name, head) in enumerate(self.heads.items()):
+            # The joint logit of a funnel, not the tower's output.
+            output = y_pred[name][:, None] if len(head.start) == 1 else outputs[name]
+            losses, mask = row_losses(head, output, y[:, t])
             found.append((losses, mask if sample_weight is None else mask * sample_weight))
         counts = [ops.sum(mask) for _, mask in found]
         shares = [1.0] * len(found) if workers is None else workers.fractions(counts)
@@ -294,11 +322,3 @@ def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
     return gates.make(
         num_experts=config.experts.count, seed=derive_seed(seed, "gate", task), **options
     )
-
-
-def _base_logit(task: Task, statistics: TaskStatistics) -> float:
-    """Initial output of a tower: the logit of the label's rate, clipped to [1e-4, 1 - 1e-4]."""
-    if task.type == "regression":
-        return 0.0
-    rate = min(max(statistics.mean, 1e-4), 1 - 1e-4)
-    return math.log(rate / (1 - rate))

@@ -1,4 +1,4 @@
-"""From the mixture to the logits: one tower per task, and a position tower used in training."""
+"""From the mixture to the heads: one tower per task, and a position tower used in training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from multigate.model.moe.experts import Expert
 
 
 class Tower(keras.layers.Layer):
-    """Hidden dense layers and one output unit; without hidden layers, a linear layer.
+    """Hidden dense layers and K output units; without hidden layers, a linear layer.
 
     Args:
         width: U, columns of the input.
         units: widths of the hidden layers.
         activation: of the hidden layers.
         dropout: after each hidden layer.
-        bias: initial value of the output; with the logit of the label's base rate, training need
-            not learn that first.
+        bias: (K,) initial outputs; with the logit of the label's base rate, training need not
+            learn that first.
         seed: of initial weights and dropout.
         precision: dtype policy of the hidden layers; the output is float32.
     """
@@ -29,7 +29,7 @@ class Tower(keras.layers.Layer):
         units: Sequence[int],
         activation: str,
         dropout: float,
-        bias: float,
+        bias: Sequence[float],
         seed: int | None,
         precision: str = "float32",
         **kwargs: Any,
@@ -42,9 +42,9 @@ class Tower(keras.layers.Layer):
             )
             self.hidden.build((None, width))
         self.head = keras.layers.Dense(
-            1,
+            len(bias),
             kernel_initializer=keras.initializers.GlorotUniform(derive_seed(seed, "head")),
-            bias_initializer=keras.initializers.Constant(bias),
+            bias_initializer=keras.initializers.Constant(list(bias)),
             dtype="float32",
             name="head",
         )
@@ -52,10 +52,10 @@ class Tower(keras.layers.Layer):
         self.built = True
 
     def call(self, x: Tensor, training: bool = False) -> Tensor:
-        """Map x (B, U) to logits (B,)."""
+        """Map x (B, U) to outputs (B, K), which a head of `model.ranker.heads` reads."""
         if self.hidden is not None:
             x = self.hidden(x, training=training)
-        return self.head(x)[:, 0]
+        return self.head(x)
 
 
 class PositionTower(keras.layers.Layer):

@@ -129,7 +129,7 @@ class TrainingLoop:
             epoch_record.log_epoch(logs, epoch)
         with self.display:
             if options.monitor not in MONITORS and not state.history:
-                self._monitor(validate(self.forward, self.held_out, self.config.contract))
+                self._monitor(self._validate())
             while state.epoch <= options.epochs and not self._stopped_improving():
                 epoch = self._epoch(sample)
                 epoch_record.log_epoch(logs, epoch)
@@ -168,9 +168,7 @@ class TrainingLoop:
         train_metrics = self._steps()
         ranker = self.ranker
         with averaged(ranker.optimizer, ranker.trainable_variables):
-            found = self._call_keras(
-                self.held_out, lambda: validate(self.forward, self.held_out, self.config.contract)
-            )
+            found = self._call_keras(self.held_out, self._validate)
             losses = epoch_record.losses(
                 number, self.config.contract, train_metrics, found, self._monitor(found)
             )
@@ -189,6 +187,9 @@ class TrainingLoop:
                 weights.save(ranker, path)
                 state.best = [path.name, snapshots.checksum(path)]
         return epoch
+
+    def _validate(self) -> Validated:
+        return validate(self.forward, self.held_out, self.config.contract, self.ranker.heads)
 
     def _monitor(self, found: Validated) -> str:
         """What decides which epoch is kept; the loss where no task's quality can be measured.

@@ -21,7 +21,8 @@ from multigate.model.checkpoints import checkpoint, history
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
-from multigate.model.training import snapshots, unknown_ids, warm_start
+from multigate.model.data.funnels import check_labels
+from multigate.model.training import label_quantiles, snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.workspace import Workspace
 
@@ -93,10 +94,13 @@ def train(
                 "checkpoint to start from": _identity(start_from),
             }
         )
+        label_quantiles.add(folder, examples, config.contract, start_from)
         encoder = Encoder.read(folder)
         train_split = Split(examples, "train", encoder, config.train.weight)
         validation = Split(examples, "validation", encoder, config.train.weight)
         options, statistics = config.train, encoder.statistics
+        for split in ("train", "validation"):
+            check_labels(examples, split, config.contract)
         # Every worker validates on the whole split: equal weights, equal decisions.
         held_out = make_feed(validation, config.contract, statistics, _VALIDATION_BATCH, options)
         sample = held_out.sample(_SAMPLED_ROWS).features

@@ -23,13 +23,14 @@ import numpy as np
 from multigate.configs.contract import Contract
 from multigate.model import backend
 from multigate.model.data.feeds import Feed
+from multigate.model.ranker.heads import Head
 from multigate.model.ranker.ranker import Ranker
 
 FEWEST = 10
 _LOWEST = -1.0  # explained variance in the mean
 
-Forward = Callable[[Any], Mapping[str, Any]]
-"""Encoded features of B rows to logits (B,) by task."""
+Forward = Callable[[Any], tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Encoded features of B rows to logits (B,) and the heads' outputs (B, K), by task."""
 
 
 class Quality(NamedTuple):
@@ -43,7 +44,7 @@ class Validated(NamedTuple):
     """What one validation found.
 
     Attributes:
-        losses: mean loss over the rows with a label, by task.
+        losses: mean of the head's loss over the rows with a label, by task.
         qualities: by task.
         quality: mean of the tasks' qualities; None where none is measured.
     """
@@ -55,34 +56,34 @@ class Validated(NamedTuple):
 
 def make_forward(ranker: Ranker) -> Forward:
     """The ranker outside training, compiled for many batches; with positions if it validates so."""
-
-    def compute(encoded: dict[str, Any]) -> dict[str, Any]:
-        logits: dict[str, Any] = ranker(encoded, training=False)
-        return logits
-
     if backend.name() != "tensorflow":
-        return ranker.jitted(compute)
+        return ranker.jitted(ranker.validate_on)
     import tensorflow as tf
 
     # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
-    compiled: Forward = tf.function(compute, reduce_retracing=True)
+    compiled: Forward = tf.function(ranker.validate_on, reduce_retracing=True)
     return compiled
 
 
-def validate(forward: Forward, feed: Feed, contract: Contract) -> Validated:
+def validate(
+    forward: Forward, feed: Feed, contract: Contract, heads: Mapping[str, Head]
+) -> Validated:
     """Measure the ranker on a split.
 
     Args:
         forward: of `make_forward`.
         feed: the split's rows, with their weights if they have some.
         contract: tasks.
+        heads: of the tasks.
     """
     logits: dict[str, list[np.ndarray]] = {name: [] for name in contract.tasks}
+    outputs: dict[str, list[np.ndarray]] = {name: [] for name in contract.tasks}
     labels: list[np.ndarray] = []
     weights: list[np.ndarray] = []
     for encoded, aims, *weight in feed.epoch():
-        for name, z in forward(encoded).items():
-            logits[name].append(_numpy(z))
+        for found, parts in zip(forward(encoded), (logits, outputs), strict=True):
+            for name, values in found.items():
+                parts[name].append(_numpy(values))
         labels.append(_numpy(aims))
         weights += [_numpy(one) for one in weight]
     y = np.concatenate(labels).astype(np.float64)  # (N, T)
@@ -92,7 +93,7 @@ def validate(forward: Forward, feed: Feed, contract: Contract) -> Validated:
         known = ~np.isnan(y[:, t])
         of_task = np.concatenate(logits[name])[known].astype(np.float64), y[known, t], w[known]
         binary = task.type == "binary"
-        losses[name] = _loss(*of_task, binary)
+        losses[name] = _loss(*of_task, heads[name], outputs[name], known)
         qualities[name] = (auc if binary else explained_variance)(*of_task)
     measured = [
         max(quality.value, _LOWEST)
@@ -161,11 +162,28 @@ def _variance_of_mean(x: np.ndarray, w: np.ndarray) -> float:
     return float(np.sum((share * (x - np.sum(share * x))) ** 2))
 
 
-def _loss(z: np.ndarray, y: np.ndarray, w: np.ndarray, binary: bool) -> float:
-    """Weighted mean of the row losses of `model.ranker.loss`; 0 without weight."""
-    losses = np.logaddexp(0.0, z) - y * z if binary else (y - z) ** 2
+def _loss(
+    z: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray,
+    head: Head,
+    outputs: list[np.ndarray],
+    known: np.ndarray,
+) -> float:
+    """Weighted mean of the head's row losses; 0 without weight.
+
+    Args:
+        z: (n,) logits, which are the outputs of heads with one output.
+        y: (n,) labels.
+        w: (n,) weights.
+        head: of the task.
+        outputs: parts of (N, K), of all rows.
+        known: (N,) the n rows with a label.
+    """
+    of_rows = np.concatenate(outputs)[known] if len(head.start) > 1 else z[:, None]
+    losses = _numpy(head.losses(of_rows.astype(np.float32), y.astype(np.float32)))
     total = w.sum()
-    return float(np.sum(losses * w) / total) if total > 0 else 0.0
+    return float(np.sum(losses.astype(np.float64) * w) / total) if total > 0 else 0.0
 
 
 def _numpy(value: Any) -> np.ndarray:

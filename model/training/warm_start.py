@@ -13,7 +13,7 @@ What is carried over, and how:
                         every first layer that reads the number its row of the kernel is multiplied
                         by scale, and row * shift is added to the bias, or to the row of the
                         number's indicator if missing values have one
-    regression labels   the same, in the last layer of the towers
+    regression labels   the same, in the last layer of the towers, as the task's head says
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
 So known ids keep the scores that the checkpoint gives them, until the first step.  The optimiser's
@@ -33,7 +33,7 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
 
-_NOT_IN_SCHEMA = {"weight", "score_weight"}  # options of a task
+_NOT_IN_SCHEMA = {"weight", "score_weight", "loss"}  # options of a task
 
 
 class MovedValues(TypedDict):
@@ -185,15 +185,16 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
         scale = old_label.std / new_label.std
         shift = (old_label.mean - new_label.mean) / new_label.std
         head = ranker.towers[name].head
-        head.kernel.assign(weights.to_numpy(head.kernel) * scale)
-        head.bias.assign(weights.to_numpy(head.bias) * scale + shift)
+        a, b = ranker.heads[name].rescaled(scale, shift)  # (K,) each
+        head.kernel.assign(weights.to_numpy(head.kernel) * a)
+        head.bias.assign(weights.to_numpy(head.bias) * a + b)
         for table in ranker.wide.tables.values() if ranker.wide is not None else ():
             values = weights.to_numpy(table.embeddings)
-            values[:, t] *= scale
+            values[:, t] *= a[0]
             table.embeddings.assign(values)
         if ranker.position_tower is not None:
             table = weights.to_numpy(ranker.position_tower.table.embeddings)
-            table[:, t] *= scale
+            table[:, t] *= a[0]
             ranker.position_tower.table.embeddings.assign(table)
 
 

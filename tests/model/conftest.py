@@ -1,5 +1,6 @@
 """A small examples folder with every kind of feature, and the configuration that fits it."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -168,6 +169,74 @@ def write_examples(folder: Path, config: Config, rows: int = 500, seed: int = 0)
     )
     write_json(files.contract, frozen.model_dump(mode="json"))
     Statistics.read(files.statistics)  # the fixture itself is well-formed
+
+
+LOSSES = ("squared", "huber", "quantile", "censored", "ordinal", "zero_inflated")
+
+
+def heads_config(**changes: object) -> Config:
+    """The tiny configuration with a funnel, and dwell once for every loss of regression tasks."""
+    tasks = {name: dict(CONTRACT["tasks"][name]) for name in ("click", "like")}
+    tasks["like"]["given"] = "click"
+    column = {"rule": "column", "column": "dwell"}
+    base = {"group": "engagement", "type": "regression", "label": column, "clip": [0.0, 12.0]}
+    for loss in LOSSES:
+        transform = {} if loss == "zero_inflated" else {"transform": "log1p"}
+        tasks[loss] = base | {"loss": loss} | transform
+    return make_config(**{"contract": CONTRACT | {"tasks": tasks}} | changes)
+
+
+def add_labels_of_heads(folder: Path) -> None:
+    """Turn an examples folder of `write_examples` into one of `heads_config`."""
+    config, files = heads_config(), ExamplesFolder(folder)
+    for split in ("train", "validation", "test"):
+        path = files.split(split) / "part-0.parquet"
+        table = pl.read_parquet(path).with_columns(
+            pl.col("label/like") * pl.col("label/click"),
+            pl.col("label/dwell").clip(0, 12).alias("label/dwell"),
+        )
+        labels = {f"label/{loss}": pl.col("label/dwell") for loss in LOSSES}
+        labels["label/zero_inflated"] = pl.col("label/dwell").fill_null(0.0)
+        table.with_columns(**labels).drop("label/dwell").write_parquet(path)
+    statistics = json.loads(files.statistics.read_text())
+    train = pl.read_parquet(files.split("train") / "part-0.parquet")
+    statistics["tasks"] = {}
+    for name, task in config.contract.tasks.items():
+        values = train[f"label/{name}"].drop_nulls().to_numpy().astype(float)
+        values = np.log1p(values) if task.transform == "log1p" else values
+        mean, std = float(values.mean()), float(values.std())
+        count = {"count": len(values), "masked": len(train) - len(values)}
+        statistics["tasks"][name] = count | {"mean": mean, "std": std}
+    write_json(files.statistics, statistics)
+    frozen = FrozenContract(
+        contract=config.contract,
+        schema_fingerprint=config.contract.schema_fingerprint(),
+        data_fingerprint=fingerprint(statistics),
+    )
+    write_json(files.contract, frozen.model_dump(mode="json"))
+
+
+class Heads:
+    """Examples of a contract with a funnel and every loss, and a checkpoint on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.examples = folder / "examples"
+        self.checkpoint = folder / "checkpoint"
+        self.make_config = heads_config
+        self.write_examples = write_examples
+        self.add_labels = add_labels_of_heads
+
+
+@pytest.fixture(scope="session")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    """Made once; tests must not write into it."""
+    from multigate.model.training import train
+
+    made = Heads(tmp_path_factory.mktemp("heads"))
+    write_examples(made.examples, make_config())
+    add_labels_of_heads(made.examples)
+    train.train(heads_config(), made.examples, made.checkpoint, progress=False)
+    return made
 
 
 class Tiny:

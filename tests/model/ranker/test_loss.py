@@ -9,19 +9,22 @@ import pytest
 
 from multigate.model.gates.parts.base import Routing
 from multigate.model.gates.sampled.estimators import SampledLoss
-from multigate.model.ranker.loss import (
-    Uncertainty,
-    masked_mean,
-    regularisation,
-    row_losses,
-    task_loss,
-)
+from multigate.model.ranker import loss
+from multigate.model.ranker.heads import Logistic, Squared
+from multigate.model.ranker.loss import Uncertainty, masked_mean, regularisation, task_loss
 
 NAN = float("nan")
 
 
 def tensor(*values: float) -> Any:
     return keras.ops.convert_to_tensor(np.array(values, np.float32))
+
+
+HEADS = {"binary": Logistic(), "regression": Squared()}
+
+
+def row_losses(kind: str, logits: Any, targets: Any) -> tuple[Any, Any]:
+    return loss.row_losses(HEADS[kind], logits[:, None], targets)
 
 
 def number(value: Any) -> float:
@@ -63,8 +66,8 @@ def test_masked_rows_pass_no_gradient() -> None:
         logits = tf.constant([0.5, 2.0])
         with tf.GradientTape() as tape:
             tape.watch(logits)
-            loss = masked_mean(*row_losses(kind, logits, tf.constant([0.0, NAN])))
-        gradient = tape.gradient(loss, logits).numpy()
+            mean = masked_mean(*row_losses(kind, logits, tf.constant([0.0, NAN])))
+        gradient = tape.gradient(mean, logits).numpy()
         assert gradient[0] != 0
         assert gradient[1] == 0
 

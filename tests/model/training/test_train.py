@@ -341,7 +341,9 @@ def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> No
         loaded.validates_positions = True
         held_out = examples.read_split(tiny.examples, "validation", encoder)
         feed = feeds.MemoryFeed(held_out, config.contract, encoder.statistics, 4096)
-        found = validation.validate(validation.make_forward(loaded), feed, config.contract)
+        found = validation.validate(
+            validation.make_forward(loaded), feed, config.contract, loaded.heads
+        )
         total = sum(
             task.weight * found.losses[name] for name, task in config.contract.tasks.items()
         )

@@ -10,6 +10,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Examples, read_split, targets
 from multigate.model.data.feeds import MemoryFeed
+from multigate.model.ranker.heads import make_heads
 from multigate.model.training.validation import auc, explained_variance, validate
 
 
@@ -84,14 +85,15 @@ def given(tiny: Any, contract: Any, outputs: dict[str, Any], batch: int = 32) ->
     feed = MemoryFeed(rows, contract, encoder.statistics, batch)
     seen = 0
 
-    def forward(encoded: Any) -> dict[str, Any]:
+    def forward(encoded: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         nonlocal seen
         count = len(next(iter(encoded.values())))
         part = {name: z[seen : seen + count] for name, z in outputs.items()}
         seen += count
-        return part
+        return part, {}
 
-    return validate(forward, feed, contract), rows, encoder.statistics
+    heads = make_heads(contract, encoder.statistics)
+    return validate(forward, feed, contract, heads), rows, encoder.statistics
 
 
 def on_scale(rows: Examples, contract: Any, statistics: Statistics) -> np.ndarray:
