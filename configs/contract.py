@@ -40,6 +40,7 @@ from multigate.configs.sections.features import (
     Side,
     Since,
     Source,
+    TextFeature,
     check_counter,
 )
 from multigate.configs.sections.labels import Task, check_tasks
@@ -71,6 +72,7 @@ __all__ = [
     "Side",
     "Since",
     "Source",
+    "TextFeature",
     "fingerprint",
 ]
 

@@ -13,7 +13,13 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config
-from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Feature,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+)
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.columns import (
     COLUMN,
@@ -320,6 +326,8 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
         return parse_id(raw, feature.dtype)
     if isinstance(feature, IdListFeature):
         return _parse_list(raw, feature)
+    if isinstance(feature, TextFeature):
+        return _parse_text(raw)
     if isinstance(feature, NumberFeature):
         number = parse_number(raw)
         # The model reads float32: a number outside its range would be infinite.
@@ -329,6 +337,15 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
     position = parse_id(raw, "int")
     negative = _reasons(position.values < 0, "expected a position from 0")
     return Parsed(position.values, _first(position.reasons, negative))
+
+
+def _parse_text(raw: pl.Series) -> Parsed:
+    """Parse texts of any length. Blank ones are null."""
+    if isinstance(raw.dtype, pl.List | pl.Array):
+        nothing = pl.repeat(None, len(raw), dtype=pl.String, eager=True)
+        return Parsed(nothing, _reasons(raw.is_not_null(), "expected a text, received a list"))
+    text = as_text(raw)
+    return Parsed(_without(text, text.str.strip_chars() == ""), _all_null(len(raw)))
 
 
 def _parse_list(raw: pl.Series, feature: IdListFeature) -> Parsed:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from scipy.stats import norm
 
-from multigate.configs.contract import Contract, IdListFeature, NumberFeature
+from multigate.configs.contract import Contract, IdListFeature, NumberFeature, TextFeature
 from multigate.configs.files import TIME
 from multigate.configs.sections.evaluation import (
     EvaluationConfig,
@@ -70,6 +70,10 @@ def slice_rows(rule: Slices, contract: Contract, rows: Rows, train: Rows) -> dic
         return _by_edges(values, edges, _style(edges))
     if isinstance(feature, IdListFeature):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.float64)
+        return _by_edges(lengths, list(_LENGTHS), "{:.0f}", zero="none")
+    if isinstance(feature, TextFeature):
+        texts = pc.fill_null(column, "").to_pylist()
+        lengths = np.array([len(text.split()) for text in texts], np.float64)
         return _by_edges(lengths, list(_LENGTHS), "{:.0f}", zero="none")
     return _by_value(rule, column)
 

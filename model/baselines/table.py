@@ -8,6 +8,7 @@
     id_list    name__length    number of ids in the list
                name__match     how often the candidate's raw id stands in the list; only where the
                                list shares the candidate's vocabulary
+    text       name__length    number of words
     position   none            it is not known when serving
 
 Counts, most frequent ids and their order come from the training split alone; ids of equal count
@@ -21,8 +22,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+)
 from multigate.configs.errors import DataError
+from multigate.model.data.ngrams import words
 from multigate.model.data.rows import Rows
 
 MOST_FREQUENT = 2_000
@@ -71,6 +79,8 @@ class Tabulator:
                 self.columns.append(name + LENGTH)
                 if _holds_candidates(contract, name):
                     self.columns.append(name + MATCH)
+            elif isinstance(feature, TextFeature):
+                self.columns.append(name + LENGTH)
             else:
                 self.left_out.append(name)
 
@@ -94,6 +104,9 @@ class Tabulator:
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
                     if name + MATCH in self.columns:
                         found[name + MATCH] = matches(self.contract, part, name)
+                elif isinstance(feature, TextFeature):
+                    texts = _ids(part, name, feature.dtype).to_pylist()
+                    found[name + LENGTH] = np.array([len(words(text or "")) for text in texts])
             parts.append(np.stack([found[column] for column in self.columns], axis=1))
         return np.concatenate(parts)
 

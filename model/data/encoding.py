@@ -25,11 +25,13 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     PositionFeature,
+    TextFeature,
 )
 from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.data.hashing import hash_ids
+from multigate.model.data.ngrams import ngram_lists
 
 Encoded = dict[str, np.ndarray]
 
@@ -53,6 +55,7 @@ class Encoder:
                                                      `Contract.matches`, where all features are
                                                      encoded.  Raw ids are compared: ids outside
                                                      the vocabulary share codes.
+        text       as an id_list, of its n-grams; see `model.data.ngrams`
         number     name           float32 (B,)       0 where missing under `indicator`
                    name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
                                                      the number of boundaries <= value
@@ -173,7 +176,7 @@ class Encoder:
         Features that share a vocabulary use the table of its owner.
         """
         feature = self.contract.features[self.contract.vocabulary_of(name)]
-        if isinstance(feature, IdFeature | IdListFeature):
+        if isinstance(feature, IdFeature | IdListFeature | TextFeature):
             if feature.hash_buckets is not None:
                 return 1 + feature.hash_buckets
             vocabulary = self.vocabularies[self.contract.vocabulary_of(name)]
@@ -192,6 +195,8 @@ class Encoder:
             return self._id(name, feature, column)
         if isinstance(feature, IdListFeature):
             return self._id_list(name, feature, column)
+        if isinstance(feature, TextFeature):
+            return self._id_list(name, feature.as_list, ngram_lists(feature, column))
         if isinstance(feature, NumberFeature):
             return self._number(name, feature, column)
         positions = np.asarray(column.cast(pa.int64()).fill_null(-1))
@@ -308,7 +313,7 @@ class Encoder:
         """Codes (N,) int32 of ids that may be null."""
         owner = self.contract.vocabulary_of(name)
         feature = self.contract.features[owner]
-        assert isinstance(feature, IdFeature | IdListFeature)
+        assert isinstance(feature, IdFeature | IdListFeature | TextFeature)
         if feature.hash_buckets is not None:
             return 1 + _hash_distinct(values, feature.hash_buckets)
         found = pc.index_in(values, value_set=self.vocabularies[owner])

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, TextFeature
 from multigate.configs.files import ExamplesFolder
 from multigate.model.data.encoding import Encoder
 
@@ -112,6 +112,6 @@ def _absent(feature: Any, column: pa.Array) -> np.ndarray:
     if isinstance(feature, NumberFeature):
         finite = np.isfinite(np.asarray(column.cast(pa.float64()).fill_null(np.nan)))
         return absent | ~finite
-    if isinstance(feature, IdFeature) and feature.dtype == "string":
+    if isinstance(feature, IdFeature | TextFeature) and feature.dtype == "string":
         return absent | np.asarray(pc.equal(column.cast(pa.string()), "").fill_null(False))
     return absent

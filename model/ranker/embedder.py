@@ -14,6 +14,7 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
 )
 from multigate.configs.sections.model import ModelConfig
 from multigate.model.gates.parts.base import Tensor, derive_seed
@@ -31,6 +32,7 @@ class Embedder(keras.layers.Layer):
         id       its row of the table; row 0, the row of a missing id, is learnt like the others
         id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros;
                  then log(1 + length)
+        text     as an id_list, of its n-grams
         number   the number itself, or its bucket's row under `scale: buckets`
 
     A number under `missing: indicator` is followed by 1 where there is a value, else 0.
@@ -56,7 +58,7 @@ class Embedder(keras.layers.Layer):
         self.features = {
             name: feature
             for name, feature in contract.features.items()
-            if isinstance(feature, IdFeature | IdListFeature | NumberFeature)
+            if isinstance(feature, IdFeature | IdListFeature | TextFeature | NumberFeature)
         }
         self.owners = {
             name: contract.vocabulary_of(name)
@@ -129,7 +131,7 @@ class Embedder(keras.layers.Layer):
         if name not in self.features:
             return [self._column(value)]
         feature = self.features[name]
-        if isinstance(feature, IdListFeature):
+        if isinstance(feature, IdListFeature | TextFeature):
             part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
         elif name in self.owners:
             part = tables[self.owners[name]](value)  # (B, d)
@@ -159,7 +161,7 @@ class Embedder(keras.layers.Layer):
 
     def _has_length(self, feature: Feature) -> bool:
         """Whether a column says how long the list is."""
-        return self.lists.length and isinstance(feature, IdListFeature)
+        return self.lists.length and isinstance(feature, IdListFeature | TextFeature)
 
 
 def _has_indicator(feature: Feature) -> bool:

@@ -7,7 +7,13 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+)
 from multigate.configs.statistics import NumberStatistics, Statistics
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.hashing import hash_ids as hash_ids_numpy
@@ -64,6 +70,8 @@ FEATURES: dict[str, dict[str, Any]] = {
         "default": 7.0,
     },
     "score_then": {"kind": "number", "side": "item", "scale": "none", "missing": "default"},
+    "title": {"kind": "text", "side": "item", "max_length": 3, "hash_buckets": 50},
+    "search": {"kind": "text", "side": "context", "ngrams": 1, "pooling": "sum"},
     "position": {"kind": "position"},
 }
 
@@ -103,6 +111,9 @@ def random_column(feature: Any, rows: int, rng: np.random.Generator) -> pa.Array
         pool = np.array([-2.0, 0.0, 0.1, 1.0, 2.5, 3.0, 1e6, 1e-30], np.float32)
         drawn = np.where(rng.random(rows) < 0.5, rng.choice(pool, rows), rng.normal(3, 3, rows))
         return pa.array(drawn.astype(np.float32), mask=lost)
+    if isinstance(feature, TextFeature):
+        texts = [" ".join(rng.choice(WORDS, rng.integers(0, 6))) for _ in range(rows)]
+        return pa.array(texts, pa.string(), mask=lost)
     if not isinstance(feature, IdFeature | IdListFeature):
         return pa.array(rng.integers(0, 9, rows))
     known: list[Any] = WORDS + UNSEEN if feature.dtype == "string" else INTS + UNSEEN_INTS
@@ -132,7 +143,7 @@ def raw_values(encoder: Encoder, table: pa.Table, rng: np.random.Generator) -> d
                 padded[row, : len(values)] = values
             raw[name] = padded if feature.dtype == "string" else padded.astype(np.int64)
             raw[f"{name}__length"] = lengths
-        elif isinstance(feature, IdFeature):
+        elif isinstance(feature, IdFeature | TextFeature):
             junk = "ann" if feature.dtype == "string" else 70
             values = [junk if x is None else x for x in column.to_pylist()]
             raw[name] = np.array(values, object if feature.dtype == "string" else np.int64)

@@ -19,9 +19,11 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
 )
 from multigate.model.data.encoding import HASHES, Encoder, keeps_vocabulary
 from multigate.model.data.hashing import LONGEST, MIXER, POWERS
+from multigate.model.export.frozen.ngrams import ngram_lists
 
 Tensor = Any
 
@@ -40,7 +42,7 @@ def raw_inputs(contract: Contract, names: Iterable[str]) -> dict[str, tf.TensorS
         elif isinstance(feature, IdListFeature):
             add(name, _DTYPES[feature.dtype], None, None)
             add(name + LENGTH, tf.int64, None)
-        elif isinstance(feature, IdFeature):
+        elif isinstance(feature, IdFeature | TextFeature):
             add(name, _DTYPES[feature.dtype], None)
         if not isinstance(feature, IdListFeature) and feature.missing != "error":
             add(name + PRESENT, tf.bool, None)
@@ -82,6 +84,10 @@ class GraphEncoder:
             with tf.name_scope(f"encode_{name}"):
                 if isinstance(feature, IdListFeature):
                     encoded |= self._id_list(name, feature, raw[name], raw[name + LENGTH])
+                elif isinstance(feature, TextFeature):
+                    texts = tf.where(raw[name + PRESENT], raw[name], "")
+                    lists = ngram_lists(feature, texts)
+                    encoded |= self._id_list(name, feature.as_list, *lists)
                 elif isinstance(feature, IdFeature):
                     encoded[name] = self._id(name, feature, raw[name], raw.get(name + PRESENT))
                 elif isinstance(feature, NumberFeature):
