@@ -11,6 +11,7 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     TextFeature,
+    VectorFeature,
 )
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
@@ -53,10 +54,10 @@ class Tables(tf.Module):
 class Tower(tf.Module):
     """Encoded features of one side to vectors (B, D).
 
-    Ids are embedded, lists and the n-grams of texts are embedded and averaged, numbers enter as
-    they are encoded. Hidden layers and a linear map of all of them make the vector. The embeddings
-    of the side's own id and of the lists are also added to the output, so that without hidden
-    layers the model contains plain matrix factorisation.
+    Ids are embedded, lists and the n-grams of texts are embedded and averaged, numbers and
+    vectors enter as they are encoded. Hidden layers and a linear map of all of them make the
+    vector. The embeddings of the side's own id and of the lists are also added to the output, so
+    that without hidden layers the model contains plain matrix factorisation.
 
     Args:
         contract: says what kind each feature is.
@@ -109,8 +110,12 @@ class Tower(tf.Module):
                 if name in (self._contract.user, self._contract.item):
                     direct.append(vectors)
             else:
-                parts.append(values[:, None])
-            if isinstance(feature, NumberFeature) and feature.missing == "indicator":
+                is_vector = isinstance(feature, VectorFeature)
+                parts.append(values if is_vector else values[:, None])
+            if (
+                isinstance(feature, NumberFeature | VectorFeature)
+                and feature.missing == "indicator"
+            ):
                 parts.append(encoded[name + PRESENT][:, None])
         x = tf.concat(parts, axis=1)
         for layer in self.layers:

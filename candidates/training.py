@@ -29,6 +29,7 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     TextFeature,
+    VectorFeature,
 )
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
@@ -215,6 +216,8 @@ def _empty_row(encoder: Encoder) -> dict[str, np.ndarray]:
     for name, feature in contract.features.items():
         if isinstance(feature, IdListFeature | TextFeature):
             row[name] = np.zeros((1, feature.as_list.max_length), np.int32)
+        elif isinstance(feature, VectorFeature):
+            row[name] = np.zeros((1, feature.size), np.float32)
         elif isinstance(feature, NumberFeature) and feature.scale != "buckets":
             row[name] = np.zeros(1, np.float32)
         else:

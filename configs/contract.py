@@ -41,6 +41,7 @@ from multigate.configs.sections.features import (
     Since,
     Source,
     TextFeature,
+    VectorFeature,
     check_counter,
 )
 from multigate.configs.sections.labels import Task, check_tasks
@@ -73,6 +74,7 @@ __all__ = [
     "Since",
     "Source",
     "TextFeature",
+    "VectorFeature",
     "fingerprint",
 ]
 

@@ -1,4 +1,4 @@
-"""The kinds of features: id, list, text, number, position; histories and counters over time."""
+"""The kinds of features: id, list, text, number, vector, position; features over time."""
 
 from typing import Annotated, Literal
 
@@ -281,6 +281,29 @@ COUNTERS = ("count", "since", "rate", "label_count", "label_rate", "label_mean")
 """Keys of a number that is computed over time; it has at most one of them."""
 
 
+class VectorFeature(Frozen):
+    """A dense vector that another model made of the user, the item or the request.
+
+    A column of lists (Parquet, JSON), or of texts that `separator` splits (CSV).
+    """
+
+    kind: Literal["vector"]
+    side: Side
+    size: int = Field(ge=1, le=4096)
+    """How many numbers every vector has."""
+    source: Source = "log"
+    column: str | None = None
+    separator: str = Field(",", min_length=1)
+    """Splits the column's text into numbers, where the source does not hold lists."""
+    scale: Literal["standardise", "unit", "none"] = "standardise"
+    """`standardise` subtracts each place's mean and divides by its standard deviation; `unit`
+    divides by the vector's length (its Euclidean norm)."""
+    project: int | None = Field(None, ge=1, le=1024)
+    """Map the vector to so many numbers by a learnt linear layer before the experts read it."""
+    missing: Missing = "error"
+    """Under `default`, zeros stand for a missing vector."""
+
+
 class PositionFeature(Frozen):
     """The place at which an item was shown: known in training, absent when serving.
 
@@ -299,7 +322,7 @@ class PositionFeature(Frozen):
 
 
 Feature = Annotated[
-    IdFeature | IdListFeature | TextFeature | NumberFeature | PositionFeature,
+    IdFeature | IdListFeature | TextFeature | NumberFeature | VectorFeature | PositionFeature,
     Field(discriminator="kind"),
 ]
 

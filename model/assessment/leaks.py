@@ -17,9 +17,11 @@ from multigate.configs.contract import (
     IdListFeature,
     PositionFeature,
     TextFeature,
+    VectorFeature,
 )
 from multigate.configs.files import IMPRESSION, LABEL, TIME
 from multigate.model.assessment.results import FeatureLeak, LeakSummary
+from multigate.model.data.encoding import vectors
 from multigate.model.data.rows import Rows
 
 _PRIOR = 10.0  # rows of the overall mean label that are added to each value's own rows
@@ -113,6 +115,9 @@ def _orders(
     if isinstance(feature, TextFeature):
         lengths = [np.asarray(pc.fill_null(pc.utf8_length(c), 0)) for c in (column, before)]
         return found | {"length": (lengths[0], lengths[1])}
+    if isinstance(feature, VectorFeature):
+        norms = [np.linalg.norm(vectors(name, feature, c)[0], axis=1) for c in (column, before)]
+        return found | {"norm": (norms[0], norms[1])}
     return found | {"value": (_numbers(column), _numbers(before))}
 
 

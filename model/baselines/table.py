@@ -9,6 +9,7 @@
                name__match     how often the candidate's raw id stands in the list; only where the
                                list shares the candidate's vocabulary
     text       name__length    number of words
+    vector     name__0, ...    its numbers, NaN missing
     position   none            it is not known when serving
 
 Counts, most frequent ids and their order come from the training split alone; ids of equal count
@@ -28,8 +29,10 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     TextFeature,
+    VectorFeature,
 )
 from multigate.configs.errors import DataError
+from multigate.model.data.encoding import vectors
 from multigate.model.data.ngrams import words
 from multigate.model.data.rows import Rows
 
@@ -81,6 +84,8 @@ class Tabulator:
                     self.columns.append(name + MATCH)
             elif isinstance(feature, TextFeature):
                 self.columns.append(name + LENGTH)
+            elif isinstance(feature, VectorFeature):
+                self.columns += [f"{name}__{place}" for place in range(feature.size)]
             else:
                 self.left_out.append(name)
 
@@ -107,6 +112,10 @@ class Tabulator:
                 elif isinstance(feature, TextFeature):
                     texts = _ids(part, name, feature.dtype).to_pylist()
                     found[name + LENGTH] = np.array([len(words(text or "")) for text in texts])
+                elif isinstance(feature, VectorFeature):
+                    values, present = vectors(name, feature, _whole(part, name))
+                    values = np.where(present[:, None], values.astype(np.float64), np.nan)
+                    found |= {f"{name}__{place}": of for place, of in enumerate(values.T)}
             parts.append(np.stack([found[column] for column in self.columns], axis=1))
         return np.concatenate(parts)
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature, TextFeature
+from multigate.configs.contract import Contract, IdListFeature, TextFeature, VectorFeature
 from multigate.configs.errors import MultigateError
 from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
@@ -287,6 +287,8 @@ def row_bytes(contract: Contract) -> int:
     for feature in contract.features.values():
         if isinstance(feature, IdListFeature | TextFeature):
             words += feature.as_list.max_length
+        elif isinstance(feature, VectorFeature):
+            words += feature.size
         else:
             words += 1
         words += getattr(feature, "missing", "") == "indicator"

@@ -15,7 +15,9 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     TextFeature,
+    VectorFeature,
 )
+from multigate.model.data.encoding import vectors
 
 Raw = dict[str, np.ndarray]
 
@@ -52,6 +54,11 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
             column = column.cast(pa.float32())
             column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, pa.float32()))
             raw[name] = np.asarray(column.fill_null(0.0))
+        elif isinstance(feature, VectorFeature):
+            raw[name], present = vectors(name, feature, column)
+            if feature.missing != "error":
+                raw[name + PRESENT] = present
+            continue
         elif isinstance(feature, IdFeature | TextFeature):
             raw[name] = _ids(feature, column)
         if feature.missing != "error":
