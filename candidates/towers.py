@@ -4,7 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from multigate.candidates.keras2 import tf
-from multigate.configs.contract import PRESENT, Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    PRESENT,
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+    VectorFeature,
+)
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.model.data.encoding import Encoder
 
@@ -46,10 +54,10 @@ class Tables(tf.Module):
 class Tower(tf.Module):
     """Encoded features of one side to vectors (B, D).
 
-    Ids are embedded, lists are embedded and averaged, numbers enter as they are encoded. Hidden
-    layers and a linear map of all of them make the vector. The embeddings of the side's own id and
-    of the lists are also added to the output, so that without hidden layers the model contains
-    plain matrix factorisation.
+    Ids are embedded, lists and the n-grams of texts are embedded and averaged, numbers and
+    vectors enter as they are encoded. Hidden layers and a linear map of all of them make the
+    vector. The embeddings of the side's own id and of the lists are also added to the output, so
+    that without hidden layers the model contains plain matrix factorisation.
 
     Args:
         contract: says what kind each feature is.
@@ -92,7 +100,7 @@ class Tower(tf.Module):
         for name in self._names:
             feature = self._contract.features[name]
             values = encoded[name]
-            if isinstance(feature, IdListFeature):
+            if isinstance(feature, IdListFeature | TextFeature):
                 pooled = self._pool(name, values)
                 parts.append(pooled)
                 direct.append(pooled)
@@ -102,8 +110,12 @@ class Tower(tf.Module):
                 if name in (self._contract.user, self._contract.item):
                     direct.append(vectors)
             else:
-                parts.append(values[:, None])
-            if isinstance(feature, NumberFeature) and feature.missing == "indicator":
+                is_vector = isinstance(feature, VectorFeature)
+                parts.append(values if is_vector else values[:, None])
+            if (
+                isinstance(feature, NumberFeature | VectorFeature)
+                and feature.missing == "indicator"
+            ):
                 parts.append(encoded[name + PRESENT][:, None])
         x = tf.concat(parts, axis=1)
         for layer in self.layers:
@@ -124,6 +136,6 @@ def embedded(contract: Contract, names: Iterable[str]) -> list[str]:
     for name in names:
         feature = contract.features[name]
         bucketed = isinstance(feature, NumberFeature) and feature.scale == "buckets"
-        if isinstance(feature, IdFeature | IdListFeature) or bucketed:
+        if isinstance(feature, IdFeature | IdListFeature | TextFeature) or bucketed:
             found.append(name)
     return found

@@ -23,7 +23,14 @@ from multigate.candidates.pairs import (
 )
 from multigate.candidates.retrieval import Retrieval, recall_of_pairs
 from multigate.configs.config import Config
-from multigate.configs.contract import PRESENT, FrozenContract, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    PRESENT,
+    FrozenContract,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+    VectorFeature,
+)
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.configs.sections.base import parse
@@ -207,8 +214,10 @@ def _empty_row(encoder: Encoder) -> dict[str, np.ndarray]:
     contract = encoder.contract
     row: dict[str, np.ndarray] = {}
     for name, feature in contract.features.items():
-        if isinstance(feature, IdListFeature):
-            row[name] = np.zeros((1, feature.max_length), np.int32)
+        if isinstance(feature, IdListFeature | TextFeature):
+            row[name] = np.zeros((1, feature.as_list.max_length), np.int32)
+        elif isinstance(feature, VectorFeature):
+            row[name] = np.zeros((1, feature.size), np.float32)
         elif isinstance(feature, NumberFeature) and feature.scale != "buckets":
             row[name] = np.zeros(1, np.float32)
         else:

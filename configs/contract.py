@@ -42,6 +42,8 @@ from multigate.configs.sections.features import (
     Side,
     Since,
     Source,
+    TextFeature,
+    VectorFeature,
     check_counter,
 )
 from multigate.configs.sections.labels import Task, check_tasks
@@ -75,6 +77,8 @@ __all__ = [
     "Side",
     "Since",
     "Source",
+    "TextFeature",
+    "VectorFeature",
     "fingerprint",
 ]
 

@@ -21,6 +21,17 @@ class NumberStatistics(Frozen):
     """Ascending inner edges of the quantile buckets, for `scale: buckets`."""
 
 
+class VectorStatistics(Frozen):
+    """One vector feature under `scale: standardise`, over the training rows that have a value."""
+
+    count: int
+    missing: int
+    mean: tuple[float, ...]
+    """Of each place."""
+    std: tuple[float, ...]
+    """Population standard deviation of each place; 1 where it would be 0."""
+
+
 class TaskStatistics(Frozen):
     """One task's label, over the training rows where it is not masked."""
 
@@ -45,6 +56,8 @@ class Statistics(Frozen):
     negatives_kept: float = 1.0
     """Share of the logged impressions without a positive label that the training split holds. A
     probability p that was learnt from it is corrected to p / (p + (1 - p) / negatives_kept)."""
+    vectors: dict[str, VectorStatistics] = Field({})
+    """Of the vector features under `scale: standardise`."""
     priors: dict[str, float] = Field({})
     """By feature, what a rate or mean over past labels is without any: the prior that the
     configuration names, or the task's mean over the training split's logged impressions."""

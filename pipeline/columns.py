@@ -135,6 +135,8 @@ def arrow_type(feature: Feature) -> pa.DataType:
     """The Parquet type of a feature's raw value."""
     if feature.kind == "number":
         return pa.float32()
+    if feature.kind == "vector":
+        return pa.list_(pa.float32())
     if feature.kind == "position":
         return pa.int64()
     value = pa.string() if feature.dtype == "string" else pa.int64()

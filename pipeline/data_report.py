@@ -6,8 +6,9 @@ sampled negatives: how many of those are drawn is a choice, not a property of th
 Drift of a feature is its population stability index, PSI = sum over bins (p - q) ln(p / q), with
 the shares p of this run and q of the previous one (Siddiqi, Credit Risk Scorecards, 2006, which
 also gives the rule of thumb: above 0.1 look, above 0.25 act). The bins are the previous run's: of
-numbers its deciles, of ids its most frequent values and the rest, of lists their lengths, and
-everywhere what is missing. Shares below `_LEAST` count as that much, so that none is infinite.
+numbers its deciles, of vectors those of their norm, of ids its most frequent values and the rest,
+of lists their lengths, of texts how many words they have, and everywhere what is missing. Shares
+below `_LEAST` count as that much, so that none is infinite.
 
 Considered: Evidently (holds whole tables in pandas) and TensorFlow Data Validation (brings
 TensorFlow into every worker); the nightly guards and the page need a few numbers only.
@@ -29,6 +30,8 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
+    VectorFeature,
 )
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
@@ -238,17 +241,23 @@ def _feature(
     """
     own = name == config.contract.user
     values = _scan(folder).select(pl.col(name).alias("value"))
+    if isinstance(feature, TextFeature):
+        values = values.select(pl.col("value").str.split(" ").list.len())
+    if isinstance(feature, VectorFeature):
+        squares = pl.col("value").cast(pl.List(pl.Float64)).list.eval(pl.element() ** 2)
+        values = values.select(squares.list.sum().sqrt().alias("value"))
+        values = values.with_columns(pl.col("value").cast(pl.Float32))
     if own:  # only whether it is there counts, and users may be many
         values = values.select(pl.when(pl.col("value").is_not_null()).then(1).alias("value"))
     edges: list[float] = []
-    if isinstance(feature, NumberFeature):
+    if isinstance(feature, NumberFeature | VectorFeature):
         edges = _deciles(values)
     counts = _counts(values, edges) if feature.kind != "id_list" else _by_size(by_length)
     rows = sum(counts.values())
     missing = counts.get(_MISSING, 0)
     compared = None
     if before is not None and not own:
-        same_kind = bool(before["edges"]) == isinstance(feature, NumberFeature)
+        same_kind = bool(before["edges"]) == isinstance(feature, NumberFeature | VectorFeature)
         if same_kind:
             known = None if edges else set(before["shares"])
             then = counts if feature.kind == "id_list" else _counts(values, before["edges"])

@@ -222,8 +222,9 @@ def finish(_: Any, finished: Iterable[tuple[FinishFacts, Measured]], plan: Plan)
     kept = 1.0 if downsample is None else downsample.keep
     priors = facts[0].priors
     statistics = measure.statistics(measured, contract, rows, kept, priors).model_dump(mode="json")
-    if not priors:
-        del statistics["priors"]
+    for name in ("priors", "vectors"):
+        if not statistics[name]:
+            del statistics[name]
     write_json(plan.examples.statistics, statistics)
     frozen = FrozenContract(
         contract=contract,

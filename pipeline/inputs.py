@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from multigate.configs import Config
-from multigate.configs.contract import IdListFeature
+from multigate.configs.contract import IdListFeature, VectorFeature
 from multigate.configs.sections.log import EventColumns, EventLog, Format, ImpressionColumns
 from multigate.pipeline import ranges
 from multigate.pipeline.columns import known_columns, log_features, number_columns
@@ -65,7 +65,7 @@ def single_columns(config: Config, feedback: bool = False) -> set[str]:
     lists = {
         feature.column or name
         for name, feature in log_features(config).items()
-        if isinstance(feature, IdListFeature)
+        if isinstance(feature, IdListFeature | VectorFeature)
     }
     return set(wanted_columns(config, feedback)) - (set() if feedback else lists)
 

@@ -14,9 +14,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from multigate.configs.contract import Contract, NumberFeature
+from multigate.configs.contract import Contract, NumberFeature, VectorFeature
 from multigate.configs.files import LABEL
-from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
+from multigate.configs.statistics import (
+    NumberStatistics,
+    Statistics,
+    TaskStatistics,
+    VectorStatistics,
+)
 
 _FLOOR = 1200  # doubles are whole multiples of 2**-1074: sums are kept as multiples of 2**-1200
 _CELL = 12  # bits of a float32 that a cell of the grid leaves out: 11 bits of mantissa remain
@@ -139,9 +144,18 @@ def measure(training: pl.DataFrame, contract: Contract) -> dict[str, Moments]:
         if isinstance(feature, NumberFeature):
             log, grid = feature.transform == "log1p", feature.scale == "buckets"
             found[name] = moments(training[name], log=log, grid=grid)
+        elif isinstance(feature, VectorFeature) and feature.scale == "standardise":
+            for place in range(feature.size):
+                column = training[name].list.get(place, null_on_oob=True)
+                found[_place(name, place)] = moments(column, log=False)
     for name, task in contract.tasks.items():
         found[LABEL + name] = moments(training[LABEL + name], log=task.transform == "log1p")
     return found
+
+
+def _place(name: str, place: int) -> str:
+    """The column of one place of a vector."""
+    return f"{name}/{place}"
 
 
 def add(left: dict[str, Moments], right: dict[str, Moments]) -> dict[str, Moments]:
@@ -160,7 +174,7 @@ def statistics(
     priors: dict[str, float],
 ) -> Statistics:
     """Turn merged measurements into what the model reads; see `Statistics` for the last two."""
-    numbers = {}
+    numbers, vectors = {}, {}
     for name, feature in contract.features.items():
         if isinstance(feature, NumberFeature):
             m = found[name]
@@ -168,8 +182,23 @@ def statistics(
             numbers[name] = NumberStatistics(
                 count=m.count, missing=m.missing, mean=m.mean, std=m.std, boundaries=edges
             )
+        elif isinstance(feature, VectorFeature) and feature.scale == "standardise":
+            places = [found[_place(name, place)] for place in range(feature.size)]
+            vectors[name] = VectorStatistics(
+                count=places[0].count,
+                missing=places[0].missing,
+                mean=tuple(m.mean for m in places),
+                std=tuple(m.std for m in places),
+            )
     tasks = {}
     for name in contract.tasks:
         m = found[LABEL + name]
         tasks[name] = TaskStatistics(count=m.count, masked=m.missing, mean=m.mean, std=m.std)
-    return Statistics(features=numbers, tasks=tasks, rows=rows, negatives_kept=kept, priors=priors)
+    return Statistics(
+        features=numbers,
+        tasks=tasks,
+        rows=rows,
+        negatives_kept=kept,
+        vectors=vectors,
+        priors=priors,
+    )

@@ -13,7 +13,14 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config
-from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Feature,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+    VectorFeature,
+)
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.columns import (
     COLUMN,
@@ -322,6 +329,10 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
         return parse_id(raw, feature.dtype)
     if isinstance(feature, IdListFeature):
         return _parse_list(raw, feature)
+    if isinstance(feature, TextFeature):
+        return _parse_text(raw)
+    if isinstance(feature, VectorFeature):
+        return _parse_vector(raw, feature)
     if isinstance(feature, NumberFeature):
         number = parse_number(raw)
         # The model reads float32: a number outside its range would be infinite.
@@ -331,6 +342,48 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
     position = parse_id(raw, "int")
     negative = _reasons(position.values < 0, "expected a position from 0")
     return Parsed(position.values, _first(position.reasons, negative))
+
+
+def _parse_text(raw: pl.Series) -> Parsed:
+    """Parse texts of any length. Blank ones are null."""
+    if isinstance(raw.dtype, pl.List | pl.Array):
+        nothing = pl.repeat(None, len(raw), dtype=pl.String, eager=True)
+        return Parsed(nothing, _reasons(raw.is_not_null(), "expected a text, received a list"))
+    text = as_text(raw)
+    return Parsed(_without(text, text.str.strip_chars() == ""), _all_null(len(raw)))
+
+
+def _parse_vector(raw: pl.Series, feature: VectorFeature) -> Parsed:
+    """Parse vectors: lists of numbers, or texts of them, with or without brackets.
+
+    Empty ones are null. A vector with a value that is no finite float32 is bad as a whole.
+    """
+    if not isinstance(raw.dtype, pl.List | pl.Array):
+        # Where a chunk of JSON lines holds texts beside lists, the lists come joined by `|`.
+        text = (
+            as_text(raw)
+            .str.strip_chars("[] ")
+            .str.replace_all("|", feature.separator, literal=True)
+        )
+        raw = _without(text, text == "").str.split(feature.separator)
+    elif isinstance(raw.dtype, pl.Array):
+        raw = raw.arr.to_list()
+    if raw.dtype.inner == pl.String:
+        raw = raw.list.eval(pl.element().str.strip_chars())
+    values = raw.cast(pl.List(pl.Float32), strict=False)
+    lengths = values.list.len()
+    values = _without(values, lengths == 0)
+    # A sum of float64 is finite if all of its float32 are; it skips nulls, which are counted.
+    sums = values.cast(pl.List(pl.Float64)).list.sum()
+    bad = ~sums.is_finite() | (values.list.drop_nulls().list.len() != lengths)
+    reasons = _reasons(bad.fill_null(False), "expected finite numbers within float32")
+    wrong = (lengths != feature.size) & values.is_not_null()
+    if wrong.any():
+        text = pl.lit(f"expected a vector of {feature.size} numbers, received one of ")
+        found = pl.DataFrame({"length": lengths, "wrong": wrong})
+        of_length = pl.when("wrong").then(text + pl.col("length").cast(pl.String))
+        reasons = _first(found.select(of_length).to_series(), reasons)
+    return Parsed(values, reasons)
 
 
 def _parse_list(raw: pl.Series, feature: IdListFeature) -> Parsed:

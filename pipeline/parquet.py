@@ -12,6 +12,8 @@ from multigate.pipeline.lines import REJECT
 _FIRST, _LAST = -719_161, 2_932_895  # days since 1970: the years 1 to 9999, in any zone
 _PER_DAY = {"ms": 86_400_000, "us": 86_400_000_000}
 
+_SHOWN = 8  # numbers of a vector in the text of a reject
+
 
 def to_frame(batch: pa.RecordBatch) -> pl.DataFrame:
     """Hand a batch to polars. Types that polars lacks become the nearest one, and zones UTC."""
@@ -49,6 +51,14 @@ def _known(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _known(field.type)) for field in kind])
     return kind
+
+
+def fixed_size_lists(schema: pa.Schema, names: list[str]) -> list[str]:
+    """The columns of fixed-size lists: Arrow 25 cannot read those that have nulls.
+
+    See github.com/apache/arrow/issues/35692; polars reads them.
+    """
+    return [name for name in names if pa.types.is_fixed_size_list(schema.field(name).type)]
 
 
 def nested(frame: pl.DataFrame) -> str | None:
@@ -135,5 +145,12 @@ def _rows(frame: pl.DataFrame, count: int) -> pl.Series:
     """What rejects show: the values, since Parquet has no lines."""
     if not frame.width:
         return pl.Series("text", [""] * count, dtype=pl.String)
-    texts = [as_text(frame[name]).alias(name).fill_null("") for name in frame.columns]
+    texts = [as_text(_short(column)).alias(column.name).fill_null("") for column in frame]
     return pl.DataFrame(texts).select(pl.concat_str(pl.all(), separator=" | ")).to_series()
+
+
+def _short(column: pl.Series) -> pl.Series:
+    """A column, of vectors the first numbers: as texts, whole ones would cost more than reading."""
+    if not isinstance(column.dtype, pl.List | pl.Array) or not column.dtype.inner.is_float():
+        return column
+    return column.cast(pl.List(column.dtype.inner)).list.head(_SHOWN)

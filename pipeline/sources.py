@@ -276,8 +276,14 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
             stop = line + sum(file.metadata.row_group(at).num_rows for at in groups)
             total = file.metadata.num_rows
             present = [name for name in wanted if name in names]
-            for batch in file.iter_batches(1 << 18, row_groups=list(groups), columns=present):
-                frame = parquet.to_frame(batch).select(present)
+            fixed = parquet.fixed_size_lists(file.schema_arrow, present)
+            others = [name for name in present if name not in fixed]
+            for batch in file.iter_batches(1 << 18, row_groups=list(groups), columns=others):
+                frame = parquet.to_frame(batch)
+                if fixed:
+                    more = _read_fixed(shard, fixed, line - 1, batch.num_rows)
+                    frame = pl.DataFrame([*frame, *more])
+                frame = frame.select(present)
                 wrong = parquet.nested(frame)
                 if wrong is not None:
                     raise DamagedError(wrong)
@@ -285,9 +291,20 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
                 kept, good, texts, rejects = parquet.parse_batch(frame, numbers)
                 yield Chunk(kept, good, texts, names, rejects)
                 line += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, pl.exceptions.PolarsError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         rest = "the rest" if line > 1 else "nothing"
         read_ = "was not read" if line > 1 else "of it was read"
         lost = f"{stop - line} of {total} rows" if stop else "the whole file"
         raise DamagedError(f"damaged file, {rest} {read_}: {reason}", lost, line) from None
+
+
+def _read_fixed(shard: Shard, names: list[str], start: int, rows: int) -> pl.DataFrame:
+    """Some rows of columns of fixed-size lists, as lists; see `parquet.fixed_size_lists`."""
+    with shard.path.open("rb") as raw:
+        return (
+            pl.scan_parquet(raw)
+            .select(pl.col(name).arr.to_list() for name in names)
+            .slice(start, rows)
+            .collect()
+        )

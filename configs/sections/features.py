@@ -1,4 +1,4 @@
-"""The kinds of features: id, list, number, position; histories and counters over time."""
+"""The kinds of features: id, list, text, number, vector, position; features over time."""
 
 import re
 from typing import Annotated, Literal
@@ -228,6 +228,50 @@ class IdListFeature(Frozen):
     hash_buckets: int | None = Field(None, ge=1)
     share: str | None = None
 
+    @property
+    def as_list(self) -> "IdListFeature":
+        """The list itself; see `TextFeature.as_list`."""
+        return self
+
+
+class TextFeature(Frozen):
+    """A text, as a bag of hashed n-grams of its words: a title, a query.
+
+    docs/modelling.md says what a word is. The n-grams are hashed, embedded and pooled as the
+    values of an id_list are.
+    """
+
+    kind: Literal["text"]
+    side: Side
+    source: Source = "log"
+    column: str | None = None
+    ngrams: int = Field(2, ge=1, le=5)
+    """Longest run of words that is one n-gram: 2 takes single words and pairs."""
+    hash_buckets: int = Field(16_384, ge=1)
+    """Rows of the embedding, which n-grams share by hash."""
+    max_length: int = Field(32, ge=1, le=1000)
+    """Only the first words count, this many."""
+    pooling: Literal["mean", "sum"] = "mean"
+    missing: Literal["default"] = "default"
+    """A missing text is an empty one."""
+
+    @property
+    def dtype(self) -> Literal["string"]:
+        """Type of the raw value, in logs and in requests."""
+        return "string"
+
+    @property
+    def as_list(self) -> IdListFeature:
+        """The list of n-grams that the text becomes."""
+        most = sum(max(self.max_length - n, 0) for n in range(self.ngrams))
+        return IdListFeature(
+            kind="id_list",
+            side=self.side,
+            hash_buckets=self.hash_buckets,
+            max_length=most,
+            pooling=self.pooling,
+        )
+
 
 class NumberFeature(Frozen):
     """A number, made comparable by a transform and by the training split's statistics."""
@@ -287,6 +331,29 @@ COUNTERS = ("count", "since", "rate", "mean", "max", "label_count", "label_rate"
 """Keys of a number that is computed over time; it has at most one of them."""
 
 
+class VectorFeature(Frozen):
+    """A dense vector that another model made of the user, the item or the request.
+
+    A column of lists (Parquet, JSON), or of texts that `separator` splits (CSV).
+    """
+
+    kind: Literal["vector"]
+    side: Side
+    size: int = Field(ge=1, le=4096)
+    """How many numbers every vector has."""
+    source: Source = "log"
+    column: str | None = None
+    separator: str = Field(",", min_length=1)
+    """Splits the column's text into numbers, where the source does not hold lists."""
+    scale: Literal["standardise", "unit", "none"] = "standardise"
+    """`standardise` subtracts each place's mean and divides by its standard deviation; `unit`
+    divides by the vector's length (its Euclidean norm)."""
+    project: int | None = Field(None, ge=1, le=1024)
+    """Map the vector to so many numbers by a learnt linear layer before the experts read it."""
+    missing: Missing = "error"
+    """Under `default`, zeros stand for a missing vector."""
+
+
 class PositionFeature(Frozen):
     """The place at which an item was shown: known in training, absent when serving.
 
@@ -305,7 +372,8 @@ class PositionFeature(Frozen):
 
 
 Feature = Annotated[
-    IdFeature | IdListFeature | NumberFeature | PositionFeature, Field(discriminator="kind")
+    IdFeature | IdListFeature | TextFeature | NumberFeature | VectorFeature | PositionFeature,
+    Field(discriminator="kind"),
 ]
 
 

@@ -11,9 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sklearn.metrics import roc_auc_score
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, PositionFeature
+from multigate.configs.contract import (
+    Contract,
+    IdFeature,
+    IdListFeature,
+    PositionFeature,
+    TextFeature,
+    VectorFeature,
+)
 from multigate.configs.files import IMPRESSION, LABEL, TIME
 from multigate.model.assessment.results import FeatureLeak, LeakSummary
+from multigate.model.data.encoding import vectors
 from multigate.model.data.rows import Rows
 
 _PRIOR = 10.0  # rows of the overall mean label that are added to each value's own rows
@@ -104,6 +112,12 @@ def _orders(
         sums = np.bincount(parents, values, minlength=len(column))
         mean = sums / np.maximum(np.bincount(parents, minlength=len(column)), 1)
         return {"length": (_lengths(column), _lengths(before)), "mean label": (mean, None)}
+    if isinstance(feature, TextFeature):
+        lengths = [np.asarray(pc.fill_null(pc.utf8_length(c), 0)) for c in (column, before)]
+        return found | {"length": (lengths[0], lengths[1])}
+    if isinstance(feature, VectorFeature):
+        norms = [np.linalg.norm(vectors(name, feature, c)[0], axis=1) for c in (column, before)]
+        return found | {"norm": (norms[0], norms[1])}
     return found | {"value": (_numbers(column), _numbers(before))}
 
 

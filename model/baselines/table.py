@@ -8,6 +8,8 @@
     id_list    name__length    number of ids in the list
                name__match     how often the candidate's raw id stands in the list; only where the
                                list shares the candidate's vocabulary
+    text       name__length    number of words
+    vector     name__0, ...    its numbers, NaN missing
     position   none            it is not known when serving
 
 Counts, most frequent ids and their order come from the training split alone; ids of equal count
@@ -28,9 +30,12 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
+    VectorFeature,
 )
 from multigate.configs.errors import DataError
-from multigate.model.data.encoding import as_ids
+from multigate.model.data.encoding import as_ids, vectors
+from multigate.model.data.ngrams import words
 from multigate.model.data.rows import Rows
 
 MOST_FREQUENT = 2_000
@@ -80,6 +85,10 @@ class Tabulator:
                 self.columns.append(name + LENGTH)
                 if _holds_candidates(contract, name):
                     self.columns.append(name + MATCH)
+            elif isinstance(feature, TextFeature):
+                self.columns.append(name + LENGTH)
+            elif isinstance(feature, VectorFeature):
+                self.columns += [f"{name}__{place}" for place in range(feature.size)]
             else:
                 self.left_out.append(name)
 
@@ -103,6 +112,13 @@ class Tabulator:
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
                     if name + MATCH in self.columns:
                         found[name + MATCH] = matches(self.contract, part, name)
+                elif isinstance(feature, TextFeature):
+                    texts = _ids(part, name, feature.dtype).to_pylist()
+                    found[name + LENGTH] = np.array([len(words(text or "")) for text in texts])
+                elif isinstance(feature, VectorFeature):
+                    values, present = vectors(name, feature, _whole(part, name))
+                    values = np.where(present[:, None], values.astype(np.float64), np.nan)
+                    found |= {f"{name}__{place}": of for place, of in enumerate(values.T)}
             parts.append(np.stack([found[column] for column in self.columns], axis=1))
         return np.concatenate(parts)
 

@@ -33,6 +33,8 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     if ranker.wide is not None:
         for name, table in ranker.wide.tables.items():
             named[f"wide/{name}"] = table.embeddings
+    for name, projection in ranker.embedder.projections.items():
+        named[f"projections/{name}"] = projection.kernel
     for name, layer in _layers(ranker):
         for index, variable in enumerate(layer.weights):
             # Not the variable's path: Keras numbers layers by all that the process has made.

@@ -25,11 +25,14 @@ from multigate.configs.contract import (
     IdListFeature,
     NumberFeature,
     PositionFeature,
+    TextFeature,
+    VectorFeature,
 )
 from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.data.hashing import hash_ids
+from multigate.model.data.ngrams import ngram_lists
 
 Encoded = dict[str, np.ndarray]
 
@@ -53,16 +56,19 @@ class Encoder:
                                                      `Contract.matches`, where all features are
                                                      encoded.  Raw ids are compared: ids outside
                                                      the vocabulary share codes.
+        text       as an id_list, of its n-grams; see `model.data.ngrams`
         number     name           float32 (B,)       0 where missing under `indicator`
                    name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
                                                      the number of boundaries <= value
+                   name__present  float32 (B,)       under `missing: indicator`
+        vector     name           float32 (B, S)     S = size; zeros where missing under `indicator`
                    name__present  float32 (B,)       under `missing: indicator`
         position   name           int32 (B,)         0 unknown, else 1 + min(position, max_position)
         user id    name__hash     int32 (B,)         hash of the raw id, -1 missing; only where all
                                                      features are encoded.  For gates that route by
                                                      id: a code changes with the vocabulary.
 
-    Empty text counts as missing, and so does a number that is not finite.
+    Empty text counts as missing, and so does a number, or a vector with one, that is not finite.
 
     Args:
         contract: its features are encoded.
@@ -97,10 +103,15 @@ class Encoder:
                 isinstance(feature, NumberFeature)
                 and feature.scale != "none"
                 and name not in statistics.features
+            ) or (
+                isinstance(feature, VectorFeature)
+                and feature.scale == "standardise"
+                and name not in statistics.vectors
             ):
                 raise DataError(
                     f"feature {name!r}: no statistics, received those of "
-                    f"{', '.join(statistics.features) or 'no feature'}; build the examples again"
+                    f"{', '.join([*statistics.features, *statistics.vectors]) or 'no feature'}; "
+                    "build the examples again"
                 )
 
     @classmethod
@@ -173,7 +184,7 @@ class Encoder:
         Features that share a vocabulary use the table of its owner.
         """
         feature = self.contract.features[self.contract.vocabulary_of(name)]
-        if isinstance(feature, IdFeature | IdListFeature):
+        if isinstance(feature, IdFeature | IdListFeature | TextFeature):
             if feature.hash_buckets is not None:
                 return 1 + feature.hash_buckets
             vocabulary = self.vocabularies[self.contract.vocabulary_of(name)]
@@ -192,8 +203,12 @@ class Encoder:
             return self._id(name, feature, column)
         if isinstance(feature, IdListFeature):
             return self._id_list(name, feature, column)
+        if isinstance(feature, TextFeature):
+            return self._id_list(name, feature.as_list, ngram_lists(feature, column))
         if isinstance(feature, NumberFeature):
             return self._number(name, feature, column)
+        if isinstance(feature, VectorFeature):
+            return self._vector(name, feature, column)
         positions = np.asarray(column.cast(pa.int64()).fill_null(-1))
         codes = np.clip(positions, -1, feature.max_position) + 1
         return {name: codes.astype(np.int32)}
@@ -277,6 +292,26 @@ class Encoder:
         encoded[name] = np.where(present | default, scaled, 0).astype(np.float32)
         return encoded
 
+    def _vector(self, name: str, feature: VectorFeature, column: pa.Array) -> Encoded:
+        values, present = vectors(name, feature, column)
+        if feature.missing == "error":
+            _refuse_missing(name, int((~present).sum()), len(column))
+        if feature.scale == "unit":
+            norms = np.sqrt(np.square(values.astype(np.float64)).sum(axis=1, keepdims=True))
+            values = (values / np.where(norms > 0, norms, 1)).astype(np.float32)
+        elif feature.scale == "standardise":
+            mean, std = self.vector_moments(name)
+            values = (values - mean) / std
+        if feature.missing != "indicator":
+            return {name: values}
+        zeros = np.where(present[:, None], values, np.float32(0))
+        return {name: zeros, name + PRESENT: present.astype(np.float32)}
+
+    def vector_moments(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation (S,) float32 of a vector under `scale: standardise`."""
+        statistics = self.statistics.vectors[name]
+        return np.asarray(statistics.mean, np.float32), np.asarray(statistics.std, np.float32)
+
     def boundaries(self, name: str) -> np.ndarray:
         """Inner edges of a number's buckets, float32, in the units of the raw value.
 
@@ -308,7 +343,7 @@ class Encoder:
         """Codes (N,) int32 of ids that may be null."""
         owner = self.contract.vocabulary_of(name)
         feature = self.contract.features[owner]
-        assert isinstance(feature, IdFeature | IdListFeature)
+        assert isinstance(feature, IdFeature | IdListFeature | TextFeature)
         if feature.hash_buckets is not None:
             return 1 + _hash_distinct(values, feature.hash_buckets)
         found = pc.index_in(values, value_set=self.vocabularies[owner])
@@ -345,6 +380,30 @@ def _kept_values(column: pa.Array, feature: IdListFeature) -> _Kept:
     row = np.repeat(np.arange(len(column)), kept)
     place = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
     return _Kept(kept, row, place, np.repeat(ends - kept, kept) + place)
+
+
+def vectors(name: str, feature: VectorFeature, column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors (N, S) float32 of a column of lists, and which rows have one, (N,) bool.
+
+    A missing vector is zeros.
+
+    Raises:
+        DataError: a vector has another length.
+    """
+    given = np.asarray(column.is_valid())
+    lengths = np.asarray(pc.list_value_length(column).fill_null(feature.size))
+    if (lengths != feature.size).any():
+        wrong = lengths[lengths != feature.size][0]
+        raise DataError(
+            f"feature {name!r}: expected vectors of {feature.size} numbers, received one of "
+            f"{wrong}; build the examples again, or correct size"
+        )
+    flat = np.asarray(column.flatten().cast(pa.float32()).fill_null(np.nan))
+    values = np.zeros((len(column), feature.size), np.float32)
+    values[given] = flat.reshape(-1, feature.size)
+    present = given & np.isfinite(values).all(axis=1)
+    values[~present] = 0
+    return values, present
 
 
 def _count_equal(row: np.ndarray, values: pa.Array, candidate: pa.Array) -> np.ndarray:

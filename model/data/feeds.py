@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature
+from multigate.configs.contract import Contract, IdListFeature, TextFeature, VectorFeature
 from multigate.configs.errors import MultigateError
 from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
@@ -285,7 +285,12 @@ def row_bytes(contract: Contract) -> int:
     """Bytes of an encoded row: four for each number, id, list entry, label and the user's hash."""
     words = len(contract.tasks) + 1
     for feature in contract.features.values():
-        words += feature.max_length if isinstance(feature, IdListFeature) else 1
+        if isinstance(feature, IdListFeature | TextFeature):
+            words += feature.as_list.max_length
+        elif isinstance(feature, VectorFeature):
+            words += feature.size
+        else:
+            words += 1
         words += getattr(feature, "missing", "") == "indicator"
     return 4 * words
 

@@ -14,7 +14,10 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
+    VectorFeature,
 )
+from multigate.model.data.encoding import vectors
 
 Raw = dict[str, np.ndarray]
 
@@ -51,7 +54,12 @@ def raw_values(contract: Contract, table: pa.Table, names: Iterable[str]) -> Raw
             column = column.cast(pa.float32())
             column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, pa.float32()))
             raw[name] = np.asarray(column.fill_null(0.0))
-        elif isinstance(feature, IdFeature):
+        elif isinstance(feature, VectorFeature):
+            raw[name], present = vectors(name, feature, column)
+            if feature.missing != "error":
+                raw[name + PRESENT] = present
+            continue
+        elif isinstance(feature, IdFeature | TextFeature):
             raw[name] = _ids(feature, column)
         if feature.missing != "error":
             raw[name + PRESENT] = np.asarray(column.is_valid())
@@ -80,7 +88,7 @@ def take(raw: Raw, rows: np.ndarray | slice) -> Raw:
     return {name: values[rows] for name, values in raw.items()}
 
 
-def _ids(feature: IdFeature | IdListFeature, column: pa.Array) -> np.ndarray:
+def _ids(feature: IdFeature | IdListFeature | TextFeature, column: pa.Array) -> np.ndarray:
     if feature.dtype == "int":
         return np.asarray(column.cast(pa.int64()).fill_null(0))
     return np.array(column.cast(pa.string()).fill_null("").to_pylist(), object)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature
+from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature, VectorFeature
 from multigate.model.export.frozen.encoding import raw_inputs
 
 Tensor = Any
@@ -74,14 +74,20 @@ def parse_examples(contract: Contract, serialised: Tensor) -> dict[str, Tensor]:
         if isinstance(feature, IdListFeature):
             raw |= {name: values.to_tensor(), name + LENGTH: counts}
             continue
-        expected = "one value" if feature.missing == "error" else "at most one value"
-        allowed = counts == 1 if feature.missing == "error" else counts <= 1
+        size = feature.size if isinstance(feature, VectorFeature) else 1
+        expected = "one value" if size == 1 else f"{size} values"
+        allowed = counts == size
+        if feature.missing != "error":
+            expected += " or none"
+            allowed |= counts == 0
         checked = tf.debugging.Assert(
             tf.reduce_all(allowed),
             [f"feature {name}: expected {expected} in each example, received", counts],
         )
         with tf.control_dependencies([checked]):
-            raw[name] = tf.reshape(values.to_tensor(shape=[None, 1]), [-1])
+            raw[name] = values.to_tensor(shape=[None, size])
+            if not isinstance(feature, VectorFeature):
+                raw[name] = tf.reshape(raw[name], [-1])
         if name + PRESENT in specs:
             raw[name + PRESENT] = counts > 0
     return raw

@@ -20,9 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+    VectorFeature,
+)
 from multigate.configs.files import ExamplesFolder
-from multigate.model.data.encoding import Encoder
+from multigate.model.data.encoding import Encoder, vectors
 
 BINS = 20
 _ENDS = (0.005, 0.995)
@@ -108,10 +114,12 @@ def _absent(feature: Any, column: pa.Array) -> np.ndarray:
         column = column.dictionary_decode()
     if isinstance(feature, IdListFeature):
         return np.asarray(pc.list_value_length(column).fill_null(0)) == 0
+    if isinstance(feature, VectorFeature):
+        return ~vectors("", feature, column)[1]
     absent = ~np.asarray(column.is_valid())
     if isinstance(feature, NumberFeature):
         finite = np.isfinite(np.asarray(column.cast(pa.float64()).fill_null(np.nan)))
         return absent | ~finite
-    if isinstance(feature, IdFeature) and feature.dtype == "string":
+    if isinstance(feature, IdFeature | TextFeature) and feature.dtype == "string":
         return absent | np.asarray(pc.equal(column.cast(pa.string()), "").fill_null(False))
     return absent

@@ -9,7 +9,7 @@ import pyarrow as pa
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from multigate.configs.contract import Contract, NumberFeature
+from multigate.configs.contract import Contract, NumberFeature, VectorFeature
 from multigate.configs.files import write_json
 from multigate.model.data.raw import Raw, as_json, feature_of, raw_values, take
 from multigate.model.export.example_signatures import CLASSIFY, REGRESS
@@ -118,7 +118,7 @@ def _example(contract: Contract, table: pa.Table, row: int) -> tf.train.Example:
         if value is None:
             continue
         values, held = value if isinstance(value, list) else [value], made.features.feature[name]
-        if isinstance(feature, NumberFeature):
+        if isinstance(feature, NumberFeature | VectorFeature):
             held.float_list.value.extend(float(v) for v in values if np.isfinite(v))
         elif feature.dtype == "string":
             held.bytes_list.value.extend(str(v).encode() for v in values if v is not None)

@@ -11,9 +11,11 @@ from multigate.configs.contract import (
     PRESENT,
     Contract,
     Feature,
-    IdFeature,
     IdListFeature,
     NumberFeature,
+    PositionFeature,
+    TextFeature,
+    VectorFeature,
 )
 from multigate.configs.sections.model import ModelConfig
 from multigate.model.gates.parts.base import Tensor, derive_seed
@@ -31,9 +33,11 @@ class Embedder(keras.layers.Layer):
         id       its row of the table; row 0, the row of a missing id, is learnt like the others
         id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros;
                  then log(1 + length)
+        text     as an id_list, of its n-grams
         number   the number itself, or its bucket's row under `scale: buckets`
+        vector   the vector itself, or a learnt linear map of it (`project`)
 
-    A number under `missing: indicator` is followed by 1 where there is a value, else 0.
+    A number or vector under `missing: indicator` is followed by 1 where there is a value, else 0.
     Features that share a vocabulary share its table.  A list of `Contract.matches` has another
     part, `<list>__match`: log(1 + how often the candidate stands in it).
 
@@ -56,12 +60,13 @@ class Embedder(keras.layers.Layer):
         self.features = {
             name: feature
             for name, feature in contract.features.items()
-            if isinstance(feature, IdFeature | IdListFeature | NumberFeature)
+            if not isinstance(feature, PositionFeature)
         }
         self.owners = {
             name: contract.vocabulary_of(name)
             for name, feature in self.features.items()
-            if not isinstance(feature, NumberFeature) or feature.scale == "buckets"
+            if not isinstance(feature, NumberFeature | VectorFeature)
+            or (isinstance(feature, NumberFeature) and feature.scale == "buckets")
         }
         self.tables = {}
         for owner in dict.fromkeys(self.owners.values()):
@@ -76,6 +81,18 @@ class Embedder(keras.layers.Layer):
             )
         for table in self.tables.values():
             table.build()
+        self.projections = {}
+        for name, feature in self.features.items():
+            if isinstance(feature, VectorFeature) and feature.project is not None:
+                kernel = keras.initializers.GlorotUniform(derive_seed(seed, "projection", name))
+                projection = keras.layers.Dense(
+                    feature.project,
+                    use_bias=False,
+                    kernel_initializer=kernel,
+                    name=f"projection_{name}",
+                )
+                projection.build((None, feature.size))
+                self.projections[name] = projection
         self.lists = config.lists
         self.widths: dict[str, int] = {}
         """Columns of each part of the output."""
@@ -129,10 +146,13 @@ class Embedder(keras.layers.Layer):
         if name not in self.features:
             return [self._column(value)]
         feature = self.features[name]
-        if isinstance(feature, IdListFeature):
+        if isinstance(feature, IdListFeature | TextFeature):
             part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
         elif name in self.owners:
             part = tables[self.owners[name]](value)  # (B, d)
+        elif isinstance(feature, VectorFeature):
+            part = keras.ops.cast(value, self.compute_dtype)
+            part = self.projections[name](part) if name in self.projections else part
         else:
             part = self._column(value)
         if self._has_length(feature):
@@ -153,15 +173,18 @@ class Embedder(keras.layers.Layer):
         return total / ops.maximum(ops.sum(real, axis=1, keepdims=True), 1.0)
 
     def _width(self, name: str) -> int:
-        width = self.tables[self.owners[name]].output_dim if name in self.owners else 1
         feature = self.features[name]
+        if name in self.owners:
+            width = self.tables[self.owners[name]].output_dim
+        else:
+            width = (feature.project or feature.size) if isinstance(feature, VectorFeature) else 1
         return width + (_has_indicator(feature) or self._has_length(feature))
 
     def _has_length(self, feature: Feature) -> bool:
         """Whether a column says how long the list is."""
-        return self.lists.length and isinstance(feature, IdListFeature)
+        return self.lists.length and isinstance(feature, IdListFeature | TextFeature)
 
 
 def _has_indicator(feature: Feature) -> bool:
     """Whether an indicator column says which rows have a value; a missing id has its own row."""
-    return isinstance(feature, NumberFeature) and feature.missing == "indicator"
+    return isinstance(feature, NumberFeature | VectorFeature) and feature.missing == "indicator"

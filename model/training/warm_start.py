@@ -13,6 +13,8 @@ What is carried over, and how:
                         every first layer that reads the number its row of the kernel is multiplied
                         by scale, and row * shift is added to the bias, or to the row of the
                         number's indicator if missing values have one
+    vectors             the same, place by place; where the vector is projected, its projection is
+                         multiplied instead
     regression labels   the same, in the last layer of the towers, as the task's head says
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
@@ -25,9 +27,15 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    VectorFeature,
+)
 from multigate.configs.errors import ModelError
-from multigate.configs.statistics import Statistics
+from multigate.configs.statistics import Statistics, VectorStatistics
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.gates.parts.schedule import ScheduledGate
@@ -177,6 +185,8 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             if (scale, shift) != (1.0, 0.0):
                 for kernel, bias in _input_maps(ranker):
                     _rescale(kernel, bias, column, indicator, scale, shift)
+        if isinstance(feature, VectorFeature) and feature.scale == "standardise":
+            _restandardise_vector(ranker, name, column, before.vectors[name], after.vectors[name])
         column += width
     for t, (name, task) in enumerate(ranker.contract.tasks.items()):
         if task.type != "regression":
@@ -196,6 +206,37 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             table = weights.to_numpy(ranker.position_tower.table.embeddings)
             table[:, t] *= a[0]
             ranker.position_tower.table.embeddings.assign(table)
+
+
+def _restandardise_vector(
+    ranker: Ranker, name: str, column: int, old: VectorStatistics, new: VectorStatistics
+) -> None:
+    """Adapt the projection, or every layer that reads the vector, to new means and deviations.
+
+    Args:
+        ranker: to change.
+        name: of the feature.
+        column: the first one of its part of the embedder's output.
+        old: the checkpoint's statistics.
+        new: those of the examples to train on.
+    """
+    scale = np.asarray(new.std) / np.asarray(old.std)
+    shift = (np.asarray(new.mean) - np.asarray(old.mean)) / np.asarray(old.std)
+    embedder = ranker.embedder
+    width = embedder.widths[name]
+    indicator = None
+    if embedder.features[name].missing == "indicator":
+        width -= 1
+        indicator = column + width
+    projection = embedder.projections.get(name)
+    if projection is not None:  # x @ P with x = scale * x' + shift
+        values = weights.to_numpy(projection.kernel)
+        shift = shift @ values
+        projection.kernel.assign(values * scale[:, None])
+        scale = np.ones(width)
+    for kernel, bias in _input_maps(ranker):
+        for place in range(width):
+            _rescale(kernel, bias, column + place, indicator, scale[place], shift[place])
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:

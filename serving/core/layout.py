@@ -1,6 +1,7 @@
 """Layout of a signature: its inputs, as the contract implies them, and the axis of each.
 
-Axes: N rows (candidates, or plain rows), M users, L values of a list, T tasks.
+Axes: N rows (candidates, or plain rows), M users, L values of a list, S numbers of a vector, T
+tasks.
 """
 
 from dataclasses import dataclass
@@ -8,13 +9,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    LENGTH,
+    PRESENT,
+    Contract,
+    IdListFeature,
+    NumberFeature,
+    VectorFeature,
+)
 
 DEFAULT, RANK, RETRIEVE = "serving_default", "rank", "retrieve"
 USER_INDEX, TASK_WEIGHTS, SCORE = "user_index", "task_weights", "score"
 COUNT, ITEMS, SCORES, KNOWN = "k", "items", "scores", "known"
 
-Role = Literal["value", "list", "length", "present", "index", "weights", "count"]
+Role = Literal["value", "vector", "list", "length", "present", "index", "weights", "count"]
 Axis = Literal["rows", "users", "call"]
 Arrays = dict[str, np.ndarray]
 
@@ -33,8 +41,8 @@ class Input:
 
     @property
     def dimensions(self) -> int:
-        """Lists (N, L) and weights (M, T) have two, a count none."""
-        return {"list": 2, "weights": 2, "count": 0}.get(self.role, 1)
+        """Vectors (N, S), lists (N, L) and weights (M, T) have two, a count none."""
+        return {"vector": 2, "list": 2, "weights": 2, "count": 0}.get(self.role, 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ def ranker_layouts(contract: Contract) -> dict[str, Layout]:
 
 def value_dtype(feature: Any) -> str:
     """The dtype of a feature's raw values in a signature."""
-    if isinstance(feature, NumberFeature):
+    if isinstance(feature, NumberFeature | VectorFeature):
         return "float32"
     return "string" if feature.dtype == "string" else "int64"
 
@@ -109,7 +117,8 @@ def _inputs_of(name: str, feature: Any, axis: Axis) -> dict[str, Input]:
             name: Input(dtype, axis, "list", name),
             name + LENGTH: Input("int64", axis, "length", name),
         }
-    found = {name: Input(dtype, axis, "value", name)}
+    role: Role = "vector" if isinstance(feature, VectorFeature) else "value"
+    found = {name: Input(dtype, axis, role, name)}
     if may_be_missing(feature):
         found[name + PRESENT] = Input("bool", axis, "present", name)
     return found

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature, LabelCount, Side
+from multigate.configs.contract import Contract, IdListFeature, LabelCount, Side, VectorFeature
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.statistics import Statistics
@@ -28,7 +28,8 @@ class Column:
     """The values of one feature for several rows."""
 
     values: np.ndarray
-    """(rows,); for lists (rows, L), padded at the end.  Fillers where a value is missing."""
+    """(rows,); vectors (rows, S); lists (rows, L), padded at the end.  Fillers where a value is
+    missing."""
     present: np.ndarray
     """(rows,) bool."""
     lengths: np.ndarray | None = None
@@ -100,6 +101,8 @@ def missing_column(feature: Any, rows: int) -> Column:
     dtype, all_missing = value_dtype(feature), np.zeros(rows, bool)
     if isinstance(feature, IdListFeature):
         return Column(empty_like(dtype, (rows, 1)), all_missing, np.zeros(rows, np.int64))
+    if isinstance(feature, VectorFeature):
+        return Column(empty_like(dtype, (rows, feature.size)), all_missing)
     return Column(empty_like(dtype, (rows,)), all_missing)
 
 
@@ -119,7 +122,9 @@ def to_column(feature: Any, values: Sequence[Any]) -> Column:
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         flat = _array(dtype, [value for values_ in lists for value in values_])
         return Column(pad_lists(flat, lengths, dtype), present, lengths)
-    filler = "" if dtype == "string" else 0
+    filler: Any = "" if dtype == "string" else 0
+    if isinstance(feature, VectorFeature):
+        filler = [0.0] * feature.size
     return Column(_array(dtype, [filler if v is None else v for v in values]), present)
 
 

@@ -23,7 +23,13 @@ from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 
-from multigate.configs.contract import Contract, IdListFeature, NumberFeature, Side
+from multigate.configs.contract import (
+    Contract,
+    IdListFeature,
+    NumberFeature,
+    Side,
+    VectorFeature,
+)
 from multigate.configs.errors import ServingError
 from multigate.serving.core.layout import value_dtype
 from multigate.serving.feature_store.interface import (
@@ -201,6 +207,9 @@ class _File:
         if self._texts is not None:
             known = known & (values >= 0)
             return Column(self._texts.take(np.where(known, values, -1)), known)
+        if isinstance(self._feature, VectorFeature):
+            known = known & ~np.isnan(values[:, 0])
+            return Column(np.where(known[:, None], values, np.float32(0)), known)
         if isinstance(self._feature, NumberFeature):
             known = known & ~np.isnan(values)
         else:

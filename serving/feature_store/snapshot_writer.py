@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from multigate.configs.contract import FrozenContract, IdListFeature, NumberFeature
+from multigate.configs.contract import FrozenContract, IdListFeature, NumberFeature, VectorFeature
 from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.serving.core.layout import value_dtype
@@ -141,6 +141,11 @@ def _write_feature(folder: Path, name: str, feature: Any, column: pa.Array) -> N
         codes[np.isin(codes, [at for at, text in enumerate(distinct) if not text])] = -1
         _save(folder, f"{name}.codes", codes)
         _write_texts(folder, name, distinct)
+    elif isinstance(feature, VectorFeature):
+        vectors = np.full((len(column), feature.size), np.nan, np.float32)
+        known = np.asarray(column.is_valid())
+        vectors[known] = np.asarray(column.flatten(), np.float32).reshape(-1, feature.size)
+        _save(folder, name, vectors)
     elif isinstance(feature, NumberFeature):
         numbers = column.cast(pa.float32()).fill_null(np.nan)
         _save(folder, name, np.asarray(numbers, np.float32))

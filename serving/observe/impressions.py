@@ -29,7 +29,14 @@ from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import LENGTH, PRESENT, Contract, IdListFeature, NumberFeature
+from multigate.configs.contract import (
+    LENGTH,
+    PRESENT,
+    Contract,
+    IdListFeature,
+    NumberFeature,
+    VectorFeature,
+)
 from multigate.configs.errors import ServingError
 from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
@@ -246,6 +253,8 @@ def _plain(value: Any) -> Any:
 
 
 def _type(pa: Any, feature: Any) -> Any:
+    if isinstance(feature, VectorFeature):
+        return pa.list_(pa.float32())
     if isinstance(feature, NumberFeature):
         return pa.float32()
     one = pa.string() if feature.dtype == "string" else pa.int64()

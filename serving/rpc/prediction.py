@@ -153,7 +153,7 @@ def check_inputs(
             )
     for name, spec in layout.inputs.items():
         values = inputs[name]
-        if spec.role == "value":
+        if spec.role in ("value", "vector"):
             _check_values(name, contract.features[name], checked)
         elif spec.role == "list":
             _check_list(name, contract.features[name], checked)
@@ -176,7 +176,8 @@ def _check_values(name: str, feature: Any, inputs: Arrays) -> None:
     present = inputs.get(name + PRESENT)
     if values.dtype.kind == "f":
         if present is not None:
-            inputs[name] = values = np.where(present, values, np.float32(0))
+            there = present.reshape(-1, *[1] * (values.ndim - 1))  # (N,), of vectors (N, 1)
+            inputs[name] = values = np.where(there, values, np.float32(0))
         _refuse_non_finite(name, values)
     elif values.dtype.kind == "O":
         empty = values == b""

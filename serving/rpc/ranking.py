@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import IdListFeature
+from multigate.configs.contract import IdListFeature, VectorFeature
 from multigate.serving.core.layout import RANK, SCORE, Arrays, value_dtype
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
@@ -242,6 +242,13 @@ def _refuse_overflow(outputs: Arrays) -> None:
             )
 
 
+def _max_length(feature: Any) -> int:
+    """The most values that one row has; 0 where it has a single one."""
+    if isinstance(feature, VectorFeature):
+        return feature.size
+    return feature.max_length if isinstance(feature, IdListFeature) else 0
+
+
 def _feature_message(name: str, feature: Any) -> Any:
     """A feature as a message of GetContract."""
     described = ranking_pb2.Feature(
@@ -250,7 +257,7 @@ def _feature_message(name: str, feature: Any) -> Any:
         kind=feature.kind,
         dtype=_DTYPES[value_dtype(feature)],
         missing=feature.missing,
-        max_length=feature.max_length if isinstance(feature, IdListFeature) else 0,
+        max_length=_max_length(feature),
     )
     default = getattr(feature, "default", None)
     if feature.missing == "default" and default is not None:

@@ -7,8 +7,15 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 
-from multigate.configs.contract import Contract, IdFeature, IdListFeature, NumberFeature
-from multigate.configs.statistics import NumberStatistics, Statistics
+from multigate.configs.contract import (
+    Contract,
+    IdFeature,
+    IdListFeature,
+    NumberFeature,
+    TextFeature,
+    VectorFeature,
+)
+from multigate.configs.statistics import NumberStatistics, Statistics, VectorStatistics
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.hashing import hash_ids as hash_ids_numpy
 from multigate.model.export.frozen.encoding import GraphEncoder, hash_ids, raw_inputs
@@ -64,6 +71,31 @@ FEATURES: dict[str, dict[str, Any]] = {
         "default": 7.0,
     },
     "score_then": {"kind": "number", "side": "item", "scale": "none", "missing": "default"},
+    "title": {"kind": "text", "side": "item", "max_length": 3, "hash_buckets": 50},
+    "search": {"kind": "text", "side": "context", "ngrams": 1, "pooling": "sum"},
+    "face": {"kind": "vector", "side": "item", "size": 3},
+    "voice": {
+        "kind": "vector",
+        "side": "user",
+        "size": 4,
+        "scale": "unit",
+        "missing": "indicator",
+        "project": 2,
+    },
+    "mood": {
+        "kind": "vector",
+        "side": "context",
+        "size": 3,
+        "scale": "standardise",
+        "missing": "default",
+    },
+    "smell": {
+        "kind": "vector",
+        "side": "item",
+        "size": 3,
+        "scale": "standardise",
+        "missing": "indicator",
+    },
     "position": {"kind": "position"},
 }
 
@@ -88,6 +120,10 @@ def encoder() -> Encoder:
         contract,
         Statistics(
             features={n: measured for n, f in FEATURES.items() if f["kind"] == "number"},
+            vectors={
+                name: VectorStatistics(count=9, missing=0, mean=(0.5, -1, 3), std=(0.1, 2, 1))
+                for name in ("face", "mood", "smell")
+            },
             tasks={},
             rows={},
         ),
@@ -103,6 +139,16 @@ def random_column(feature: Any, rows: int, rng: np.random.Generator) -> pa.Array
         pool = np.array([-2.0, 0.0, 0.1, 1.0, 2.5, 3.0, 1e6, 1e-30], np.float32)
         drawn = np.where(rng.random(rows) < 0.5, rng.choice(pool, rows), rng.normal(3, 3, rows))
         return pa.array(drawn.astype(np.float32), mask=lost)
+    if isinstance(feature, VectorFeature):
+        pool = [0.0, 1.0, -3e18, 1e-30] if feature.scale == "unit" else [0.0, 1.0, -1e6, 1e-30]
+        values = rng.choice(pool, (rows, feature.size)) * rng.normal(size=(rows, 1))
+        made = pa.array(list(values.astype(np.float32)), pa.list_(pa.float32()))
+        return pa.array(
+            [None if x else v for x, v in zip(lost, made.to_pylist(), strict=True)], made.type
+        )
+    if isinstance(feature, TextFeature):
+        texts = [" ".join(rng.choice(WORDS, rng.integers(0, 6))) for _ in range(rows)]
+        return pa.array(texts, pa.string(), mask=lost)
     if not isinstance(feature, IdFeature | IdListFeature):
         return pa.array(rng.integers(0, 9, rows))
     known: list[Any] = WORDS + UNSEEN if feature.dtype == "string" else INTS + UNSEEN_INTS
@@ -132,10 +178,13 @@ def raw_values(encoder: Encoder, table: pa.Table, rng: np.random.Generator) -> d
                 padded[row, : len(values)] = values
             raw[name] = padded if feature.dtype == "string" else padded.astype(np.int64)
             raw[f"{name}__length"] = lengths
-        elif isinstance(feature, IdFeature):
+        elif isinstance(feature, IdFeature | TextFeature):
             junk = "ann" if feature.dtype == "string" else 70
             values = [junk if x is None else x for x in column.to_pylist()]
             raw[name] = np.array(values, object if feature.dtype == "string" else np.int64)
+        elif isinstance(feature, VectorFeature):
+            rows = [[5.0] * feature.size if x is None else x for x in column.to_pylist()]
+            raw[name] = np.array(rows, np.float32).reshape(-1, feature.size)
         elif isinstance(feature, NumberFeature):
             raw[name] = np.asarray(column.fill_null(5.0))
         if not isinstance(feature, IdListFeature) and feature.missing != "error":

@@ -19,9 +19,12 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
+    VectorFeature,
 )
 from multigate.model.data.encoding import HASHES, Encoder, keeps_vocabulary
 from multigate.model.data.hashing import LONGEST, MIXER, POWERS
+from multigate.model.export.frozen.ngrams import ngram_lists
 
 Tensor = Any
 
@@ -30,7 +33,7 @@ def raw_inputs(contract: Contract, names: Iterable[str]) -> dict[str, tf.TensorS
     """Inputs of a signature for these features: their raw values and companions."""
     inputs: dict[str, tf.TensorSpec] = {}
 
-    def add(name: str, dtype: tf.DType, *shape: None) -> None:
+    def add(name: str, dtype: tf.DType, *shape: int | None) -> None:
         inputs[name] = tf.TensorSpec(shape, dtype, name=name)
 
     for name in names:
@@ -40,7 +43,9 @@ def raw_inputs(contract: Contract, names: Iterable[str]) -> dict[str, tf.TensorS
         elif isinstance(feature, IdListFeature):
             add(name, _DTYPES[feature.dtype], None, None)
             add(name + LENGTH, tf.int64, None)
-        elif isinstance(feature, IdFeature):
+        elif isinstance(feature, VectorFeature):
+            add(name, tf.float32, None, feature.size)
+        elif isinstance(feature, IdFeature | TextFeature):
             add(name, _DTYPES[feature.dtype], None)
         if not isinstance(feature, IdListFeature) and feature.missing != "error":
             add(name + PRESENT, tf.bool, None)
@@ -82,10 +87,16 @@ class GraphEncoder:
             with tf.name_scope(f"encode_{name}"):
                 if isinstance(feature, IdListFeature):
                     encoded |= self._id_list(name, feature, raw[name], raw[name + LENGTH])
+                elif isinstance(feature, TextFeature):
+                    texts = tf.where(raw[name + PRESENT], raw[name], "")
+                    lists = ngram_lists(feature, texts)
+                    encoded |= self._id_list(name, feature.as_list, *lists)
                 elif isinstance(feature, IdFeature):
                     encoded[name] = self._id(name, feature, raw[name], raw.get(name + PRESENT))
                 elif isinstance(feature, NumberFeature):
                     encoded |= self._number(name, feature, raw[name], raw.get(name + PRESENT))
+                elif isinstance(feature, VectorFeature):
+                    encoded |= self._vector(name, feature, raw[name], raw.get(name + PRESENT))
         return encoded
 
     def id_hash(self, name: str, raw: dict[str, Tensor]) -> Tensor:
@@ -142,6 +153,28 @@ class GraphEncoder:
         if feature.scale != "buckets" and feature.transform != "log1p":
             codes = _refuse_huge(name, codes)
         return encoded | {name: codes}
+
+    def _vector(
+        self, name: str, feature: VectorFeature, values: Tensor, present: Tensor | None
+    ) -> dict[str, Tensor]:
+        finite = tf.reduce_all(tf.math.is_finite(values), axis=1)
+        present = finite if present is None else finite & present
+        values = tf.where(present[:, None], values, 0.0)
+        if feature.scale == "unit":
+            squares = tf.square(tf.cast(values, tf.float64))
+            norms = tf.sqrt(tf.reduce_sum(squares, axis=1, keepdims=True))
+            values = tf.cast(
+                tf.cast(values, tf.float64) / tf.where(norms > 0, norms, 1), tf.float32
+            )
+        elif feature.scale == "standardise":
+            mean, std = self._encoder.vector_moments(name)
+            values = (values - mean) / std
+        if feature.scale != "unit":
+            values = _refuse_huge(name, values)
+        if feature.missing != "indicator":
+            return {name: values}
+        zeros = tf.where(present[:, None], values, 0.0)
+        return {name: zeros, name + PRESENT: tf.cast(present, tf.float32)}
 
     def _codes(self, name: str, values: Tensor) -> Tensor:
         """Codes of ids, int32; 0 for empty text."""

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from multigate.configs.contract import IdFeature, NumberFeature
+from multigate.configs.contract import IdFeature, NumberFeature, VectorFeature
 from multigate.configs.errors import ExportError
 from multigate.configs.files import ExamplesFolder
 from multigate.model.data.encoding import Encoded, Encoder
@@ -68,7 +69,7 @@ class ItemTable:
                 column = table[name].combine_chunks()
                 self.complete &= np.asarray(column.is_valid())
                 index = table.column_names.index(name)
-                table = table.set_column(index, name, column.fill_null(_placeholder(feature)))
+                table = table.set_column(index, name, _filled(column, feature))
         self.encoded: Encoded = encoder(table, self.names)
         self.encoded[self.item][len(self.ids) :] = np.arange(others)
         keys = self.ids.to_pylist()
@@ -171,8 +172,15 @@ def _unknown_rows(schema: pa.Schema, item: str, ids: pa.Array, rows: int) -> pa.
     return pa.table(columns)
 
 
+def _filled(column: pa.Array, feature: Any) -> pa.Array:
+    """A column with a valid value for the feature in place of missing ones."""
+    if isinstance(feature, VectorFeature):  # no `fill_null` of lists
+        zeros = pa.array([[0.0] * feature.size], column.type)
+        return pc.if_else(column.is_valid(), column, zeros.take(pa.array([0] * len(column))))
+    return column.fill_null(_placeholder(feature))
+
+
 def _placeholder(feature: Any) -> Any:
-    """A value that is valid for the feature."""
     if isinstance(feature, NumberFeature):
         return 0.0
     return "?" if feature.dtype == "string" else 0

@@ -1,0 +1,358 @@
+"""Texts and vectors from the raw log to the served scores: each stage holds the same."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from multigate.configs.config import Config
+from multigate.configs.contract import FrozenContract
+from multigate.configs.sections.base import parse
+from multigate.jobs.export import export
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.raw import raw_values, take
+from multigate.model.data.rows import Rows
+from multigate.model.evaluation.scored import score_checkpoint
+from multigate.model.training import train
+from multigate.pipeline import audit, job
+from multigate.pipeline.tfrecord import serialise
+from multigate.serving.client.rank_client import CallError, RankClient
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.feature_store.interface import FeatureQuery, stored_features
+from multigate.serving.feature_store.online_features import OnlineFeatures
+from multigate.serving.feature_store.snapshot import Snapshot
+from multigate.serving.rpc.server import Server
+
+START = 1_750_000_000
+CONTRACT: dict[str, Any] = {
+    "user": "user_id",
+    "item": "item_id",
+    "features": {
+        "user_id": {"kind": "id", "side": "user"},
+        "item_id": {"kind": "id", "side": "item"},
+        "bio": {"kind": "text", "side": "user", "source": "users", "hash_buckets": 64},
+        "taste": {
+            "kind": "vector",
+            "side": "user",
+            "source": "users",
+            "size": 2,
+            "separator": ";",
+            "scale": "unit",
+            "missing": "indicator",
+        },
+        "title": {
+            "kind": "text",
+            "side": "item",
+            "source": "items",
+            "hash_buckets": 64,
+            "max_length": 4,
+        },
+        "cover": {
+            "kind": "vector",
+            "side": "item",
+            "source": "items",
+            "size": 6,
+            "missing": "indicator",
+            "project": 3,
+        },
+        "sound": {"kind": "vector", "side": "item", "size": 3, "missing": "default"},
+        "search": {"kind": "text", "side": "context", "ngrams": 1, "hash_buckets": 32},
+        "place": {"kind": "vector", "side": "context", "size": 2, "scale": "none"},
+    },
+    "tasks": {
+        "click": {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": "click"},
+        }
+    },
+}
+TITLES = ["Old news", "O São João de Évora", "東京 NEWS", "Big, big NEWS! 🎉", "", "news: old"]
+
+
+def make_config(**changes: Any) -> Config:
+    values = {
+        "name": "kinds",
+        "contract": CONTRACT,
+        "pipeline": {
+            "log": {
+                "shape": "impressions",
+                "files": ["log.jsonl"],
+                "format": {"type": "jsonl"},
+                "columns": {"time": "time", "user": "user_id", "item": "item_id"},
+                "known_after": "10m",
+            },
+            "users": {"files": ["users.csv"], "key": "user_id", "format": {"type": "csv"}},
+            "items": {"files": ["items.parquet"], "key": "item_id", "format": {"type": "parquet"}},
+            "split": {"by": "time", "validation": 0.2, "test": 0.2},
+        },
+        "model": {
+            "embedding_dim": 4,
+            "experts": {"count": 4, "units": [8]},
+            "gate": {"name": "topk", "num_selected": 2},
+            "towers": {"units": [4]},
+        },
+        "train": {"epochs": 1, "batch_size": 64, "learning_rate": 0.01},
+        "export": {"items": "precomputed", "calibration": "none"},
+    }
+    return parse(Config, values | changes, "kinds.yaml")
+
+
+def write_logs(folder: Path, rows: int = 900) -> None:
+    """A log with texts and vectors in JSON, CSV (as text) and Parquet (of fixed size)."""
+    rng = np.random.default_rng(5)
+    folder.mkdir()
+    users, items = [f"u{n}" for n in range(30)], [f"i{n}" for n in range(24)]
+    sounds = rng.normal(3, 2, (24, 3)).astype(np.float32).tolist()
+    sounds[5] = None
+    with (folder / "log.jsonl").open("w") as file:
+        for at in range(rows):
+            item = int(rng.integers(24))
+            row = {
+                "time": START + at * 600,
+                "user_id": users[rng.integers(30)],
+                "item_id": items[item],
+                "click": int(rng.random() < (0.7 if item % 3 else 0.2)),
+                "search": rng.choice(["café", "CAFÉ preto", "tea ☕", ""]).item(),
+                "place": rng.normal(size=2).round(3).tolist(),
+                "sound": sounds[item],
+            }
+            file.write(json.dumps(row) + "\n")
+    lines = ["user_id,bio,taste"]
+    lines += [
+        f"{u},Likes {n % 5} CATS,{n % 4 or ''}{';-1.5' * bool(n % 4)}" for n, u in enumerate(users)
+    ]
+    (folder / "users.csv").write_text("\n".join(lines[:-2]) + "\n")  # not of all users
+    covers = rng.normal(2, [1, 2, 3, 4, 5, 6], (24, 6)).astype(np.float32)
+    covers = [None if n % 7 == 3 else row for n, row in enumerate(covers.tolist())]
+    table = pl.DataFrame(
+        {
+            "item_id": items,
+            "title": [TITLES[n % 6] for n in range(24)],
+            "cover": pl.Series(covers, dtype=pl.List(pl.Float32)).list.to_array(6),
+        }
+    )
+    table.write_parquet(folder / "items.parquet")
+
+
+class Run(NamedTuple):
+    config: Config
+    logs: Path
+    examples: Path
+    checkpoint: Path
+    version: Path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    root = tmp_path_factory.mktemp("kinds")
+    config = make_config()
+    write_logs(root / "logs")
+    job.run(config, root / "logs", root / "examples")
+    train.train(config, root / "examples", root / "checkpoint", progress=False)
+    export(root / "checkpoint", root / "examples", root / "models")
+    return Run(config, root / "logs", root / "examples", root / "checkpoint", root / "models/1")
+
+
+@pytest.fixture(scope="module")
+def rows(run: Run) -> Any:
+    return pq.read_table(run.examples / "test").slice(0, 60)
+
+
+@pytest.fixture(scope="module")
+def signatures(run: Run) -> Any:
+    return tf.saved_model.load(str(run.version)).signatures
+
+
+def features(contract: Any, *sides: Any) -> list[str]:
+    return [name for name, _ in contract.of_side(*(sides or ("user", "context", "item")))]
+
+
+def tensors(raw: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: tf.constant(v, tf.string if v.dtype == object else None) for name, v in raw.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(run: Run, rows: Any, signatures: Any) -> np.ndarray:
+    """The exported model's scores of the rows."""
+    contract = run.config.contract
+    raw = raw_values(contract, rows, features(contract))
+    return signatures["serving_default"](**tensors(raw))["click"].numpy()
+
+
+def test_the_examples_hold_what_the_sources_say(run: Run) -> None:
+    examples = pl.read_parquet(run.examples / "train")
+    assert examples.schema["cover"] == pl.List(pl.Float32)
+    items = pl.read_parquet(run.logs / "items.parquet")
+    joined = examples.join(items, on="item_id", how="left", maintain_order="left")
+    assert joined["cover"].to_list() == joined["cover_right"].to_list()
+    titles = joined["title_right"].replace("", None)  # an empty text is missing
+    assert joined["title"].to_list() == titles.to_list()
+    tastes = {tuple(t) if t is not None else None for t in examples["taste"].to_list()}
+    assert tastes == {None, (1.0, -1.5), (2.0, -1.5), (3.0, -1.5)}
+    assert audit.audit(run.config, run.logs, run.examples)["examples"] > 100
+    report = json.loads((run.examples / "report.json").read_text())["features"]
+    assert report["cover"]["coverage"] == pytest.approx(
+        1 - examples["cover"].is_null().mean(), abs=0.05
+    )
+    assert len(report["cover"]["edges"]) == 9
+    assert report["search"]["shares"].keys() == {"", "1", "2"}
+
+
+def test_vectors_are_standardised_by_the_training_split(run: Run) -> None:
+    examples = pl.read_parquet(run.examples / "train")
+    covers = np.array(examples["cover"].drop_nulls().to_list())
+    encoder = Encoder.read(run.examples)
+    encoded = encoder(pq.read_table(run.examples / "train"))
+    found = encoded["cover"][encoded["cover__present"] == 1]
+    np.testing.assert_allclose(
+        found, (covers - covers.mean(0)) / covers.std(0), rtol=1e-3, atol=1e-5
+    )
+    assert not encoded["cover"][encoded["cover__present"] == 0].any()
+    norms = np.linalg.norm(encoded["taste"], axis=1)
+    np.testing.assert_allclose(norms, encoded["taste__present"], atol=1e-6)
+
+
+def test_the_version_scores_as_the_checkpoint(run: Run, rows: Any, expected: np.ndarray) -> None:
+    found = score_checkpoint(run.checkpoint, Rows(run.examples, rows)).scores["click"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert np.std(expected) > 1e-4
+
+
+def test_tf_examples_score_as_their_rows(rows: Any, signatures: Any, expected: np.ndarray) -> None:
+    inputs = tf.constant(serialise(pl.from_arrow(rows)), tf.string)
+    found = signatures["classify"](inputs)["scores"][:, 0].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_known_items_score_by_their_ids(
+    run: Run, rows: Any, signatures: Any, expected: np.ndarray
+) -> None:
+    """The item table holds titles and vectors as of the snapshot; `sound` is there the same."""
+    contract = run.config.contract
+    raw = raw_values(contract, rows, [*features(contract, "user", "context"), "item_id"])
+    raw["user_index"] = np.arange(len(rows), dtype=np.int32)
+    raw["task_weights"] = np.ones((len(rows), 1), np.float32)
+    found = signatures["rank_items"](**tensors(raw))["click"].numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_the_store_and_a_call_give_the_rows_features(
+    run: Run, rows: Any, expected: np.ndarray
+) -> None:
+    contract = run.config.contract
+    schema = FrozenContract.read(run.examples / "contract.json").schema_fingerprint
+    store = OnlineFeatures(
+        contract, Snapshot(run.version / "assets.extra/snapshot", contract, schema), clock=None
+    )
+    names = {side: list(stored_features(contract, side)) for side in ("user", "item")}
+    for row in rows.to_pylist():
+        ids = np.array([row["item_id"].encode()], object)
+        query = FeatureQuery(row["user_id"].encode(), names["user"], ids, names["item"])
+        for name, column in store.read(query).columns.items():
+            (value,) = column.values.tolist()
+            value = value.decode() if isinstance(value, bytes) else value
+            assert (value if column.present[0] else None) == row[name], name
+    options = ServerOptions(model_name="kinds", model_base_path=run.version.parent, port=0)
+    with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=60) as client:
+        for at, row in enumerate(rows.to_pylist()[:12]):
+            context = {"search": row["search"], "place": row["place"]}
+            by_id = client.rank(
+                "kinds",
+                user={"user_id": row["user_id"]},
+                context=context,
+                item_ids=[row["item_id"]],
+            )
+            told = client.rank(
+                "kinds",
+                user={name: row[name] for name in features(contract, "user")},
+                context=context,
+                item_ids=[row["item_id"], "i1"],
+                columns={n: [row[n], None] for n in names["item"]},
+            )
+            for ranked in (by_id, told):
+                scores = {item["item_id"]: item["tasks"]["click"] for item in ranked}
+                assert scores[row["item_id"]] == pytest.approx(float(expected[at]), rel=1e-4)
+        wrong = {
+            "expected a vector of 2 finite numbers, received 3 numbers in row 0": [1.0, 2.0, 3.0],
+            "expected a vector of 2 finite numbers, received nan in row 0": [1.0, float("nan")],
+            "expected a vector of 2 finite numbers, received string": ["a", "b"],
+            "expected a value \\(a vector of 2 finite numbers; missing: error\\)": None,
+        }
+        for message, place in wrong.items():
+            with pytest.raises(CallError, match=f"feature 'place': {message}"):
+                client.rank(
+                    "kinds",
+                    user={"user_id": "u1"},
+                    context={"search": "tea", "place": place},
+                    item_ids=["i1"],
+                )
+
+
+def test_metamorphic_texts(run: Run, rows: Any, signatures: Any, expected: np.ndarray) -> None:
+    """Case and punctuation between words change nothing; a word does."""
+    contract = run.config.contract
+    raw = raw_values(contract, rows, features(contract))
+    shouted = [text.upper().replace(" ", " -- ") + "!" for text in raw["title"]]
+    same = tensors(raw | {"title": np.array(shouted, object)})
+    np.testing.assert_allclose(signatures["serving_default"](**same)["click"], expected, rtol=1e-6)
+    longer = [f"aardvark {text}" for text in raw["title"]]
+    other = tensors(raw | {"title": np.array(longer, object)})
+    changed = signatures["serving_default"](**other)["click"].numpy() != expected
+    assert changed[raw["title__present"]].all()
+
+
+def test_metamorphic_vectors(run: Run, rows: Any, signatures: Any, expected: np.ndarray) -> None:
+    """Under `unit` only the direction counts; what a missing vector holds does not."""
+    contract = run.config.contract
+    raw = raw_values(contract, rows, features(contract))
+    longer = tensors(raw | {"taste": raw["taste"] * np.float32(8)})
+    np.testing.assert_allclose(
+        signatures["serving_default"](**longer)["click"], expected, rtol=1e-5
+    )
+    cover = raw["cover"].copy()
+    absent = ~raw["cover__present"]
+    assert absent.any()
+    cover[absent] = 77
+    junk = tensors(raw | {"cover": cover})
+    np.testing.assert_array_equal(signatures["serving_default"](**junk)["click"], expected)
+    one = tensors(take(raw, np.arange(1)) | {"cover": raw["cover"][:1] + np.float32(1)})
+    if not absent[0]:
+        assert signatures["serving_default"](**one)["click"][0] != expected[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ([1.0], "place: expected a vector of 2 numbers, received one of 1"),
+        ([1.0, None], "place: expected finite numbers within float32"),
+        ([1.0, "x"], "place: expected finite numbers within float32"),
+        ([1.0, 1e39], "place: expected finite numbers within float32"),
+        ("1.0, 2.0, 3", "place: expected a vector of 2 numbers, received one of 3"),
+        (None, "place: missing, and the contract says missing: error"),
+        ([], "place: missing, and the contract says missing: error"),
+    ],
+)
+def test_a_bad_vector_is_rejected_with_one_line(tmp_path: Path, value: Any, reason: str) -> None:
+    write_logs(tmp_path / "logs", rows=400)
+    path = tmp_path / "logs/log.jsonl"
+    lines = path.read_text().splitlines()
+    lines[7] = json.dumps(json.loads(lines[7]) | {"place": value})
+    path.write_text("\n".join(lines))
+    job.run(make_config(), tmp_path / "logs", tmp_path / "examples")
+    rejects = pl.read_parquet(tmp_path / "examples/rejects")
+    assert rejects.select("line", "reason").rows() == [(8, reason)]
+
+
+def test_a_bad_vector_of_a_side_table_stops_the_job_with_one_line(tmp_path: Path) -> None:
+    write_logs(tmp_path / "logs", rows=40)
+    (tmp_path / "logs/users.csv").write_text("user_id,bio,taste\nu1,hi,1;2;3\n")
+    with pytest.raises(Exception, match=r"line 2: taste: expected a vector of 2 numbers, rec.* 3$"):
+        job.run(make_config(), tmp_path / "logs", tmp_path / "examples")
