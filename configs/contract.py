@@ -364,14 +364,17 @@ class Contract(Frozen):
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
-        It covers features, labels and tasks; weights of losses and scores may change. Keys that
-        have their default are left out, so that a new option of the product does not change the
-        fingerprint of models that already serve.
+        It covers features, labels and tasks; weights of losses and scores may change, and so may
+        the pooling of lists, which examples and requests do not depend on. Keys that have their
+        default are left out, so that a new option of the product does not change the fingerprint of
+        models that already serve.
         """
         values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
             task.pop("weight", None)
             task.pop("score_weight", None)
+        for feature in values["features"].values():
+            feature.pop("pooling", None)
         return fingerprint(values)
 
 
