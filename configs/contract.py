@@ -231,6 +231,14 @@ class Contract(Frozen):
                     f"{feature.share!r} ({other.dtype!r}), whose vocabulary it shares"
                 )
         if isinstance(feature, IdListFeature):
+            if feature.pooling == "attention" and name not in self.matches():
+                raise contradiction(
+                    f"feature {name!r}: pooling: attention compares the list with the candidate; "
+                    "expected a list of the user or the context that shares the vocabulary of a "
+                    f"feature of the item, such as share: {self.item}, received side "
+                    f"{feature.side!r} and share: {feature.share or 'none'}; share it, or choose "
+                    "another pooling"
+                )
             if feature.history is not None and feature.side != "user":
                 raise contradiction(
                     f"feature {name!r}: a history belongs to the user, received side "
