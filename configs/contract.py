@@ -235,6 +235,14 @@ class Contract(Frozen):
                     f"{feature.share!r} ({other.dtype!r}), whose vocabulary it shares"
                 )
         if isinstance(feature, IdListFeature):
+            if feature.pooling == "attention" and name not in self.matches():
+                raise contradiction(
+                    f"feature {name!r}: pooling: attention compares the list with the candidate; "
+                    "expected a list of the user or the context that shares the vocabulary of a "
+                    f"feature of the item, such as share: {self.item}, received side "
+                    f"{feature.side!r} and share: {feature.share or 'none'}; share it, or choose "
+                    "another pooling"
+                )
             if feature.history is not None and feature.side != "user":
                 raise contradiction(
                     f"feature {name!r}: a history belongs to the user, received side "
@@ -369,15 +377,18 @@ class Contract(Frozen):
     def schema_fingerprint(self) -> str:
         """Fingerprint of what must not change between versions that replace one another.
 
-        It covers features, labels and tasks; losses, their weights and those of scores may change.
-        Keys that have their default are left out, so that a new option of the product does not
-        change the fingerprint of models that already serve.
+        It covers features, labels and tasks; losses, their weights and those of scores may change,
+        and so may the pooling of lists, which examples and requests do not depend on. Keys that
+        have their default are left out, so that a new option of the product does not change the
+        fingerprint of models that already serve.
         """
         values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
             task.pop("weight", None)
             task.pop("score_weight", None)
             task.pop("loss", None)
+        for feature in values["features"].values():
+            feature.pop("pooling", None)
         return fingerprint(values)
 
 

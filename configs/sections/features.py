@@ -219,7 +219,10 @@ class IdListFeature(Frozen):
     """Compute the list from the user's past instead of reading a column."""
     max_length: int = Field(50, ge=1)
     """Longer lists keep their last values."""
-    pooling: Literal["mean", "sum"] = "mean"
+    pooling: Literal["mean", "sum", "attention", "sequence"] = "mean"
+    """How the entries' embeddings become one vector. `attention` weighs each entry by the
+    candidate, for a list that shares the vocabulary of a feature of the item; `sequence` reads the
+    entries in their order, the last one being the most recent. `model.lists` has their options."""
     missing: Literal["default"] = "default"
     """A missing list is an empty one."""
     min_count: int = Field(1, ge=1)

@@ -31,14 +31,33 @@ class Towers(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
+class Attention(Frozen):
+    """Of lists with `pooling: attention`; see `model.ranker.attention`."""
+
+    units: Width = 16
+    """Hidden units of the network that weighs an entry against the candidate."""
+    normalise: bool = False
+    """Make the weights of a list's entries add up to 1 (a softmax). Without it, the result also
+    says how much of the list resembles the candidate."""
+
+
+class SequenceBlock(Frozen):
+    """Of lists with `pooling: sequence`; see `model.ranker.sequence`."""
+
+    units: Width = 32
+    """Hidden units of the layer after the attention."""
+
+
 class Lists(Frozen):
-    """Numbers that the model reads of every id list, beside its pooled embedding."""
+    """What the model reads of id lists: numbers beside the pooled embedding, and poolings."""
 
     length: bool = True
     """log(1 + the list's length)."""
     match: bool = True
     """log(1 + how often the candidate's raw id stands in the list), for the user's lists that share
     the vocabulary of a feature of the item. Ids outside the vocabulary match only themselves."""
+    attention: Attention = Attention()
+    sequence: SequenceBlock = SequenceBlock()
 
 
 class Wide(Frozen):
@@ -122,8 +141,8 @@ class TrainConfig(Frozen):
     """Whether the gates' schedules start over when training starts from a checkpoint. Otherwise
     they go on, so that a converged gate stays as it is."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay (AdamW): at each step the kernels of experts and towers lose this
-    share, times the learning rate. Biases, embeddings and gates do not decay."""
+    """Decoupled weight decay (AdamW): at each step the kernels of poolings, experts and towers
+    lose this share, times the learning rate. Biases, embeddings and gates do not decay."""
     clip_norm: float | None = Field(10.0, gt=0)
     """Largest norm of the gradient of all weights together; null does not clip."""
     ema: float | None = Field(None, gt=0, lt=1)

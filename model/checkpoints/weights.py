@@ -2,7 +2,8 @@
 
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
-    uncertainty/<variable>  wide/<feature>
+    uncertainty/<variable>  wide/<feature>                  attention/<list>/<variable>
+    sequence/<list>/<variable>
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
 
@@ -109,6 +110,10 @@ def copy(ranker: Ranker) -> dict[str, np.ndarray]:
 
 
 def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
+    for name, attention in ranker.embedder.attentions.items():
+        yield f"attention/{name}", attention
+    for name, sequence in ranker.embedder.sequences.items():
+        yield f"sequence/{name}", sequence
     for number, expert in enumerate(ranker.mixture.experts):
         yield f"experts/{number}", expert
     for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True):

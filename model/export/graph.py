@@ -89,7 +89,7 @@ class ServingGraph:
         self._user_parts = embedder.parts_of("user")
         self._item_parts = embedder.parts_of("item")
         self._pair_parts = embedder.parts_of("pair")
-        self._lists = [name.removesuffix(MATCH) for name in self._pair_parts]
+        self._lists = [n.removesuffix(MATCH) for n in self._pair_parts if n.endswith(MATCH)]
         of = [embedder.of[name] for name in embedder.widths]
         self._runs = _runs(list(zip(of, embedder.widths.values(), strict=True)))
         of_column = np.repeat(of, list(embedder.widths.values()))  # (D,)
@@ -222,7 +222,8 @@ class ServingGraph:
             # Only what is read: a table's column that is never read is not in the file.
             return sent if table is None else table.features(rows, names)
 
-        pair = self._pairs(raw, user_index, rows)
+        candidates = sorted(set(self._ranker.embedder.candidates.values()))
+        pair = self._pairs(raw, users, items(candidates), user_index, rows)
 
         def item_half() -> Tensor:
             columns = self._embed(items(), self._item_parts)
@@ -254,11 +255,28 @@ class ServingGraph:
             return raw | {self.contract.item: tf.identity(item)}
 
     def _pairs(
-        self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None
+        self,
+        raw: dict[str, Tensor],
+        users: dict[str, Tensor],
+        items: dict[str, Tensor],
+        user_index: Tensor | None,
+        rows: Tensor | None,
     ) -> Tensor | None:
         """Columns (N, Dp) that depend on user and item together; None if there are none."""
-        if not self._pair_parts:
-            return None
+        embedder = self._ranker.embedder
+        found = self._matches(raw, user_index, rows)
+        for name in embedder.attentions:
+            with tf.name_scope(f"attention_{name}"):
+                found[name] = embedder.attend(name, users, items, self._tables, user_index)
+        columns = [found[name] for name in self._pair_parts]
+        return tf.concat(columns, axis=1) if columns else None
+
+    def _matches(
+        self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None
+    ) -> dict[str, Tensor]:
+        """How often each candidate stands in the user's lists, (N, 1) by part."""
+        if not self._lists:
+            return {}
         shared = self.contract.matches()
         candidates = {name for one in self._lists for name in shared[one]}
         sent = [self.contract.item] if rows is not None else self.item_names
@@ -270,7 +288,7 @@ class ServingGraph:
                 others = sorted(candidates - prints.keys())
                 prints |= self._items.fingerprints(rows, others)
             found = matches(self.contract, prints, self._lists, user_index)
-            return tf.stack([found[name] for name in self._pair_parts], axis=1)
+            return {name: column[:, None] for name, column in found.items()}
 
     def _wide_term(
         self, users: dict[str, Tensor], items: dict[str, Tensor], user_index: Tensor | None

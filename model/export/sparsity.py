@@ -24,15 +24,17 @@ class TaskSparsity(TypedDict):
 class Flops(TypedDict):
     """Floating-point operations per candidate.
 
-    Products of matrices count 2 per multiplication; look-ups, pooling and activations do not count.
+    Products of matrices count 2 per multiplication; look-ups, sums over lists and activations do
+    not count.  Poolings with layers count: target attention for each candidate, a sequence encoder
+    for each user, both for a list of `max_length`.
 
     Attributes:
         dense: every expert on every row, as the same weights would run without selection.
         sparse: the experts that the rows select, through `serving_default`.
         rank: the same through `rank`, where the user half of the experts' first layer and of the
             gates is computed once per user (`flops_per_user`).
-        minimum: the item half and later layers of the selected experts, and the towers, with the
-            routing and the user given.
+        minimum: the item half and later layers of the selected experts, the towers, and what
+            target attention computes for each candidate, with the routing and the user given.
     """
 
     dense: int
@@ -113,6 +115,7 @@ def report(
         for variable in tower.trainable_weights
         if len(variable.shape) == 2
     )
+    of_user, of_pair = _pooling(ranker)
     return {
         "mode": mixture.mode,
         "dense": mixture.mode == "dense",
@@ -133,12 +136,29 @@ def report(
         "experts_per_row": per_row,
         "ceiling": E / per_row,
         "flops_per_candidate": {
-            "dense": E * expert + gates + towers,
-            "sparse": round(per_row * expert) + gates + towers,
-            "rank": round(per_row * (expert - user_half)) + gates - of_users + towers,
-            "minimum": round(per_row * (expert - user_half)) + towers,
+            "dense": E * expert + gates + towers + of_user + of_pair,
+            "sparse": round(per_row * expert) + gates + towers + of_user + of_pair,
+            "rank": round(per_row * (expert - user_half)) + gates - of_users + towers + of_pair,
+            "minimum": round(per_row * (expert - user_half)) + towers + of_pair,
         },
-        "flops_per_user": {"rank": len(mixture.kept) * user_half + of_users},
+        "flops_per_user": {"rank": len(mixture.kept) * user_half + of_users + of_user},
         "hardening": hardening,
         "parity": parity,
     }
+
+
+def _pooling(ranker: Ranker) -> tuple[int, int]:
+    """Operations of poolings with layers: for each user, and for each candidate."""
+    embedder = ranker.embedder
+    of_user, of_pair = 0, 0
+    for name, attention in embedder.attentions.items():
+        once, each = attention.operations(_length(ranker, name))
+        of_user, of_pair = of_user + once, of_pair + each
+    for name, sequence in embedder.sequences.items():
+        of_user += sequence.operations(_length(ranker, name))
+    return of_user, of_pair
+
+
+def _length(ranker: Ranker, name: str) -> int:
+    feature: Any = ranker.contract.features[name]
+    return int(feature.max_length)

@@ -11,6 +11,7 @@ from multigate.configs.contract import (
     PRESENT,
     Contract,
     Feature,
+    IdFeature,
     IdListFeature,
     NumberFeature,
     PositionFeature,
@@ -19,6 +20,8 @@ from multigate.configs.contract import (
 )
 from multigate.configs.sections.model import ModelConfig
 from multigate.model.gates.parts.base import Tensor, derive_seed
+from multigate.model.ranker.attention import TargetAttention
+from multigate.model.ranker.sequence import SequenceEncoder
 
 Of = Literal["user", "item", "pair"]
 """What a part of the output depends on: the user and the context, the item, or both."""
@@ -31,15 +34,18 @@ class Embedder(keras.layers.Layer):
     position features):
 
         id       its row of the table; row 0, the row of a missing id, is learnt like the others
-        id_list  mean or sum of the rows over the list, without padding (0); empty list: zeros;
-                 then log(1 + length)
+        id_list  the rows of the list, pooled without padding (0); empty list: zeros; then
+                 log(1 + length)
         text     as an id_list, of its n-grams
         number   the number itself, or its bucket's row under `scale: buckets`
         vector   the vector itself, or a learnt linear map of it (`project`)
 
     A number or vector under `missing: indicator` is followed by 1 where there is a value, else 0.
     Features that share a vocabulary share its table.  A list of `Contract.matches` has another
-    part, `<list>__match`: log(1 + how often the candidate stands in it).
+    part, `<list>__match`: log(1 + how often the candidate stands in it).  Under `pooling:
+    attention` the pooled rows depend on the candidate; then the length is a part of its own,
+    `<list>__length`.  The candidate is the item's first id that shares the list's vocabulary, or,
+    without one, the mean of the item's first such list.
 
     Args:
         contract: names, kinds and order of the features.
@@ -98,11 +104,38 @@ class Embedder(keras.layers.Layer):
         """Columns of each part of the output."""
         self.of: dict[str, Of] = {}
         """What each part depends on."""
-        matches = contract.matches() if self.lists.match else {}
+        self.attentions: dict[str, TargetAttention] = {}
+        """By list."""
+        self.candidates: dict[str, str] = {}
+        """The item's feature that each of these lists is compared with."""
+        self.sequences: dict[str, SequenceEncoder] = {}
+        """By list."""
+        matches = contract.matches()
         for name, feature in self.features.items():
             self.widths[name] = self._width(name)
             self.of[name] = "item" if feature.side == "item" else "user"
-            if name in matches:
+            if isinstance(feature, IdListFeature) and feature.pooling == "sequence":
+                self.sequences[name] = SequenceEncoder(
+                    self.tables[self.owners[name]].output_dim,
+                    feature.max_length,
+                    self.lists.sequence.units,
+                    derive_seed(seed, "sequence", name),
+                    name=f"sequence_{name}",
+                )
+            if isinstance(feature, IdListFeature) and feature.pooling == "attention":
+                self.candidates[name] = _candidate(contract, matches[name])
+                self.attentions[name] = TargetAttention(
+                    self.tables[self.owners[name]].output_dim,
+                    self.lists.attention.units,
+                    self.lists.attention.normalise,
+                    derive_seed(seed, "attention", name),
+                    name=f"attention_{name}",
+                )
+                self.of[name] = "pair"
+                if self.lists.length:
+                    self.widths[name + LENGTH] = 1
+                    self.of[name + LENGTH] = "user"
+            if self.lists.match and name in matches:
                 self.widths[name + MATCH] = 1
                 self.of[name + MATCH] = "pair"
         self.built = True
@@ -146,8 +179,14 @@ class Embedder(keras.layers.Layer):
         if name not in self.features:
             return [self._column(value)]
         feature = self.features[name]
+        if name in self.attentions:
+            return [self.attend(name, encoded, encoded, tables)]
         if isinstance(feature, IdListFeature | TextFeature):
-            part = self._pool(tables[self.owners[name]](value), value, feature.pooling)
+            rows = tables[self.owners[name]](value)  # (B, L, d)
+            if name in self.sequences:
+                part = self.sequences[name](rows, value != 0)
+            else:
+                part = self._pool(rows, value, feature.pooling)
         elif name in self.owners:
             part = tables[self.owners[name]](value)  # (B, d)
         elif isinstance(feature, VectorFeature):
@@ -158,6 +197,34 @@ class Embedder(keras.layers.Layer):
         if self._has_length(feature):
             return [part, self._column(encoded[name + LENGTH])]
         return [part, self._column(encoded[name + PRESENT])] if _has_indicator(feature) else [part]
+
+    def attend(
+        self,
+        name: str,
+        lists: Mapping[str, Tensor],
+        items: Mapping[str, Tensor],
+        tables: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        user_index: Tensor | None = None,
+    ) -> Tensor:
+        """The part of a list with `pooling: attention`.
+
+        Args:
+            name: the list.
+            lists: encoded features of M rows, among them the list.
+            items: encoded features of N rows, among them the candidate's.
+            tables: as in `call`.
+            user_index: (N,) each candidate's row of `lists`; None if M = N and row n belongs to n.
+
+        Returns:
+            (N, d).
+        """
+        look_up = (self.tables if tables is None else tables)[self.owners[name]]
+        ids = items[self.candidates[name]]
+        candidates = look_up(ids)
+        if len(ids.shape) == 2:
+            candidates = self._pool(candidates, ids, "mean")
+        entries = lists[name]
+        return self.attentions[name](look_up(entries), entries != 0, candidates, user_index)
 
     def _column(self, values: Tensor) -> Tensor:
         """Numbers (B,) as a column (B, 1)."""
@@ -181,8 +248,18 @@ class Embedder(keras.layers.Layer):
         return width + (_has_indicator(feature) or self._has_length(feature))
 
     def _has_length(self, feature: Feature) -> bool:
-        """Whether a column says how long the list is."""
-        return self.lists.length and isinstance(feature, IdListFeature | TextFeature)
+        """Whether the last column of a feature's part says how long the list is."""
+        return (
+            self.lists.length
+            and isinstance(feature, IdListFeature | TextFeature)
+            and feature.pooling != "attention"
+        )
+
+
+def _candidate(contract: Contract, shared: list[str]) -> str:
+    """Which of the item's features that share a list's vocabulary is the candidate."""
+    ids = [name for name in shared if isinstance(contract.features[name], IdFeature)]
+    return [*ids, *shared][0]
 
 
 def _has_indicator(feature: Feature) -> bool:

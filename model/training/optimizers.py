@@ -206,14 +206,20 @@ def _scaled(gradient: Any, scale: Tensor) -> Any:
 
 
 def decayed_variables(ranker: Ranker) -> list[Any]:
-    """The variables that weight decay shrinks: the kernels of experts and towers.
+    """The variables that weight decay shrinks: the kernels of poolings, experts and towers.
 
     Not biases, which fit base rates.  Not tables: a decay at every step would shrink rare rows,
     which get few gradients, the most.  Not gates: they have regularisers of their own, and smaller
     kernels would make a gate softer while it is to become sparse.
     """
-    layers = [*ranker.mixture.experts, *ranker.towers.values()]
-    return [v for layer in layers for v in layer.trainable_variables if len(v.shape) > 1]
+    poolings = [*ranker.embedder.attentions.values(), *ranker.embedder.sequences.values()]
+    layers = [*poolings, *ranker.mixture.experts, *ranker.towers.values()]
+    return [
+        variable
+        for layer in layers
+        for variable in layer.trainable_variables
+        if len(variable.shape) > 1 and variable.name != "positions"
+    ]
 
 
 def make_optimizer(

@@ -82,6 +82,7 @@ def start(
             "features, labels or tasks differ, namely "
             f"{_differences(frozen.contract, encoder.contract)}; train without --from"
         )
+    _check_poolings(source, frozen.contract, ranker.contract)
     before = Encoder.read(source)
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
@@ -112,6 +113,19 @@ def start(
                 if isinstance(layer, ScheduledGate):
                     layer.step.assign(0)
     return {"checkpoint": str(source), "tables": tables}
+
+
+def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
+    """Refuse a checkpoint that pools a list in another way: its weights would mean nothing."""
+    for name, feature in now.features.items():
+        if isinstance(feature, IdListFeature):
+            old: Any = before.features[name]
+            if old.pooling != feature.pooling:
+                raise ModelError(
+                    f"{source}: feature {name!r}: expected pooling: {old.pooling}, as the "
+                    f"checkpoint was trained with, received pooling: {feature.pooling}; train "
+                    "without --from"
+                )
 
 
 def _differences(before: Contract, now: Contract) -> str:

@@ -31,6 +31,17 @@ def test_weights_do_not_change_the_schema_but_features_and_tasks_do():
     assert changed(user_id={"oov_buckets": 2}).schema_fingerprint() != schema
 
 
+def test_the_pooling_of_a_list_does_not_change_the_schema():
+    """Examples hold the list itself, so that they serve a model of any pooling."""
+    contract = load("deskdrop").contract
+    values = contract.model_dump(mode="json")
+    lists = [name for name, f in values["features"].items() if f["kind"] == "id_list"]
+    assert lists
+    for name in lists:
+        values["features"][name]["pooling"] = "sequence"
+    assert parse(Contract, values, "pooled").schema_fingerprint() == contract.schema_fingerprint()
+
+
 def test_a_key_with_its_default_does_not_change_the_schema():
     """A new option must not part a contract from the models that serve it already."""
     contract = load("deskdrop").contract

@@ -115,6 +115,41 @@ def test_known_ids_keep_the_expert_of_a_hash_gate(tiny: Any, tmp_path: Path, gro
     assert len(np.unique(experts[0])) == 4  # users are spread over all experts
 
 
+def with_pooling(tiny: Any, pooling: str) -> Any:
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["features"]["recent"]["pooling"] = pooling
+    options = tiny.config.train.model_dump() | {"epochs": 1}
+    return tiny.make_config(contract=contract, model=MODEL, train=options)
+
+
+@pytest.mark.parametrize("pooling", ["attention", "sequence"])
+def test_poolings_with_weights_are_carried_over(
+    tiny: Any, grown: Path, tmp_path: Path, pooling: str
+) -> None:
+    config = with_pooling(tiny, pooling)
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    old, encoder = checkpoint.load(tmp_path / "c").ranker, Encoder.read(grown)
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    warm_start.start(new, encoder, tmp_path / "c")
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet")
+    known = raw.filter(~pl.col("user_id").is_in(["u0", "u1"])).to_arrow()
+    expected = scores(tmp_path / "c", known, old, config)
+    found = scores(grown, known, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
+
+
+def test_a_checkpoint_that_pools_in_another_way_is_refused(
+    tiny: Any, parent: Path, grown: Path
+) -> None:
+    config, encoder = with_pooling(tiny, "sum"), Encoder.read(grown)
+    new = Encoder(config.contract, encoder.statistics, encoder.vocabularies)
+    ranker = checkpoint.make_ranker(config.contract, config.model, new, seed=8)
+    message = "feature 'recent': expected pooling: mean, as the checkpoint was trained with, rec"
+    with pytest.raises(ModelError, match=message):
+        warm_start.start(ranker, new, parent)
+
+
 def test_a_missing_number_keeps_its_product() -> None:
     layer = keras.layers.Dense(3)
     layer.build((None, 4))

@@ -1,0 +1,134 @@
+"""Poolings in the exported graph: what depends on the user is computed once per user."""
+
+import copy
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+from tests.model.export.conftest import CONTRACT
+from tests.model.export.test_graph import Exported
+
+from multigate.configs.files import ExamplesFolder
+from multigate.model.export.export import export
+from multigate.model.export.parity import relative_differences
+
+
+def contract_with(pooling: str) -> dict[str, Any]:
+    contract = copy.deepcopy(CONTRACT)
+    contract["features"]["recent"]["pooling"] = pooling
+    return contract
+
+
+@pytest.fixture(scope="module")
+def examples(case: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case's examples with a snapshot of items, which an item table is made of."""
+    folder = tmp_path_factory.mktemp("poolings") / "examples"
+    shutil.copytree(case.examples, folder)
+    snapshot = ExamplesFolder(folder).snapshot("items")
+    snapshot.mkdir(parents=True)
+    items = list(range(100, 128))
+    prices = pa.array([None if n % 5 == 0 else float(n) for n in items], pa.float32())
+    pq.write_table(pa.table({"item_id": items, "price": prices}), snapshot / "part-0.parquet")
+    return folder
+
+
+def assert_scores_equal(model: Exported, received: dict[str, Any], expected: Any) -> None:
+    # Random weights, large ones, through several layers: rounding grows along.
+    assert received.keys() == expected.keys()
+    assert relative_differences(model.contract, expected, received).max() < 1e-4
+
+
+def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tuple[int, ...]]:
+    """Shapes of the results of the matrix products under a name, as the runtime recorded them."""
+    trace = tf.compat.v1.RunMetadata()
+    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    exported.call("rank", raw, options=full, run_metadata=trace)
+    found = []
+    for device in trace.step_stats.dev_stats:
+        for node in device.node_stats:
+            if scope in node.node_name and re.search(r" = \w*MatMul\w*\(", node.timeline_label):
+                shape = node.output[0].tensor_description.shape
+                found.append(tuple(axis.size for axis in shape.dim))
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["attention", "sequence"])
+def test_both_signatures_score_like_the_keras_model(case, tmp_path, pooling) -> None:
+    checkpoint = case.checkpoint(contract=contract_with(pooling))
+    model = Exported(checkpoint, tmp_path / "m", case.examples)
+    received = model.call("serving_default", model.raw("user", "item", "context"))
+    assert_scores_equal(model, received, model.expected(model.table))
+    for M in (1, 5):
+        users, items, index = np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M
+        _, table = model.request(users, items, index)
+        assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
+
+
+def test_attention_computes_the_part_of_an_entry_once_per_user(case, tmp_path) -> None:
+    model = Exported(
+        case.checkpoint(contract=contract_with("attention")), tmp_path / "m", case.examples
+    )
+    L, d, H = 4, 6, 16
+    for M in (1, 5):
+        raw, _ = model.request(np.arange(M), np.arange(60), np.arange(60) % M)
+        shapes = matmul_rows(model, raw, "attention_recent")
+        # Entries, candidates, products of both, scores, weighted sum.
+        assert sorted(np.prod(shape) for shape in shapes) == sorted(
+            [M * L * H, 60 * H, 60 * L * H, 60 * L, 60 * d]
+        )
+
+
+def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
+    checkpoint = case.checkpoint(contract=contract_with("sequence"))
+    model = Exported(checkpoint, tmp_path / "m", case.examples)
+    for M in (1, 5):
+        raw, _ = model.request(np.arange(M), np.arange(60), np.arange(60) % M)
+        sizes = {np.prod(shape) for shape in matmul_rows(model, raw, "sequence_recent")}
+        assert len(sizes) >= 3
+        assert all(size % M == 0 and size <= M * 4 * 32 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "options", "gate"),
+    [
+        ("attention", {"items": "precomputed"}, "topk"),
+        ("sequence", {"items": "precomputed"}, "topk"),
+        pytest.param("sequence", {"xla": [64]}, "topk", marks=pytest.mark.slow),
+        pytest.param("attention", {"items": "features"}, "hash", marks=pytest.mark.slow),
+        pytest.param("attention", {"xla": [64]}, "topk", marks=pytest.mark.slow),
+        pytest.param("attention", {"weights": "int8"}, "topk", marks=pytest.mark.slow),
+    ],
+)
+def test_every_way_to_export_keeps_parity(
+    case, examples, tmp_path, served_operations, pooling, options, gate
+) -> None:
+    checkpoint = case.checkpoint(
+        contract=contract_with(pooling),
+        model={"gate": {"name": gate}},
+        export=options | {"parity_rows": 60, "weights_tolerance": 1.0},
+    )
+    version = export(checkpoint, examples, tmp_path / "models")
+    report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
+    assert report["parity"]["rows"] == (180 if "items" in options else 120)
+    assert report["parity"]["undecided"] <= 2
+    # By hand: D = 34 columns, 25 of them the user's, with attention 19; E = 6 experts of 10 units,
+    # three gates, three towers.
+    flops, used, L, d = report["flops_per_candidate"], report["experts_per_row"], 4, 6
+    user, H = (19, 16) if pooling == "attention" else (25, 32)
+    of_user, of_pair = 2 * L * d * H, 2 * d * H + L * (2 * d * H + 2 * H + 2 * d)
+    if pooling == "sequence":
+        of_user, of_pair = L * 2 * (2 * d * d + 2 * d) + 2 * (2 * d * d + 2 * d * H), 0
+    routing, of_users = (3 * 2 * 34 * 6, 3 * 2 * user * 6) if gate == "topk" else (0, 0)
+    towers, half = 3 * 2 * (10 * 5 + 5), 2 * user * 10
+    assert flops["minimum"] == round(used * (680 - half)) + towers + of_pair
+    assert flops["rank"] == flops["minimum"] + routing - of_users
+    assert flops["sparse"] == round(used * 680) + routing + towers + of_user + of_pair
+    assert report["flops_per_user"] == {"rank": 6 * half + of_users + of_user}
+    assert "VarHandleOp" not in served_operations(version)
