@@ -224,7 +224,7 @@ def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
     mistyped.features.feature["user_id"].int64_list.value[:] = [1]
     for wrong, message in (
         (absent, "feature item_id: expected one value in each example"),
-        (repeated, "feature price: expected at most one value in each example"),
+        (repeated, "feature price: expected one value or none in each example"),
         (mistyped, "user_id.*[Dd]ata type"),
     ):
         both = [whole.SerializeToString(), wrong.SerializeToString()]
