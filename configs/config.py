@@ -97,6 +97,18 @@ class Config(Frozen):
                     )
         for name in self.model.embedding_dims:
             self._check_embedding(name)
+        if self.model.task_weighting == "balanced" and self.train.data_parallel:
+            raise contradiction(
+                "model.task_weighting: balanced and train.data_parallel cannot go together: the "
+                "norms of the whole batch's gradients are known to no process"
+            )
+        if self.train.ranking is not None and not any(
+            task.type == "binary" for task in self.contract.tasks.values()
+        ):
+            raise contradiction(
+                "train.ranking: needs a binary task, whose positive rows are to be ranked above "
+                "the others of their request; the contract has none"
+            )
         monitors = (*MONITORS, *self.contract.tasks)
         if self.train.monitor not in monitors:
             raise contradiction(

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from multigate.configs.sections.base import Frozen, contradiction
+from multigate.configs.sections.base import Duration, Frozen, contradiction
 from multigate.configs.sections.gates import GateConfig, Hierarchical, Softmax
 
 Width = Annotated[int, Field(ge=1)]
@@ -93,9 +93,10 @@ class ModelConfig(Frozen):
     gates: dict[str, GateConfig] = Field({})
     """Task -> its own gate, instead of `gate`."""
     towers: Towers = Towers()
-    task_weighting: Literal["fixed", "uncertainty"] = "fixed"
-    """How the tasks' losses are weighted: by the contract's weights alone, or also by an
-    uncertainty that is learnt for each task."""
+    task_weighting: Literal["fixed", "uncertainty", "balanced"] = "fixed"
+    """How the tasks' losses are weighted: by the contract's weights alone; also by an uncertainty
+    that is learnt for each task; or `balanced`: at every step the gradients that reach the shared
+    layers get norms in the ratio of the contract's weights (`model.ranker.balance`)."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -123,6 +124,22 @@ def _check_gate(where: str, gate: Any, experts: int) -> None:
 
 MONITORS = ("quality", "loss")
 """Values of `train.monitor` besides the tasks' names; a task of such a name cannot be meant."""
+
+
+class Ranking(Frozen):
+    """A term that compares the rows of one request, see `model.ranker.ranking`.
+
+    Rows are then shuffled by request, so that a batch holds whole requests.
+    """
+
+    kind: Literal["pairwise", "listwise"]
+    """`listwise`: softmax over the request's rows; `pairwise`: each positive row against the
+    negative ones."""
+    weight: float = Field(0.1, gt=0)
+    """Of the term, times the task's own weight."""
+    neighbours: int = Field(50, ge=1)
+    """Pairwise: each row is compared with up to so many rows of its request, which are drawn anew
+    every epoch."""
 
 
 class TrainConfig(Frozen):
@@ -161,6 +178,11 @@ class TrainConfig(Frozen):
     weight: str | None = None
     """Column of the examples that holds the rows' weights in the loss: a number feature, or another
     column. A row without a value has weight 1."""
+    recency: Duration | None = None
+    """Half-life of the rows' weights, such as 7d: a training row counts half as much as one that is
+    so much newer. It multiplies `weight`. Null: age does not count."""
+    ranking: Ranking | None = None
+    """A term for the order within requests, on every binary task; null: none."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Precision of experts and towers; weights, gates, logits and losses stay float32."""
     data_parallel: bool = False
@@ -181,6 +203,7 @@ class TrainConfig(Frozen):
         for key, value in (
             ("lazy_embeddings", self.lazy_embeddings),
             ("precision: mixed_float16", self.precision == "mixed_float16"),
+            ("ranking", self.ranking is not None),
         ):
             if self.data_parallel and value:
                 raise contradiction(f"{key} and data_parallel cannot go together")

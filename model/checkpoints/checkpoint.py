@@ -20,7 +20,7 @@ from multigate.configs.contract import Contract, FrozenContract, IdFeature, Posi
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, write_json
 from multigate.configs.sections.base import parse
-from multigate.configs.sections.model import ModelConfig
+from multigate.configs.sections.model import ModelConfig, Ranking
 from multigate.model.checkpoints import weights
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.encoding import Encoder
@@ -82,6 +82,7 @@ def make_ranker(
     seed: int,
     precision: str = "float32",
     id_dropout: Mapping[str, float] | None = None,
+    ranking: Ranking | None = None,
 ) -> Ranker:
     """Make a ranker with tables that fit the encoder's vocabularies.
 
@@ -94,6 +95,7 @@ def make_ranker(
         seed: of the initial weights and of all that is random in training.
         precision: see `Ranker`.
         id_dropout: see `Ranker`; for training.
+        ranking: see `Ranker`; for training.
     """
     rows = {
         contract.vocabulary_of(name): encoder.rows(name)
@@ -106,7 +108,8 @@ def make_ranker(
         for name, feature in contract.features.items()
         if isinstance(feature, IdFeature) and (unknown := contract.unknown_codes(name)) is not None
     }
-    return Ranker(contract, config, rows, encoder.statistics, seed, precision, counts, id_dropout)
+    statistics = encoder.statistics
+    return Ranker(contract, config, rows, statistics, seed, precision, counts, id_dropout, ranking)
 
 
 def load(folder: Path) -> Checkpoint:

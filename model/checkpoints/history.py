@@ -23,10 +23,10 @@ class Losses(TypedDict):
     """The losses of one epoch, counted from 1.
 
     `loss` is what training minimises; `regularisation` is the part of it that the gates' terms and
-    the wide term's penalty make; `val_loss` is the sum over tasks of the contract's weight times
-    the task's validation loss.  `val_quality` is the mean of the tasks' qualities (see
-    `training.validation`); None where none is measured.
-    `monitor` is what decides which epoch is kept: quality, loss or a task's name.
+    the wide term's penalty make; `ranking` is the ranking terms before their weight, if training
+    has some; `val_loss` is the sum over tasks of the contract's weight times the task's validation
+    loss.  `val_quality` is the mean of the tasks' qualities (see `training.validation`); None where
+    none is measured.  `monitor` is what decides which epoch is kept: quality, loss or a task's name.
     """
 
     epoch: int
@@ -35,6 +35,7 @@ class Losses(TypedDict):
     val_quality: NotRequired[float | None]
     monitor: NotRequired[str]
     regularisation: float
+    ranking: NotRequired[float]
     tasks: dict[str, TaskLosses]
 
 

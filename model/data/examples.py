@@ -1,8 +1,9 @@
 """Examples on disk to encoded arrays in memory."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +14,11 @@ import pyarrow.parquet as pq
 
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
-from multigate.configs.files import LABEL, SPLITS, ExamplesFolder
+from multigate.configs.files import LABEL, REQUEST, SPLITS, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
+from multigate.model.data.hashing import hash_ids
+from multigate.model.data.recency import newest_time, recency_weights
 from multigate.model.ranker import scores
 
 _ROWS_AT_ONCE = 1 << 18  # rows read and encoded together; bounds the memory of raw text
@@ -29,11 +32,13 @@ class Examples:
         features: arrays by feature, see `model.data.encoding`.
         labels: (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
         weights: (N,) float32 weights of the rows in the loss; None if all are equal.
+        requests: (N,) int64, equal for the rows of one request of a user; None if not read.
     """
 
     features: Encoded
     labels: np.ndarray
     weights: np.ndarray | None = None
+    requests: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -41,7 +46,9 @@ class Examples:
     def take(self, rows: np.ndarray | slice) -> "Examples":
         """Some rows."""
         weights = None if self.weights is None else self.weights[rows]
-        return Examples({k: v[rows] for k, v in self.features.items()}, self.labels[rows], weights)
+        requests = None if self.requests is None else self.requests[rows]
+        features = {k: v[rows] for k, v in self.features.items()}
+        return Examples(features, self.labels[rows], weights, requests)
 
 
 class RowGroup(NamedTuple):
@@ -60,6 +67,8 @@ class Split:
         split: one of `SPLITS`.
         encoder: of the examples or of a checkpoint.
         weight: column of the rows' weights in the loss; None for equal weights.
+        recency: half-life of weights by age, see `model.data.recency`; None for none.
+        requests: whether to read which rows are of one request.
 
     Attributes:
         groups: the row groups, in the order of the files.
@@ -70,20 +79,32 @@ class Split:
     """
 
     def __init__(
-        self, folder: Path, split: str, encoder: Encoder, weight: str | None = None
+        self,
+        folder: Path,
+        split: str,
+        encoder: Encoder,
+        weight: str | None = None,
+        recency: timedelta | None = None,
+        requests: bool = False,
     ) -> None:
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
         self.encoder = encoder
-        self.weight = weight
+        self.weight, self.recency, self.requests = weight, recency, requests
         contract = encoder.contract
         labels = [LABEL + task for task in contract.tasks]
-        weights = [weight] if weight is not None and weight not in contract.features else []
-        self.columns = [*contract.features, *labels, *weights]
+        options = {}  # columns that an option of the training reads
+        if weight is not None:
+            options[weight] = "weight"
+        if recency is not None:
+            options[TIME] = "recency"
+        if requests:
+            options[REQUEST] = "ranking"
+        self.columns = list(dict.fromkeys([*contract.features, *labels, *options]))
         self.groups: list[RowGroup] = []
         paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
         for path in paths:
-            with _open(path, self.columns, weight) as file:
+            with _open(path, self.columns, options) as file:
                 for index in range(file.metadata.num_row_groups):
                     rows = file.metadata.row_group(index).num_rows
                     if rows:
@@ -95,6 +116,7 @@ class Split:
                 "files; expected at least one row; see the manifest's counts, and the split's "
                 "shares or dates"
             )
+        self._newest = newest_time(paths) if recency is not None else 0
 
     def read(self, groups: Iterable[RowGroup]) -> Iterator[Examples]:
         """Read and encode row groups in the given order, in parts of bounded size.
@@ -121,16 +143,22 @@ class Split:
                 weights = None
                 if self.weight is not None:
                     weights = _weights(table[self.weight], f"{path}: {self.weight}")
-                yield Examples(features, np.stack(labels, axis=1), weights)
+                if self.recency is not None:
+                    by_age = recency_weights(table[TIME], self._newest, self.recency)
+                    weights = by_age if weights is None else weights * by_age
+                requests = _requests(table, contract.user) if self.requests else None
+                yield Examples(features, np.stack(labels, axis=1), weights, requests)
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
     """Concatenate one or more parts."""
     weights = [part.weights for part in parts if part.weights is not None]
+    requests = [part.requests for part in parts if part.requests is not None]
     return Examples(
         {key: np.concatenate([part.features[key] for part in parts]) for key in parts[0].features},
         np.concatenate([part.labels for part in parts]),
         np.concatenate(weights) if weights else None,
+        np.concatenate(requests) if requests else None,
     )
 
 
@@ -175,8 +203,10 @@ def batches(
         yield {name: values[rows] for name, values in features.items()}, targets[rows]
 
 
-def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.ParquetFile:
-    """Open a Parquet file and check its columns; `weight` is the column of train.weight."""
+def _open(
+    path: Path, columns: list[str], options: Mapping[str, str] | None = None
+) -> pq.ParquetFile:
+    """Open a Parquet file and check its columns; `options` are those that keys of `train` name."""
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
@@ -185,13 +215,25 @@ def _open(path: Path, columns: list[str], weight: str | None = None) -> pq.Parqu
     if missing:
         file.close()
         advice = "build the examples with this contract"
-        if missing[0] == weight:
-            advice = "correct train.weight, or add the column to the examples"
+        if missing[0] in (options or {}):
+            key = (options or {})[missing[0]]
+            advice = f"correct train.{key}, or add the column to the examples"
         raise DataError(
             f"{path}: column {missing[0]!r} is missing; received "
             f"{', '.join(file.schema_arrow.names)}; {advice}"
         )
     return file
+
+
+def _requests(table: pa.Table, user: str) -> np.ndarray:
+    """A number (N,) for each row's request and user; different ones differ but for chance."""
+    largest = 1 << 62
+    both = [
+        hash_ids(pc.fill_null(table[name].cast(pa.string()), "").combine_chunks(), largest)
+        for name in (REQUEST, user)
+    ]
+    mixed = both[0].view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ both[1].view(np.uint64)
+    return (mixed >> np.uint64(1)).astype(np.int64)
 
 
 def _weights(column: pa.ChunkedArray, where: str) -> np.ndarray:

@@ -3,6 +3,10 @@
 The order of the rows depends on seed and epoch only, so an interrupted epoch can continue where it
 stopped: `epoch(number, skip)` gives the batches after the first `skip`.
 
+Examples that know their requests are shuffled by request, and then within each: a batch holds the
+rows of a request together, but for one that it cuts at its end.  A stream does so within its
+blocks.
+
 The shuffle of `tf.data` was considered: to continue an epoch it must read again all rows that it
 skips.  So the order is computed here, and on TensorFlow `tf.data` gathers the rows.
 """
@@ -16,6 +20,7 @@ import numpy as np
 
 from multigate.configs.contract import Contract, IdListFeature, TextFeature, VectorFeature
 from multigate.configs.errors import MultigateError
+from multigate.configs.files import REQUEST
 from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
@@ -54,7 +59,7 @@ class Feed(Protocol):
 
 
 class MemoryFeed:
-    """A split in memory, shuffled row by row.
+    """A split in memory, shuffled row by row, or by requests.
 
     On TensorFlow `tf.data` gathers batches in C++ ahead of the model, some ten times as fast as
     training consumes them.  On other backends NumPy gathers them between two steps.
@@ -90,7 +95,11 @@ class MemoryFeed:
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
         """See `Feed`."""
-        order = np.arange(self.rows) if number is None else shuffled(self.rows, self._seed, number)
+        if number is None:
+            order = np.arange(self.rows)
+        else:
+            order = shuffled(self.rows, self._seed, number)
+            order = together(order, self._examples.requests)
         order, size = order[skip * self.size :], self.size
         arrays = self._arrays
         if backend.name() != "tensorflow":
@@ -255,13 +264,15 @@ class StreamFeed:
 
     def _load(self, number: int | None, block: int, groups: list[RowGroup], skip: int) -> Arrays:
         try:
-            arrays = self._convert(concatenate(list(self._split.read(groups))))
+            examples = concatenate(list(self._split.read(groups)))
+            arrays = self._convert(examples)
         except MultigateError as error:
             self.failure = error
             raise
         if number is None:
             return take(arrays, slice(skip, None))
-        return take(arrays, shuffled(len(arrays[1]), self._seed, number, block)[skip:])
+        order = shuffled(len(examples), self._seed, number, block)
+        return take(arrays, together(order, examples.requests)[skip:])
 
 
 def make_feed(
@@ -300,12 +311,26 @@ def shuffled(rows: int, *seeds: int) -> np.ndarray:
     return np.random.default_rng(list(seeds)).permutation(rows)
 
 
+def together(order: np.ndarray, requests: np.ndarray | None) -> np.ndarray:
+    """An order (N,) in which the rows of a request follow its first one; as it is without them."""
+    if requests is None:
+        return order
+    _, first, request = np.unique(requests[order], return_index=True, return_inverse=True)
+    return order[np.argsort(first[request], kind="stable")]
+
+
 def to_arrays(examples: Examples, contract: Contract, statistics: Statistics) -> Arrays:
-    """Features, targets and, if the rows have them, weights."""
-    aims = targets(examples, contract, statistics)
+    """Features, targets and, if the rows have them, weights.
+
+    Requests stand among the features, as int32: neighbours of different requests differ but for
+    chance.
+    """
+    features, aims = examples.features, targets(examples, contract, statistics)
+    if examples.requests is not None:
+        features = features | {REQUEST: (examples.requests & 0x7FFFFFFF).astype(np.int32)}
     if examples.weights is None:
-        return examples.features, aims
-    return examples.features, aims, examples.weights
+        return features, aims
+    return features, aims, examples.weights
 
 
 def take(arrays: Arrays, rows: np.ndarray | slice) -> Arrays:

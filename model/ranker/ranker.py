@@ -1,6 +1,6 @@
 """The ranker: embeddings, shared experts, one gate and one tower per task."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -8,7 +8,8 @@ import keras
 import numpy as np
 
 from multigate.configs.contract import ID_HASH, Contract, PositionFeature
-from multigate.configs.sections.model import ModelConfig
+from multigate.configs.files import REQUEST
+from multigate.configs.sections.model import ModelConfig, Ranking
 from multigate.configs.statistics import Statistics
 from multigate.model import backend, gates
 from multigate.model.backend.workers import Workers
@@ -18,6 +19,7 @@ from multigate.model.gates.sampled.router import Sampled
 from multigate.model.moe.experts import make_experts
 from multigate.model.moe.mixture import Mixed, Mixture
 from multigate.model.ranker import funnel
+from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.embedder import Embedder
 from multigate.model.ranker.heads import make_heads
 from multigate.model.ranker.id_dropout import IdDropout
@@ -28,6 +30,7 @@ from multigate.model.ranker.loss import (
     row_losses,
     task_loss,
 )
+from multigate.model.ranker.ranking import ranking_term
 from multigate.model.ranker.towers import PositionTower, Tower
 from multigate.model.ranker.wide import Counts, Wide
 
@@ -57,10 +60,12 @@ class _Last:
     Attributes:
         forward: its results.
         penalty: of the wide term, a scalar; None outside training or without the term.
+        requests: (B,) of the rows, see `model.ranker.ranking`; None where they are not given.
     """
 
     forward: Forward | None = None
     penalty: Tensor | None = None
+    requests: Tensor | None = None
 
 
 class Ranker(keras.Model):
@@ -80,6 +85,7 @@ class Ranker(keras.Model):
         seed: all random parts derive their own seeds from it.
         counts: known ids with weights in the wide term, see `Wide`.
         id_dropout: share of the ids that training replaces by an unknown one, by feature.
+        ranking: the term for the order within requests, if training has one.
         precision: dtype policy of the experts and of the towers' hidden layers.  Embeddings,
             gates, logits and losses are always float32, because in half precision neighbouring
             logits tie.
@@ -95,6 +101,7 @@ class Ranker(keras.Model):
         precision: str = "float32",
         counts: Counts | None = None,
         id_dropout: Mapping[str, float] | None = None,
+        ranking: Ranking | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"name": "ranker"} | kwargs)
@@ -143,11 +150,14 @@ class Ranker(keras.Model):
             for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
             if isinstance(gate, Sampled)
         }
+        self.balances = config.task_weighting == "balanced"
         self.uncertainty = None
         if config.task_weighting == "uncertainty":
             self.uncertainty = Uncertainty(len(contract.tasks), name="uncertainty")
         self.trackers = {task: keras.metrics.Mean(name=f"{task}_loss") for task in contract.tasks}
         self.regularisation_tracker = keras.metrics.Mean(name="regularisation")
+        self.ranking = ranking
+        self.ranking_tracker = None if ranking is None else keras.metrics.Mean(name="ranking")
         self.workers: Workers | None = None
         """The processes that train together on TensorFlow; set by the training, else None."""
         self.devices: Devices | None = None
@@ -178,9 +188,13 @@ class Ranker(keras.Model):
             positions: whether to use the position tower; the same as `training` if None.
         """
         mixed = self.mixture(self.embed(encoded), ids=self.ids(encoded), training=training)
+        representations = mixed.outputs
+        if training and self.balances:
+            weights = [task.weight for task in self.contract.tasks.values()]
+            representations = balanced(representations, weights)
         outputs = {
-            task: self.towers[task](output, training=training)
-            for task, output in zip(self.contract.tasks, mixed.outputs, strict=True)
+            task: self.towers[task](representation, training=training)
+            for task, representation in zip(self.contract.tasks, representations, strict=True)
         }
         if self.wide is not None:
             outputs = self.shift(outputs, self.wide(encoded))
@@ -243,7 +257,7 @@ class Ranker(keras.Model):
         """Logits (B,) by task; arguments as in `forward`."""
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
-        self._last.penalty = None
+        self._last.penalty, self._last.requests = None, encoded.get(REQUEST)
         if training:
             encoded = self.id_dropout(encoded)
             if self.wide is not None:
@@ -294,6 +308,9 @@ class Ranker(keras.Model):
             else:
                 value = masked_mean(losses, mask)
             total = total + task.weight * value * shares[t]
+        if training and self.ranking is not None:
+            term = self._ranking_term(y_pred, y, [mask for _, mask in found])
+            total = total + self.ranking.weight * term
         means = [masked_mean(losses, mask) for losses, mask in found]
         terms = ops.zeros(())
         if training:
@@ -313,6 +330,22 @@ class Ranker(keras.Model):
             self.trackers[name].update_state(mean, count)
         if training:
             self.regularisation_tracker.update_state(terms)
+        return total
+
+    def _ranking_term(
+        self, logits: Mapping[str, Tensor], y: Tensor, masks: Sequence[Tensor]
+    ) -> Tensor:
+        """Ranking terms of the binary tasks of a batch, with the tasks' weights, a scalar."""
+        assert self.ranking is not None
+        assert self.ranking_tracker is not None
+        requests = self._last.requests
+        assert requests is not None, "train.ranking needs examples with their requests"
+        total = keras.ops.zeros(())
+        for t, (name, task) in enumerate(self.contract.tasks.items()):
+            if task.type == "binary" and task.weight > 0:
+                term = ranking_term(self.ranking, logits[name], y[:, t], masks[t], requests)
+                total = total + task.weight * term
+        self.ranking_tracker.update_state(total)
         return total
 
 

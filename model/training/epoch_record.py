@@ -39,7 +39,7 @@ def losses(
         }
         for name in contract.tasks
     }
-    return {
+    found: Losses = {
         "epoch": number,
         "loss": train["loss"],
         "val_loss": sum(contract.tasks[name].weight * tasks[name]["val_loss"] for name in tasks),
@@ -48,6 +48,9 @@ def losses(
         "regularisation": train["regularisation"],
         "tasks": tasks,
     }
+    if "ranking" in train:
+        found["ranking"] = train["ranking"]
+    return found
 
 
 def diagnose(

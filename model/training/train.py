@@ -96,9 +96,16 @@ def train(
         )
         label_quantiles.add(folder, examples, config.contract, start_from)
         encoder = Encoder.read(folder)
-        train_split = Split(examples, "train", encoder, config.train.weight)
-        validation = Split(examples, "validation", encoder, config.train.weight)
         options, statistics = config.train, encoder.statistics
+        train_split = Split(
+            examples,
+            "train",
+            encoder,
+            options.weight,
+            recency=options.recency,
+            requests=options.ranking is not None,
+        )
+        validation = Split(examples, "validation", encoder, options.weight)
         for split in ("train", "validation"):
             check_labels(examples, split, config.contract)
         # Every worker validates on the whole split: equal weights, equal decisions.
@@ -108,7 +115,13 @@ def train(
             config.contract, config.model, unknown_ids.unknown_shares(config.contract, sample)
         )
         ranker = checkpoint.make_ranker(
-            config.contract, config.model, encoder, options.seed, options.precision, dropped
+            config.contract,
+            config.model,
+            encoder,
+            options.seed,
+            options.precision,
+            dropped,
+            options.ranking,
         )
         started_from = None
         if start_from is not None:

@@ -197,6 +197,10 @@ def add_labels_of_heads(folder: Path) -> None:
         )
         labels = {f"label/{loss}": pl.col("label/dwell") for loss in LOSSES}
         labels["label/zero_inflated"] = pl.col("label/dwell").fill_null(0.0)
+        # Requests of up to four rows of a user, an hour between two rows.
+        hours = pl.duration(hours=pl.col("meta/impression"))
+        labels["meta/time"] = pl.datetime(2026, 1, 1, time_zone="UTC", time_unit="us") + hours
+        labels["meta/request"] = (pl.int_range(pl.len()).over("user_id") // 4).cast(pl.String)
         table.with_columns(**labels).drop("label/dwell").write_parquet(path)
     statistics = json.loads(files.statistics.read_text())
     train = pl.read_parquet(files.split("train") / "part-0.parquet")
@@ -216,6 +220,10 @@ def add_labels_of_heads(folder: Path) -> None:
     write_json(files.contract, frozen.model_dump(mode="json"))
 
 
+EVERYTHING = {"ranking": {"kind": "listwise", "weight": 0.5}, "recency": "2d"}
+"""Options of the training that read more than features and labels."""
+
+
 class Heads:
     """Examples of a contract with a funnel and every loss, and a checkpoint on them."""
 
@@ -225,6 +233,7 @@ class Heads:
         self.make_config = heads_config
         self.write_examples = write_examples
         self.add_labels = add_labels_of_heads
+        self.everything = EVERYTHING
 
 
 @pytest.fixture(scope="session")

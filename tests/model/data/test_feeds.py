@@ -1,5 +1,7 @@
 """Batches from memory and from disk: every row once an epoch, in an order that can be resumed."""
 
+import itertools
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,99 @@ def test_a_damaged_row_is_reported_from_within_the_stream(
     with pytest.raises(Exception, match="expected 0 or 1 or null, received 2"):
         run(feed, 1)
     assert isinstance(feed.failure, DataError)
+
+
+def requested(groups: Path, folder: Path) -> Path:
+    """The rows of `groups`, each user's in requests of up to four, whose numbers users share."""
+    (folder / "train").mkdir(parents=True)
+    for path in sorted((groups / "train").glob("*.parquet")):
+        table = pl.read_parquet(path).with_columns(
+            (pl.int_range(pl.len()).over("user_id") // 4).cast(pl.String).alias("meta/request"),
+        )
+        table.write_parquet(folder / "train" / path.name, row_group_size=50)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["memory", "stream"])
+def test_the_rows_of_a_request_come_together(
+    tiny: Any, groups: Path, tmp_path: Path, kind: str
+) -> None:
+    """In an order drawn by seed and epoch, also within a request; an epoch can be resumed."""
+    encoder = Encoder.read(tiny.examples)
+    split = examples.Split(requested(groups, tmp_path / "e"), "train", encoder, requests=True)
+    contract, statistics = tiny.config.contract, encoder.statistics
+
+    def make_feed() -> Any:
+        if kind == "memory":
+            rows = examples.concatenate(list(split.read(split.groups)))
+            return feeds.MemoryFeed(rows, contract, statistics, SIZE, seed=1)
+        return feeds.StreamFeed(split, contract, statistics, SIZE, seed=1, buffer=300)
+
+    raw = pl.read_parquet(tmp_path / "e" / "train" / "*.parquet").sort("length")
+    of_row = list(zip(raw["user_id"], raw["meta/request"], strict=True))
+    orders = {}
+    for number in (1, 2):
+        batches = [
+            (numpy(x["length"]), numpy(x["meta/request"])) for x, _ in make_feed().epoch(number)
+        ]
+        rows = np.argsort(np.argsort(np.concatenate([x for x, _ in batches])))  # `length` names it
+        assert sorted(rows) == list(range(300))
+        runs = [of_row[row] for row in rows]
+        starts = [one for one, before in zip(runs, [None, *runs], strict=False) if one != before]
+        assert len(starts) == len(set(of_row))  # each request is one run
+        codes = np.concatenate([code for _, code in batches])
+        changed = [one != other for one, other in itertools.pairwise(runs)]
+        np.testing.assert_array_equal(codes[1:] != codes[:-1], changed)
+        assert codes.dtype == np.int32
+        orders[number] = list(rows)
+        rest = [numpy(x["length"]) for x, _ in make_feed().epoch(number, 4)]
+        for (x, _), again in zip(batches[4:], rest, strict=True):
+            np.testing.assert_array_equal(x, again)
+    assert orders[1] != orders[2]
+    some = [
+        [row for row in orders[number] if of_row[row] == one]
+        for one in set(of_row)
+        for number in (1, 2)
+    ]
+    assert any(rows != sorted(rows) for rows in some)
+
+
+def test_an_option_names_the_column_that_is_missing(tiny: Any, groups: Path) -> None:
+    encoder = Encoder.read(tiny.examples)
+    with pytest.raises(DataError, match=r"'meta/request' is missing.*correct train.ranking"):
+        examples.Split(groups, "train", encoder, requests=True)
+    with pytest.raises(DataError, match=r"'meta/time' is missing.*correct train.recency"):
+        examples.Split(groups, "train", encoder, recency=timedelta(days=7))
+
+
+@pytest.mark.parametrize("weight", [None, "meta/weight"])
+def test_recency_halves_the_weight_with_each_half_life(
+    tiny: Any, groups: Path, tmp_path: Path, weight: str | None
+) -> None:
+    rng = np.random.default_rng(0)
+    newest, days = datetime(2026, 3, 1, tzinfo=UTC), {}
+    (tmp_path / "train").mkdir()
+    for path in sorted((groups / "train").glob("*.parquet")):
+        table = pl.read_parquet(path)
+        age = rng.integers(0, 40, len(table))
+        age[0] = 0 if path.stem == "part-1" else age[0]
+        days[path.stem] = age
+        times = [newest - timedelta(days=int(day)) for day in age]
+        table.with_columns(
+            pl.Series("meta/time", times, pl.Datetime("us", "UTC")),
+            pl.Series("meta/weight", np.full(len(table), 3.0)),
+        ).write_parquet(tmp_path / "train" / path.name)
+    encoder = Encoder.read(tiny.examples)
+    split = examples.Split(tmp_path, "train", encoder, weight, recency=timedelta(days=7))
+    found = examples.concatenate(list(split.read(split.groups))).weights
+    expected = 0.5 ** (np.concatenate(list(days.values())) / 7.0) * (1.0 if weight is None else 3.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    unknown = pl.read_parquet(tmp_path / "train/part-1.parquet")
+    unknown.with_columns(
+        pl.lit(None).cast(unknown["meta/time"].dtype).alias("meta/time")
+    ).write_parquet(tmp_path / "train/part-1.parquet")
+    with pytest.raises(DataError, match=r"received 30 rows without one; remove train.recency"):
+        examples.Split(tmp_path, "train", encoder, recency=timedelta(days=7))
 
 
 def test_the_order_is_a_function_of_its_seeds() -> None:

@@ -109,3 +109,22 @@ def test_another_loss_needs_no_new_examples(heads: Any, tmp_path: Path) -> None:
         other = heads.make_config(contract=contract)
         train.train(other, heads.examples, tmp_path / "d", progress=False)
     assert weights.read(tmp_path / "c" / "weights.h5")
+
+
+@pytest.mark.parametrize("memory", [4.0, 0.0])
+def test_ranking_recency_and_balance_train_together(
+    heads: Any, tmp_path: Path, memory: float
+) -> None:
+    model = heads.make_config().model.model_dump(mode="json") | {"task_weighting": "balanced"}
+    options = {"epochs": 3, "batch_size": 64, "learning_rate": 0.02, "memory": memory}
+    config = heads.make_config(model=model, train=options | heads.everything)
+    for name in ("c", "again"):
+        train.train(config, heads.examples, tmp_path / name, progress=False)
+    epochs = checkpoint.read_history(tmp_path / "c")
+    assert epochs[-1]["ranking"] < epochs[0]["ranking"]
+    assert "ranking" not in checkpoint.read_history(heads.checkpoint)[0]
+    first, second = (
+        weights.copy(checkpoint.load(tmp_path / name).ranker) for name in ("c", "again")
+    )
+    for name, values in first.items():
+        np.testing.assert_array_equal(values, second[name], err_msg=name)
