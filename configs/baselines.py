@@ -45,7 +45,7 @@ def baseline(config: Config, name: str) -> Config:
 
 def _shared_bottom(config: Config) -> Config:
     """One expert, to which a softmax gates every task with weight 1."""
-    experts = config.model.experts.model_copy(update={"count": 1})
+    experts = config.model.experts.model_copy(update={"count": 1, "own": 0})
     model = config.model.model_copy(update={"experts": experts, "gate": Softmax(), "gates": {}})
     return config.model_copy(update={"model": model})
 

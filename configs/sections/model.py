@@ -11,10 +11,13 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class Experts(Frozen):
-    """The experts that all tasks share: stacks of dense layers."""
+    """The experts, stacks of dense layers: those that all tasks share, and each task's own."""
 
     count: int = Field(8, ge=1)
-    """E."""
+    """Experts that all tasks share."""
+    own: int = Field(0, ge=0)
+    """Experts that each task has for itself (PLE): its gate chooses among these and the shared
+    ones."""
     units: tuple[Width, ...] = Field((64,), min_length=1)
     """Width of each layer; the last is U."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
@@ -102,7 +105,7 @@ class ModelConfig(Frozen):
     def _check(self) -> "ModelConfig":
         gates = {"gate": self.gate} | {f"gates.{task}": gate for task, gate in self.gates.items()}
         for where, gate in gates.items():
-            _check_gate(where, gate, self.experts.count)
+            _check_gate(where, gate, self.experts.count + self.experts.own)
         return self
 
 

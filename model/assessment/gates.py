@@ -14,7 +14,7 @@ _ALIKE = 0.9  # Jaccard overlap above which two tasks' experts are as good as th
 
 
 def findings(gates: Mapping[str, GateSummary], union: Sequence[float] | None) -> list[str]:
-    """What the gates do, a sentence each; experts are counted from 1.
+    """What the gates do, a sentence each; experts are counted from 1, see `expert_names`.
 
     Args:
         gates: by task.
@@ -24,6 +24,7 @@ def findings(gates: Mapping[str, GateSummary], union: Sequence[float] | None) ->
         return []
     load = {task: np.asarray(gate["load"], np.float64) for task, gate in gates.items()}
     E = len(next(iter(load.values())))
+    names = expert_names(gates, E)
     most = np.max(list(load.values()), axis=0)
     total = most if union is None else np.asarray(union, np.float64)
     sentences = []
@@ -31,22 +32,41 @@ def findings(gates: Mapping[str, GateSummary], union: Sequence[float] | None) ->
     rare = np.flatnonzero((most > 0) & (total < _RARE))
     if len(dead):
         verb = "is" if len(dead) == 1 else "are"
-        sentences.append(f"{_experts(dead)} {verb} never used.")
+        sentences.append(f"{_experts(dead, names)} {verb} never used.")
     else:
         sentences.append("Every expert is used by some task.")
     if len(rare):
         verb = "is" if len(rare) == 1 else "are"
-        sentences.append(f"{_experts(rare)} {verb} used on fewer than 1 row in 1,000.")
+        sentences.append(f"{_experts(rare, names)} {verb} used on fewer than 1 row in 1,000.")
     if E > 1:
         shared = np.flatnonzero(np.min(list(load.values()), axis=0) > _ALONE)
         if len(shared) == E:
             sentences.append(f"Every task uses all {E} experts on nearly every row: it is dense.")
         elif len(shared) and len(load) > 1:
             verb = "serves" if len(shared) == 1 else "serve"
-            sentences.append(f"{_experts(shared)} {verb} every task on more than 95 % of its rows.")
-    sentences.extend(_constant(load))
+            sentences.append(
+                f"{_experts(shared, names)} {verb} every task on more than 95 % of its rows."
+            )
+    sentences.extend(
+        _constant({task: shares[choosable(gates, task, E)] for task, shares in load.items()})
+    )
     sentences.extend(_alike(gates))
     return sentences
+
+
+def expert_names(gates: Mapping[str, GateSummary], experts: int) -> list[str]:
+    """Names (E,) of all experts: "3" for the third shared one, "like 1" for the first of a task."""
+    names = [str(number + 1) for number in range(experts)]
+    for task, gate in gates.items():
+        for place, number in enumerate(gate.get("own", [])):
+            names[number] = f"{task} {place + 1}"
+    return names
+
+
+def choosable(gates: Mapping[str, GateSummary], task: str, experts: int) -> list[int]:
+    """Numbers of the experts that a task's gate chooses among: all but other tasks' own."""
+    others = {e for name, gate in gates.items() if name != task for e in gate.get("own", [])}
+    return [number for number in range(experts) if number not in others]
 
 
 def _constant(load: Mapping[str, np.ndarray]) -> list[str]:
@@ -141,8 +161,8 @@ def differences(configs: Sequence[Config]) -> list[str]:
     return said
 
 
-def _experts(indices: np.ndarray) -> str:
-    names = [str(index + 1) for index in indices]
+def _experts(indices: np.ndarray, every: Sequence[str]) -> str:
+    names = [every[index] for index in indices]
     return f"{'Expert' if len(names) == 1 else 'Experts'} {_join(names)}"
 
 

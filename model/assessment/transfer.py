@@ -27,7 +27,7 @@ MIXTURE = "mixture"
 
 def baseline_name(config: Config) -> str:
     """What a checkpoint is a baseline of: `shared_bottom`, `single_task:TASK`, or `mixture`."""
-    if config.model.experts.count > 1:
+    if config.model.experts.count + config.model.experts.own > 1:
         return MIXTURE
     trained = [name for name, task in config.contract.tasks.items() if task.weight > 0]
     if len(trained) == 1 and len(config.contract.tasks) > 1:

@@ -3,7 +3,7 @@
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
     uncertainty/<variable>  wide/<feature>                  attention/<list>/<variable>
-    sequence/<list>/<variable>
+    sequence/<list>/<variable>                              own/<task>/<number>/...
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
 
@@ -114,8 +114,13 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
         yield f"attention/{name}", attention
     for name, sequence in ranker.embedder.sequences.items():
         yield f"sequence/{name}", sequence
+    names = {
+        number: f"own/{task}/{place}"
+        for task, numbers in ranker.own_experts().items()
+        for place, number in enumerate(numbers)
+    }
     for number, expert in enumerate(ranker.mixture.experts):
-        yield f"experts/{number}", expert
+        yield names.get(number, f"experts/{number}"), expert
     for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True):
         yield f"gates/{task}", gate
     for task, tower in ranker.towers.items():

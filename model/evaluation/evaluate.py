@@ -26,6 +26,7 @@ from multigate.model.evaluation.results import (
     TaskSummary,
 )
 from multigate.model.gates.parts.base import Routing
+from multigate.model.moe.own import own_experts
 from multigate.model.ranker import scores
 from multigate.model.ranker.ranker import Ranker
 
@@ -116,11 +117,13 @@ def evaluate(checkpoint: Path, examples: Path, *, split: str = "test") -> Summar
 def summary(config: Config, split: str, rows: Examples, predictions: Predictions) -> Summary:
     """What `evaluate` returns, of predictions that exist already."""
     names = list(config.contract.tasks)
+    shared, own = config.model.experts.count, config.model.experts.own
     gates = {
         name: cast(
             GateSummary,
             {
                 "gate": config.model.gates.get(name, config.model.gate).name,
+                **({"own": own_experts(shared, own, t)} if own else {}),
                 "weights": [float(w) for w in predictions.weights[name]],
                 "load": [float(share) for share in predictions.load[name]],
                 "experts_per_row": predictions.used[name],
@@ -137,7 +140,7 @@ def summary(config: Config, split: str, rows: Examples, predictions: Predictions
     return {
         **task_summary(config.contract, split, rows.labels, predictions.scores),
         "experts_per_row": predictions.experts_per_row,
-        "experts": config.model.experts.count,
+        "experts": len(predictions.union),
         "gates": gates,
         "union": [float(share) for share in predictions.union],
     }

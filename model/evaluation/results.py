@@ -79,6 +79,7 @@ class GateSummary(TypedDict):
 
     Attributes:
         gate: its name.
+        own: the numbers, from 0, of the experts of this task alone, if it has any.
         weights: (E,) mean weight of each expert.
         load: (E,) share of the rows that use each expert.
         experts_per_row: mean number of experts with a weight.
@@ -87,6 +88,7 @@ class GateSummary(TypedDict):
     """
 
     gate: str
+    own: NotRequired[list[int]]
     weights: list[float]
     load: list[float]
     experts_per_row: float

@@ -103,8 +103,11 @@ def make_experts(
     dropout: float = 0.0,
     seed: int | None = None,
     dtype: str | None = None,
+    name: str = "expert",
 ) -> list[Expert]:
     """Make E different experts: each derives its own seed from `seed` and its number.
+
+    Their names are `name` and the number.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -118,7 +121,7 @@ def make_experts(
             dropout,
             seed=derive_seed(seed, f"expert {number}"),
             dtype=dtype,
-            name=f"expert_{number}",
+            name=f"{name}_{number}",
         )
         for number in range(num_experts)
     ]

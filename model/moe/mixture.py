@@ -1,4 +1,4 @@
-"""Multi-gate mixture of experts: T gates over shared experts, compute that follows the zeros.
+"""Multi-gate mixture of experts: T gates over experts, compute that follows the zeros.
 
 Task t's representation of row b is the sum over e of w[t, b, e] * f_e(x_b).  An expert runs only
 on the rows where some task's weight for it is not zero; tasks that pick the same expert for a row
@@ -14,6 +14,7 @@ from multigate.model import backend
 from multigate.model.gates.parts.base import Gate, Routing, Tensor
 from multigate.model.moe.dispatch import mix
 from multigate.model.moe.experts import check_row_wise
+from multigate.model.moe.own import spread_routing
 
 
 class Mixed(NamedTuple):
@@ -21,7 +22,7 @@ class Mixed(NamedTuple):
 
     Attributes:
         outputs: T tensors (B, U), or (B, ...) as the experts' output; one per gate.
-        routings: T routings, one per gate.
+        routings: T routings, one per gate, each over all E experts.
         experts_per_row: scalar; mean number of distinct experts evaluated per row, the union over
             the tasks: between k and T * k for k-sparse gates.
     """
@@ -33,24 +34,26 @@ class Mixed(NamedTuple):
 
 @keras.saving.register_keras_serializable("multigate")
 class Mixture(keras.layers.Layer):
-    """T gates over E shared experts.
+    """T gates over E experts, each over all of them or over some.
 
     Call it inside the `call` of a layer or model: the names of its regularisation terms depend on
     `training`, which a functional model cannot express.
 
     Args:
         experts: E row-wise Keras layers (see `experts.check_row_wise`) of equal output shape.
-        gates: T gates over E experts.
+        gates: T gates.
+        choices: which experts each gate chooses among, in the gate's order; all E by default.
 
     Raises:
-        ValueError: no expert or no gate, one given twice, a gate for another number of experts, or
-            an expert that mixes rows.
+        ValueError: no expert or no gate, one given twice, a gate for another number of experts, an
+            expert that no gate can choose, or an expert that mixes rows.
     """
 
     def __init__(
         self,
         experts: Sequence[keras.layers.Layer],
         gates: Sequence[Gate],
+        choices: Sequence[Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -58,18 +61,16 @@ class Mixture(keras.layers.Layer):
             raise ValueError("experts: expected at least one layer, received none")
         if not gates:
             raise ValueError("gates: expected at least one gate, received none")
-        for gate in gates:
-            if gate.num_experts != len(experts):
-                raise ValueError(
-                    f"gates: expected num_experts={len(experts)}, the number of experts; "
-                    f"gate {gate.name!r} has {gate.num_experts}"
-                )
+        if choices is None:
+            choices = [list(range(len(experts)))] * len(gates)
+        _check_choices(choices, gates, len(experts))
         _check_distinct("experts", experts)
         _check_distinct("gates", gates)
         for expert in experts:
             check_row_wise(expert)
         self.experts = list(experts)
         self.gates = list(gates)
+        self.choices = [list(choice) for choice in choices]
         if backend.name() == "tensorflow":
             self.supports_jit = False  # the number of rows per expert is dynamic
 
@@ -136,7 +137,10 @@ class Mixture(keras.layers.Layer):
         gate_input = x if gate_input is None else gate_input
         _check_rows("gate_input", gate_input, x)
         _check_rows("ids", ids, x)
-        routings = [gate(gate_input, training=training, ids=ids) for gate in self.gates]
+        routings = [
+            spread_routing(gate(gate_input, training=training, ids=ids), choice, len(self.experts))
+            for gate, choice in zip(self.gates, self.choices, strict=True)
+        ]
         rows = ops.shape(x)[0]
         weights = ops.stack(
             [ops.broadcast_to(r.weights, (rows, len(self.experts))) for r in routings]
@@ -152,6 +156,7 @@ class Mixture(keras.layers.Layer):
         return super().get_config() | {
             "experts": [serialize(expert) for expert in self.experts],
             "gates": [serialize(gate) for gate in self.gates],
+            "choices": self.choices,
         }
 
     @classmethod
@@ -162,6 +167,25 @@ class Mixture(keras.layers.Layer):
         experts = [deserialize(expert) for expert in config.pop("experts")]
         gates = [deserialize(gate) for gate in config.pop("gates")]
         return cls(experts, gates, **config)
+
+
+def _check_choices(choices: Sequence[Sequence[int]], gates: Sequence[Gate], experts: int) -> None:
+    """Refuse choices that do not fit the gates and the experts."""
+    if len(choices) != len(gates):
+        raise ValueError(f"choices: expected one per gate, {len(gates)}; received {len(choices)}")
+    for choice, gate in zip(choices, gates, strict=True):
+        if gate.num_experts != len(choice):
+            raise ValueError(
+                f"gates: expected num_experts={len(choice)}, the number of experts; "
+                f"gate {gate.name!r} has {gate.num_experts}"
+            )
+        if len(set(choice)) < len(choice) or not set(choice) <= set(range(experts)):
+            raise ValueError(
+                f"choices: expected different numbers from 0 to {experts - 1}, received "
+                f"{list(choice)}"
+            )
+    if lost := set(range(experts)) - {number for choice in choices for number in choice}:
+        raise ValueError(f"choices: no gate can choose expert {min(lost)}")
 
 
 def _check_distinct(argument: str, layers: Sequence[keras.layers.Layer]) -> None:

@@ -16,8 +16,9 @@ from multigate.model.backend.workers import Workers
 from multigate.model.gates.parts.base import Tensor, derive_seed
 from multigate.model.gates.sampled.estimators import SampledLoss
 from multigate.model.gates.sampled.router import Sampled
-from multigate.model.moe.experts import make_experts
+from multigate.model.moe.experts import Expert, make_experts
 from multigate.model.moe.mixture import Mixed, Mixture
+from multigate.model.moe.own import choices, own_experts
 from multigate.model.ranker import funnel
 from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.embedder import Embedder
@@ -112,16 +113,12 @@ class Ranker(keras.Model):
             self.wide = Wide(counts or {}, len(contract.tasks), name="wide")
             self.wide_penalty = config.wide.penalty
         self.embedder = Embedder(contract, config, rows, seed, name="embedder")
-        experts = make_experts(
-            config.experts.count,
-            config.experts.units,
-            config.experts.activation,
-            config.experts.dropout,
-            seed=derive_seed(seed, "experts"),
-            dtype=precision,
-        )
+        self.config = config
         self.mixture = Mixture(
-            experts, [_make_gate(config, task, seed) for task in contract.tasks], name="mixture"
+            _make_experts(config, contract, seed, precision),
+            [_make_gate(config, task, seed) for task in contract.tasks],
+            choices(config.experts.count, config.experts.own, len(contract.tasks)),
+            name="mixture",
         )
         self.mixture.build((None, sum(self.embedder.widths.values())))
         self.mixture.built = True
@@ -168,6 +165,11 @@ class Ranker(keras.Model):
         self.built = True
         # No XLA on TensorFlow, where dispatch has dynamic shapes.
         self.supports_jit = backend.name() != "tensorflow"
+
+    def own_experts(self) -> dict[str, list[int]]:
+        """The experts of each task alone, by their number in the mixture."""
+        shared, own = self.config.experts.count, self.config.experts.own
+        return {task: own_experts(shared, own, t) for t, task in enumerate(self.contract.tasks)}
 
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
         """The experts' and gates' input (B, d), or its columns of some features, see `Embedder`."""
@@ -349,9 +351,25 @@ class Ranker(keras.Model):
         return total
 
 
+def _make_experts(
+    config: ModelConfig, contract: Contract, seed: int, precision: str
+) -> list[Expert]:
+    """The shared experts, then each task's own, if tasks have any."""
+    options = config.experts
+    layers = (options.units, options.activation, options.dropout)
+    found = make_experts(options.count, *layers, derive_seed(seed, "experts"), precision)
+    if options.own:
+        for task in contract.tasks:
+            own_seed = derive_seed(seed, "experts", task)
+            found += make_experts(options.own, *layers, own_seed, precision, f"{task}_expert")
+    return found
+
+
 def _make_gate(config: ModelConfig, task: str, seed: int) -> gates.Gate:
     """The gate of a task, with a seed of its own."""
     options = config.gates.get(task, config.gate).options()
     return gates.make(
-        num_experts=config.experts.count, seed=derive_seed(seed, "gate", task), **options
+        num_experts=config.experts.count + config.experts.own,
+        seed=derive_seed(seed, "gate", task),
+        **options,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from multigate.model.assessment.gates import choosable, expert_names
 from multigate.model.assessment.results import Assessment, Stability
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.results import GateSummary
@@ -17,7 +18,7 @@ def gates(found: Assessment) -> str:
     if not found["gates"]:
         return ""
     every, experts = found["gates"], found["experts"]
-    heads = [str(e + 1) for e in range(experts)]
+    heads = expert_names(every, experts)
     used = {task: gate["experts_per_row"] for task, gate in every.items()}
     weights = charts.heatmap(
         "Mean weight of each expert by task",
@@ -40,9 +41,10 @@ def gates(found: Assessment) -> str:
     return section(
         "gates",
         "Gates",
-        "Experts are counted from 1. The number at the end of a line says how many experts the "
-        f"task uses per row; over all tasks, {found['experts_per_row']:.2f} of {experts} are "
-        "evaluated per row. A dashed cell is a weight of exactly 0 on every row.",
+        "Experts are counted from 1, a task's own under its name. The number at the end of a line "
+        "says how many experts the task uses per row; over all tasks, "
+        f"{found['experts_per_row']:.2f} of {experts} are evaluated per row. A dashed cell is a "
+        "weight of exactly 0 on every row.",
         *parts,
     )
 
@@ -71,7 +73,7 @@ def _numbers(every: Mapping[str, GateSummary]) -> str:
             escape(gate["gate"]),
             f"{gate['experts_per_row']:.2f}",
             f"{gate['entropy']:.3f}" if "entropy" in gate else "",
-            str(sum(share == 0 for share in gate["load"])),
+            str(sum(gate["load"][e] == 0 for e in choosable(every, task, len(gate["load"])))),
         ]
         for task, gate in every.items()
     ]
@@ -97,8 +99,8 @@ def _trajectories(found: Assessment, history: Sequence[Epoch]) -> str:
         parts.append(figure(task, charts.curves(title, series)))
     what = "Mean weight of each expert" if kind == "weights" else "Rows that use each expert"
     names = "".join(
-        f'<span><i class="of-{e % 8}{" dashed" if e >= 8 else ""}"></i>{e + 1}</span>'
-        for e in range(found["experts"])
+        f'<span><i class="of-{e % 8}{" dashed" if e >= 8 else ""}"></i>{escape(name)}</span>'
+        for e, name in enumerate(expert_names(found["gates"], found["experts"]))
     )
     return (
         f'<h3 class="sub">{what}, by epoch, validation split</h3>'

@@ -91,7 +91,10 @@ def _header(found: Assessment, title: str) -> str:
     names = sorted({gate["gate"] for gate in found["gates"].values()})
     mixture = ""
     if names:
-        mixture = f" {count(found['experts'], 'shared expert')} behind {', '.join(names)} gates."
+        own = [len(gate.get("own", [])) for gate in found["gates"].values()]
+        mixture = f" {count(found['experts'] - sum(own), 'shared expert')}"
+        mixture += f" and {own[0]} of each task" if own[0] else ""
+        mixture += f" behind {', '.join(names)} gates."
     kind = "exported version" if found["kind"] == "version" else "checkpoint"
     return (
         f'<header><p class="eyebrow">Evaluation of a{"n" if kind[0] == "e" else ""} {kind}</p>'

@@ -26,6 +26,7 @@ from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
 from multigate.model.gates.parts.base import Gate
 from multigate.model.moe.experts import Expert
 from multigate.model.moe.mixture import Mixture
+from multigate.model.moe.own import spread
 
 Tensor = Any
 
@@ -65,7 +66,11 @@ class FrozenMixture:
         self.user_width = user_width
         self._gates = mixture.gates
         self._gate_kernels = GateKernels(mixture.gates, columns, user_width)
-        self._constant = [_constant_weights(gate, len(columns)) for gate in mixture.gates]
+        self._choices = mixture.choices
+        self._constant = [
+            _constant_weights(gate, choice, len(mixture.experts), len(columns))
+            for gate, choice in zip(mixture.gates, mixture.choices, strict=True)
+        ]
         for task, weights in zip(tasks, self._constant, strict=True):
             if weights is not None and not weights.any():
                 raise ExportError(
@@ -146,11 +151,12 @@ class FrozenMixture:
         N, E = tf.shape(halves.item)[0], len(self.kept)
         products = self._gate_kernels.input(halves)
         weights: list[Tensor] = []
-        for gate, constant in zip(self._gates, self._constant, strict=True):
+        for gate, constant, choice in zip(self._gates, self._constant, self._choices, strict=True):
             if constant is None:
                 with tf.name_scope(f"gate_{len(weights)}"):
                     x = products if gate.reads_products else gate_input()
-                    weights.append(gate.route(x, training=False, ids=ids).weights)
+                    found = gate.route(x, training=False, ids=ids).weights
+                    weights.append(spread(found, choice, E))
             else:
                 weights.append(tf.broadcast_to(constant, [N, E]))
         return tf.stack(weights)
@@ -325,11 +331,14 @@ def _constant(value: np.ndarray) -> tf.Variable:
     return tf.Variable(value, trainable=False)
 
 
-def _constant_weights(gate: Gate, width: int) -> np.ndarray | None:
-    """Weights (E,) of a static gate; None for other gates."""
+def _constant_weights(
+    gate: Gate, choice: Sequence[int], experts: int, width: int
+) -> np.ndarray | None:
+    """Weights (E,) of a static gate for all experts; None for other gates."""
     if not gate.static:
         return None
     weights = gate.route(keras.ops.zeros((1, width)), training=False, ids=None).weights
+    weights = spread(weights, choice, experts)
     return np.asarray(keras.ops.convert_to_numpy(weights), np.float32)
 
 
