@@ -1,7 +1,8 @@
 """Our ranker beside boosted trees and deep models of other libraries, on identical examples.
 
     python benchmarks/bakeoff.py --config deskdrop --examples EXAMPLES --work FOLDER
-        [--contenders ours lightgbm catboost dcn] [--seeds 5] [--tune 16] [--peers PYTHON]
+        [--contenders ours lightgbm catboost dcn mmoe ple tabm] [--seeds 5] [--tune 16]
+        [--peers PYTHON]
 
 `benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
 the examples by `model.baselines.table`.  `ours` is the configuration as `multigate train` trains
@@ -10,7 +11,7 @@ own:
 
     uv venv --python 3.11 envs/bakeoff
     uv pip install --python envs/bakeoff/bin/python catboost==1.2.* keras-rs==0.4.* \
-        keras==3.15.* tensorflow==2.21.*
+        keras==3.15.* tensorflow==2.21.* torch-rechub tabm
 
 named by --peers (or BAKEOFF_PEERS); without it they are left out.
 
@@ -44,9 +45,15 @@ HERE = Path(__file__).parent
 SETTINGS = HERE / "bakeoff/settings.json"
 OURS = "ours"
 PER_TASK = ("lightgbm", "catboost")
-PEERS = ("catboost", "dcn")  # in the environment of --peers
+PEERS = ("catboost", "dcn", "mmoe", "ple", "tabm")  # in the environment of --peers
 REPLICATES = 500
 
+_NETWORK: dict[str, list[Any]] = {
+    "embedding_dim": [8, 16, 32],
+    "dropout": [0.0, 0.2, 0.4],
+    "rate": [3e-4, 1e-3, 2e-3],
+    "weight_decay": [0.0, 1e-4, 1e-2],
+}
 SPACES: dict[str, dict[str, list[Any]]] = {
     "lightgbm": {
         "num_leaves": [15, 31, 63, 127],
@@ -70,7 +77,11 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "l2": [0.0, 1e-6, 1e-5, 1e-4],
         "rate": [3e-4, 1e-3, 2e-3],
     },
+    "mmoe": _NETWORK | {"experts": [4, 8, 16], "units": [64, 128, 256]},
+    "ple": _NETWORK | {"own": [1, 2], "shared": [2, 4], "units": [64, 128, 256]},
+    "tabm": _NETWORK | {"blocks": [1, 2, 3], "units": [64, 128, 256], "members": [8, 16, 32]},
 }
+_BEGIN = {"embedding_dim": 16, "dropout": 0.2, "rate": 1e-3, "weight_decay": 1e-4}
 FIRST: dict[str, dict[str, Any]] = {
     "lightgbm": {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 50},
     "catboost": {},
@@ -82,6 +93,9 @@ FIRST: dict[str, dict[str, Any]] = {
         "l2": 1e-5,
         "rate": 1e-3,
     },
+    "mmoe": _BEGIN | {"experts": 8, "units": 128},
+    "ple": _BEGIN | {"own": 1, "shared": 2, "units": 128},
+    "tabm": _BEGIN | {"blocks": 2, "units": 128, "members": 16},
 }
 """The first draw of each: what its documentation or paper would have a user begin with."""
 

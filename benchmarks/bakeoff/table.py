@@ -1,0 +1,93 @@
+"""What the contenders of the bake-off read: one table, and what networks make of it.
+
+Needs NumPy and nothing else: contenders run in environments of their own.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+Predict = Callable[[np.ndarray], dict[str, np.ndarray]]
+"""A table (N, F) to scores (N,) by task, on the scale that labels are learnt on."""
+
+
+class Data:
+    """The table: features (N, F) and labels (N, T) of each split, NaN where masked.
+
+    Attributes:
+        columns: names of the F columns.
+        categories: index of those that are codes: 0 for other ids, NaN missing.
+        tasks: type by name, "binary" or "regression".
+    """
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path) as stored:
+            self.x = {split: stored[f"{split}/x"] for split in ("train", "validation", "test")}
+            self.y = {split: stored[f"{split}/y"] for split in ("train", "validation")}
+            about = json.loads(str(stored["about"]))
+        self.columns: list[str] = about["columns"]
+        self.categories = [self.columns.index(name) for name in about["categories"]]
+        self.tasks: dict[str, str] = about["tasks"]
+
+    def of_task(self, task: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and labels where the task has a label."""
+        y = self.y[split][:, list(self.tasks).index(task)]
+        known = ~np.isnan(y)
+        return self.x[split][known], y[known]
+
+
+class NetworkInputs:
+    """The table as networks read it: ids as codes, numbers on one scale.
+
+    Trees need no scale; a network does: the logarithm of 1 + the number, standardised on training
+    rows, and a flag where it is missing.
+
+    Attributes:
+        sizes: number of codes of each id.
+        numbers: columns of `numbers`, twice those of the table.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._ids = data.categories
+        self._numeric = [n for n in range(len(data.columns)) if n not in data.categories]
+        x = np.log1p(np.maximum(data.x["train"][:, self._numeric], 0))
+        self._mean, self._deviation = np.nanmean(x, axis=0), np.nanstd(x, axis=0) + 1e-6
+        largest = [np.nanmax(data.x["train"][:, c], initial=0) for c in self._ids]
+        self.sizes = [int(one) + 2 for one in largest]
+        self.numbers = 2 * len(self._numeric)
+
+    def __call__(self, table: np.ndarray) -> dict[str, np.ndarray]:
+        """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of a table (N, F)."""
+        values = np.log1p(np.maximum(table[:, self._numeric], 0))
+        values = (values - self._mean) / self._deviation
+        flags = np.isnan(values)
+        codes = np.nan_to_num(table[:, self._ids], nan=-1).astype(np.int32) + 1
+        codes = np.where(codes < self.sizes, codes, 1)  # not in training: as other ids
+        numbers = np.concatenate([np.where(flags, 0, values), flags], axis=1)
+        return {"codes": codes, "numbers": numbers.astype(np.float32)}
+
+
+class Targets:
+    """Labels as networks learn them: those of regression tasks standardised.
+
+    Attributes:
+        binary: (T,) which tasks are binary.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.binary = np.array([kind == "binary" for kind in data.tasks.values()])
+        self._tasks = list(data.tasks)
+        self._centre = np.where(self.binary, 0, np.nanmean(data.y["train"], axis=0))
+        self._spread = np.where(self.binary, 1, np.nanstd(data.y["train"], axis=0))
+
+    def __call__(self, labels: np.ndarray) -> np.ndarray:
+        """Targets (N, T) float32 of labels, NaN where masked."""
+        found: np.ndarray = ((labels - self._centre) / self._spread).astype(np.float32)
+        return found
+
+    def scores(self, probabilities: np.ndarray, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        """Scores by task: probabilities (N, T) of binary tasks, outputs (N, T) of the others."""
+        values = np.where(self.binary, probabilities, outputs * self._spread + self._centre)
+        return dict(zip(self._tasks, values.astype(np.float64).T, strict=True))

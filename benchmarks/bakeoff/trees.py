@@ -1,0 +1,91 @@
+"""Boosted trees: one model per task."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from table import Data, Predict
+
+
+def per_task(
+    fit: Callable[[Data, str, dict[str, Any], int, int], Callable[[np.ndarray], np.ndarray]],
+) -> Callable[[Data, dict[str, Any], int, int], Predict]:
+    """A contender of one model per task; a setting is one for all tasks, or one by task."""
+
+    def train(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict:
+        models = {
+            task: fit(data, task, setting.get(task, setting), seed, threads) for task in data.tasks
+        }
+        return lambda x: {task: model(x) for task, model in models.items()}
+
+    return train
+
+
+def lightgbm(
+    data: Data, task: str, setting: dict[str, Any], seed: int, threads: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """As `model.baselines.lightgbm_baseline`, with the setting's own parameters."""
+    import lightgbm as library
+
+    common = {
+        "objective": "binary" if data.tasks[task] == "binary" else "regression",
+        "feature_fraction": 0.8,
+        "bagging_fraction": 0.8,
+        "bagging_freq": 1,
+        "cat_smooth": 20,
+        "cat_l2": 20,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbosity": -1,
+        "seed": seed,
+        "num_threads": threads,
+    }
+    train, valid = (
+        library.Dataset(
+            *data.of_task(task, split),
+            feature_name=data.columns,
+            categorical_feature=data.categories,
+        )
+        for split in ("train", "validation")
+    )
+    booster = library.train(
+        common | setting,
+        train,
+        400,
+        valid_sets=[valid.set_reference(train)],
+        callbacks=[library.early_stopping(30, verbose=False)],
+    )
+    return lambda x: np.asarray(booster.predict(x, num_threads=threads))
+
+
+def catboost(
+    data: Data, task: str, setting: dict[str, Any], seed: int, threads: int
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Gradient boosting with ordered statistics of the categories."""
+    import catboost as library
+
+    binary = data.tasks[task] == "binary"
+
+    def pool(x: np.ndarray, y: np.ndarray | None = None) -> Any:
+        columns = x.astype(object)
+        codes = np.nan_to_num(x[:, data.categories], nan=-1).astype(np.int64)
+        columns[:, data.categories] = codes.astype(str)
+        return library.Pool(columns, y, cat_features=data.categories)
+
+    model = (library.CatBoostClassifier if binary else library.CatBoostRegressor)(
+        iterations=600,
+        random_seed=seed,
+        thread_count=threads,
+        allow_writing_files=False,
+        verbose=False,
+        **setting,
+    )
+    model.fit(
+        pool(*data.of_task(task, "train")),
+        eval_set=pool(*data.of_task(task, "validation")),
+        early_stopping_rounds=30,
+        use_best_model=True,
+    )
+    if binary:
+        return lambda x: model.predict_proba(pool(x), thread_count=threads)[:, 1]
+    return lambda x: model.predict(pool(x), thread_count=threads)
