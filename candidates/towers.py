@@ -99,6 +99,8 @@ class Tower(tf.Module):
         parts, direct = [], []
         for name in self._names:
             feature = self._contract.features[name]
+            if isinstance(feature, IdListFeature) and feature.entry is not None:
+                continue  # the towers read a history's items only
             values = encoded[name]
             if isinstance(feature, IdListFeature | TextFeature):
                 pooled = self._pool(name, values)
@@ -135,6 +137,8 @@ def embedded(contract: Contract, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         feature = contract.features[name]
+        if isinstance(feature, IdListFeature) and feature.entry is not None:
+            continue
         bucketed = isinstance(feature, NumberFeature) and feature.scale == "buckets"
         if isinstance(feature, IdFeature | IdListFeature | TextFeature) or bucketed:
             found.append(name)

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from multigate.configs.contract import Contract, Max, Mean, NumberFeature, PositionFeature
+from multigate.configs.contract import (
+    Contract,
+    IdListFeature,
+    Max,
+    Mean,
+    NumberFeature,
+    PositionFeature,
+)
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import Frozen, contradiction, parse, read_yaml
 from multigate.configs.sections.candidates import CandidatesConfig
@@ -109,6 +116,7 @@ class Config(Frozen):
                 "train.ranking: needs a binary task, whose positive rows are to be ranked above "
                 "the others of their request; the contract has none"
             )
+        self._check_entries()
         monitors = (*MONITORS, *self.contract.tasks)
         if self.train.monitor not in monitors:
             raise contradiction(
@@ -233,6 +241,21 @@ class Config(Frozen):
                 raise contradiction(
                     f"pipeline.downsample.tasks: every logged impression is positive for {name!r}; "
                     "name other tasks"
+                )
+
+    def _check_entries(self) -> None:
+        """What is known of a history's entries is added to the entries: of the same width."""
+        for name, feature in self.contract.features.items():
+            if not isinstance(feature, IdListFeature) or feature.entry is None:
+                continue
+            owners = [self.contract.vocabulary_of(one) for one in (feature.entry.of, name)]
+            dims = self.model.embedding_dims
+            widths = [dims.get(one, self.model.embedding_dim) for one in owners]
+            if owners[1] != name and widths[0] != widths[1]:
+                raise contradiction(
+                    f"model.embedding_dims: {owners[1]!r} is added to the entries of "
+                    f"{feature.entry.of!r} (history.with): expected the width of {owners[0]!r}, "
+                    f"{widths[0]}, received {widths[1]}"
                 )
 
     def _check_embedding(self, name: str) -> None:

@@ -14,10 +14,13 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, contradiction, parse
+from multigate.configs.sections.entries import entry_lists
 from multigate.configs.sections.features import (
+    AGE_EDGES,
     CROSS_COUNTS,
     CROSS_KEYS,
     CROSS_ONES,
+    ENTRY_NAME,
     ID_HASH,
     LENGTH,
     MATCH,
@@ -50,6 +53,7 @@ from multigate.configs.sections.labels import Task, check_tasks
 from multigate.configs.sections.rates import Rates, always_one
 
 __all__ = [
+    "AGE_EDGES",
     "ID_HASH",
     "LENGTH",
     "MATCH",
@@ -98,7 +102,7 @@ class Contract(Frozen):
     """The feature (an id) that names the user."""
     item: str
     """The feature (an id) that names the item."""
-    features: dict[Annotated[str, Field(pattern=NAME)], Feature] = Field(min_length=2)
+    features: dict[Annotated[str, Field(pattern=ENTRY_NAME)], Feature] = Field(min_length=2)
     tasks: dict[Annotated[str, Field(pattern=NAME)], Task] = Field(min_length=1)
     combine: Combine = Combine()
     rates: Rates | None = Field(None, exclude=True)
@@ -127,6 +131,29 @@ class Contract(Frozen):
                     "it, or leave its task out of rates.tasks"
                 )
         return {**values, "features": {**features, **made}, "rates": None}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_entries(cls, values: Any) -> Any:
+        """Write the lists that `history.with` stands for into `features`."""
+        if not isinstance(values, dict) or not isinstance(values.get("features"), dict):
+            return values
+        try:
+            features = _FEATURES.validate_python(values["features"], strict=True)
+        except ValidationError:
+            return values  # the fields' own validation says what is wrong, and where
+        expanded: dict[str, Any] = {}
+        for name, feature in values["features"].items():
+            if "__" not in name:
+                expanded[name] = feature
+                expanded |= entry_lists(name, features, str(values.get("item")))
+        for name in features:
+            if "__" in name and features[name] != expanded.get(name):
+                raise contradiction(
+                    f"feature {name!r}: two underscores in a row are for the lists that "
+                    "history.with makes; choose another name"
+                )
+        return {**values, "features": expanded}
 
     @field_validator("tasks")
     @classmethod
@@ -243,6 +270,10 @@ class Contract(Frozen):
                     f"{feature.side!r} and share: {feature.share or 'none'}; share it, or choose "
                     "another pooling"
                 )
+            if feature.entry is not None and "__" not in name:
+                raise contradiction(
+                    f"feature {name!r}: entry is set by history.with of another list; leave it out"
+                )
             if feature.history is not None and feature.side != "user":
                 raise contradiction(
                     f"feature {name!r}: a history belongs to the user, received side "
@@ -283,9 +314,20 @@ class Contract(Frozen):
         """The feature whose vocabulary and embedding feature `name` uses: itself, or its share."""
         return getattr(self.features[name], "share", None) or name
 
+    def entries_of(self, name: str) -> dict[str, str]:
+        """What is known of each entry of a history (`event`, `age`, ...) -> the list of it."""
+        return {
+            feature.entry.what: other
+            for other, feature in self.features.items()
+            if isinstance(feature, IdListFeature)
+            and feature.entry is not None
+            and feature.entry.of == name
+        }
+
     def unknown_codes(self, name: str) -> int | None:
         """The n of the codes 1 .. n of a feature's unknown ids; None if it uses no vocabulary."""
-        if not _is_id(self.features[name]):
+        feature = self.features[name]
+        if not _is_id(feature) or (isinstance(feature, IdListFeature) and feature.is_age):
             return None
         owner: Any = self.features[self.vocabulary_of(name)]
         return owner.oov_buckets if owner.hash_buckets is None else None
@@ -397,6 +439,7 @@ def _is_id(feature: Any) -> bool:
 
 
 _TASKS = TypeAdapter(dict[str, Task])
+_FEATURES = TypeAdapter(dict[str, Feature])
 
 
 class FrozenContract(Frozen):

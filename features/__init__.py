@@ -11,7 +11,7 @@ from multigate.features.counters import (
     seconds_since,
 )
 from multigate.features.earlier import Timeline
-from multigate.features.history import Slices, last_items, last_slices
+from multigate.features.history import Slices, last_entries, last_items, last_slices
 from multigate.features.past_labels import PastLabels, Totals
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "count_events",
     "event_rate",
     "largest_value",
+    "last_entries",
     "last_items",
     "last_slices",
     "mean_value",

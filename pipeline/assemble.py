@@ -65,7 +65,11 @@ def assemble(
         block = block.with_columns(
             # An impression of no request is a request of its own: its negatives belong to it.
             pl.col(REQUEST).fill_null(pl.col(IMPRESSION).cast(pl.String)),
-            **{name: one[start : start + _IMPRESSIONS].lists() for name, one in histories.items()},
+            **computed.history_lists(
+                {name: one[start : start + _IMPRESSIONS] for name, one in histories.items()},
+                queries["time"],
+                config,
+            ),
             **computed.user_counters(events, queries, config),
             **past_labels.values(queries),
         )

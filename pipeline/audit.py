@@ -27,10 +27,10 @@ from multigate.configs.files import (
 )
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline import audit_labels, audit_rates, giveaway
-from multigate.pipeline.columns import counters, history_features, table_features
+from multigate.pipeline.columns import counters, entry_lists, history_features, table_features
 from multigate.pipeline.erasure import read_list
 from multigate.pipeline.rates import categories
-from multigate.pipeline.recompute import Row, compute, events_of, groups, plain
+from multigate.pipeline.recompute import Row, add_categories, compute, events_of, groups, plain
 from multigate.pipeline.tables import SINCE, read_table
 
 _SOURCES = ("users", "items")
@@ -82,7 +82,12 @@ def audit(
             f"{config.contract.schema_fingerprint()}, received {made}; audit with the "
             "configuration that made the examples"
         )
-    features = history_features(config) | counters(config, "user") | counters(config, "item")
+    features = (
+        history_features(config)
+        | entry_lists(config)
+        | counters(config, "user")
+        | counters(config, "item")
+    )
     rated = config.contract.label_counters()
     tabled = {name: source for source in _SOURCES for name in table_features(config, source)}
     tables = {source: read_table(config, data, source) for source in _SOURCES}
@@ -102,6 +107,8 @@ def audit(
         raise DataError(f"{folder.statistics}: {wrong}")
     priors = Statistics.read(folder.statistics).priors
     rates = audit_rates.AuditedRates(config, events, priors, tables["items"])
+    items = tables["items"]
+    add_categories(events, config, [] if items is None else items.to_dicts())
     by_user, by_item = groups(events, "user"), groups(events, "item")
     for row in rows:
         user, item = row[config.contract.user], row[config.contract.item]

@@ -18,6 +18,7 @@ from multigate.configs.sections.log import EventLog
 # and:
 FEATURE = "feature/"  # a feature's value
 COLUMN = "column/"  # a number that labels, histories or counters read
+ENTRY = "entry/"  # an item's feature as of an event, for histories
 KNOWN = "known/"  # when a feedback column of an impression log is known
 
 
@@ -29,7 +30,7 @@ def log_features(config: Config) -> dict[str, Feature]:
         for name, feature in contract.features.items()
         if feature.source == "log"
         and name not in (contract.user, contract.item)
-        and not (isinstance(feature, IdListFeature) and feature.history is not None)
+        and not (isinstance(feature, IdListFeature) and (feature.history or feature.entry))
         and not (isinstance(feature, NumberFeature) and feature.counter is not None)
     }
 
@@ -47,6 +48,22 @@ def history_features(config: Config) -> dict[str, IdListFeature]:
         for name, feature in config.contract.features.items()
         if isinstance(feature, IdListFeature) and feature.history is not None
     }
+
+
+def entry_lists(config: Config) -> dict[str, IdListFeature]:
+    """The lists beside histories, see `History.with_`."""
+    return {
+        name: feature
+        for name, feature in config.contract.features.items()
+        if isinstance(feature, IdListFeature) and feature.entry is not None
+    }
+
+
+def entry_categories(config: Config) -> list[str]:
+    """The item's features that histories hold of each entry."""
+    features = config.contract.features
+    wanted = {f.entry.what for f in entry_lists(config).values() if f.entry is not None}
+    return sorted(wanted & features.keys() - {"event", "age"})
 
 
 def counters(config: Config, of: str) -> dict[str, NumberFeature]:

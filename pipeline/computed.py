@@ -19,11 +19,22 @@ from multigate.features import (
     count_events,
     event_rate,
     largest_value,
-    last_slices,
+    last_entries,
     mean_value,
     seconds_since,
 )
-from multigate.pipeline.columns import COLUMN, KNOWN, counters, history_features, id_type
+from multigate.pipeline import tables
+from multigate.pipeline.columns import (
+    COLUMN,
+    ENTRY,
+    FEATURE,
+    KNOWN,
+    counters,
+    entry_categories,
+    entry_lists,
+    history_features,
+    id_type,
+)
 
 Columns = dict[str, pl.Series]
 
@@ -31,16 +42,21 @@ Columns = dict[str, pl.Series]
 def counting(events: pl.DataFrame, config: Config, names: tuple[str, ...]) -> pl.DataFrame:
     """The events that count: of these types, or whose columns of these names are above zero.
 
-    The feedback of an impression log counts once a row, from when the first of it is known.
+    The feedback of an impression log counts once a row, from when the first of it is known; then
+    column `event` names the first one.
     """
     log = config.pipeline.log
     if isinstance(log, EventLog):
         types = [log.impression if name == "impression" else name for name in names]
         return events.filter(pl.col("event").is_in(types))
     if "impression" in names:
-        return events
+        return events.with_columns(event=pl.lit("impression"))
     known = [pl.when(pl.col(COLUMN + name) > 0).then(_known(name, log)) for name in names]
-    counted = events.with_columns(time=pl.min_horizontal(known))
+    first = pl.min_horizontal(known)
+    kinds = [
+        pl.when(time == first).then(pl.lit(name)) for name, time in zip(names, known, strict=True)
+    ]
+    counted = events.with_columns(time=first, event=pl.coalesce(kinds))
     return counted.filter(pl.col("time").is_not_null())
 
 
@@ -63,20 +79,65 @@ def of_user(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Colu
     Returns:
         (B,) by feature.
     """
-    found = {name: slices.lists() for name, slices in histories(events, queries, config).items()}
+    found = history_lists(histories(events, queries, config), queries["time"], config)
     return found | user_counters(events, queries, config)
 
 
 def histories(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> dict[str, Slices]:
-    """Find the user's histories, see `of_user`, without making lists of them."""
+    """Find the user's histories, see `of_user`, without making lists of them.
+
+    Of the ages of entries, the slices hold the instants.
+    """
     found = {}
     for name, feature in history_features(config).items():
         history = feature.history
         if history is not None:
-            past = counting(events, config, history.events).select("user", "time", "item")
+            lists = config.contract.entries_of(name)
+            columns = {what: _column(what) for what in lists}
+            beside = sorted({column for column in columns.values() if column != "time"})
+            past = counting(events, config, history.events)
+            past = past.select("user", "time", "item", *beside)
             last = min(history.last, feature.max_length)
-            found[name] = last_slices(past, queries, last, history.within)
+            entries = last_entries(past, queries, last, history.within, beside)
+            found[name] = entries["item"]
+            found |= {other: entries[columns[what]] for what, other in lists.items()}
     return found
+
+
+def _column(what: str) -> str:
+    """The column of events that says something of a history's entry."""
+    return {"event": "event", "age": "time"}.get(what, ENTRY + what)
+
+
+def history_lists(histories: dict[str, Slices], times: pl.Series, config: Config) -> Columns:
+    """Make lists of what `histories` found, for queries at these times."""
+    ages = {name for name, feature in entry_lists(config).items() if feature.is_age}
+    return {
+        name: one.ages(times) if name in ages else one.lists() for name, one in histories.items()
+    }
+
+
+def with_entries(
+    events: pl.DataFrame, config: Config, side_tables: dict[str, pl.DataFrame]
+) -> pl.DataFrame:
+    """Add what histories hold of each event's item, as of the event.
+
+    A feature of the log is the event's own; where it has none, that of the user's latest earlier
+    event on the item.
+    """
+    contract, names = config.contract, entry_categories(config)
+    for name in names:
+        if contract.features[name].source == "log":
+            log, order = config.pipeline.log, [pl.col("time")]
+            if isinstance(log, EventLog):
+                order.append(pl.col("event") != log.impression)
+            value = pl.col(FEATURE + name).forward_fill().over("user", "item", order_by=order)
+            events = events.with_columns(value.alias(ENTRY + name))
+        else:
+            items = events.select(pl.col("item").alias(contract.item), "time")
+            joined = tables.join_table(items, config, "items", side_tables["items"], "time")
+            events = events.with_columns(joined[name].alias(ENTRY + name))
+    return events
 
 
 def write_histories(histories: dict[str, Slices], path: Path) -> None:
@@ -91,7 +152,7 @@ def write_histories(histories: dict[str, Slices], path: Path) -> None:
 def read_histories(path: Path, config: Config) -> dict[str, Slices]:
     """Read what `write_histories` wrote."""
     found, columns = {}, pl.read_ipc(path)
-    for name in history_features(config):
+    for name in {**history_features(config), **entry_lists(config)}:
         start, stop = (columns[f"{end}/{name}"].to_numpy() for end in ("start", "stop"))
         found[name] = Slices(pl.read_ipc(_items_file(path, name))["item"], start, stop)
     return found
@@ -113,7 +174,7 @@ def user_counters(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -
 def user_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """What `of_user` reads of the events; no row where nothing of users is computed."""
     names = ["user", "time", "item", *(n for n in ("event", "value") if n in events.columns)]
-    read = events.select(*names, pl.col(f"^({COLUMN}|{KNOWN}).*$"))
+    read = events.select(*names, pl.col(f"^({COLUMN}|{ENTRY}|{KNOWN}).*$"))
     return read if history_features(config) or _sets(config, "user") else read.clear()
 
 

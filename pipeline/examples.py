@@ -16,6 +16,7 @@ from multigate.pipeline.buckets import deduplicate
 from multigate.pipeline.columns import (
     FEATURE,
     counters,
+    entry_lists,
     example_schema,
     history_features,
     log_features,
@@ -142,7 +143,12 @@ def make_examples(
         touched = events.group_by("user", "item").agg(
             pl.col("time").min(), unknown=pl.col("time").is_null().any()
         )
-    later = {*history_features(config), *counters(config, "user"), *counters(config, "item")}
+    later = {
+        *history_features(config),
+        *entry_lists(config),
+        *counters(config, "user"),
+        *counters(config, "item"),
+    }
     later |= set(contract.crosses())
     names = [name for name in example_schema(config).names if name not in later]
     return Bucket(

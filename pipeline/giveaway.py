@@ -232,6 +232,8 @@ def _clues(rows: pl.DataFrame, contract: Contract) -> tuple[list[str], Floats]:
     found: dict[str, pl.Series] = {}
     for name, feature in contract.features.items():
         column = rows[name]
+        if isinstance(feature, IdListFeature) and feature.entry is not None:
+            continue  # as long as the history beside it
         if not isinstance(feature, IdListFeature):
             found[f"whether feature {name!r} is missing"] = column.is_null()
         elif feature.side != "item":

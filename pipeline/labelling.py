@@ -49,7 +49,8 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     made = make_examples(events, config, side_tables, cut_off, plan.window)
     impressions = made.impressions
     impressions.write_ipc(plan.file("impressions", number), compression="lz4")
-    computed.user_events(made.events, config).write_ipc(
+    user_events = computed.with_entries(made.events, config, side_tables)
+    computed.user_events(user_events, config).write_ipc(
         plan.file("events", number), compression="lz4"
     )
     if plan.config.pipeline.negatives is not None:
@@ -57,7 +58,7 @@ def label_bucket(bucket: tuple[int, list[Piece]], verdict: Verdict, plan: Plan) 
     own = rates.KeyRates(made.past_labels, config, "user")
     by_category = crosses.CrossRates(made.past_labels, config)
     table = side_tables.get("users")
-    of_users = snapshot.users(made.events, own, by_category, config, cut_off, table)
+    of_users = snapshot.users(user_events, own, by_category, config, cut_off, table)
     if rates.reads_users(config):
         # Rates are made of their sums once the priors are known (`finishing`).
         of_users.write_ipc(plan.file("users", number), compression="lz4")

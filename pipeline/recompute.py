@@ -27,12 +27,13 @@ from multigate.configs.contract import (
     Rate,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import COLUMN, FEATURE, KNOWN
+from multigate.pipeline.columns import COLUMN, ENTRY, FEATURE, KNOWN, entry_categories
 from multigate.pipeline.erasure import without
 from multigate.pipeline.inputs import form, shards, single_columns, wanted_columns
 from multigate.pipeline.normalise import normalise
 from multigate.pipeline.rates import categories
 from multigate.pipeline.sources import read
+from multigate.pipeline.tables import SINCE
 
 Row = dict[str, Any]
 
@@ -210,7 +211,7 @@ def _log(config: Config, data: Path | str) -> Iterator[pl.DataFrame]:
             events, _ = normalise(chunk, config, shard.name, shard.feedback)
             names = ["user", "item", "identity", "fingerprint", "event", "event_id"]
             names += ["session", "request", "value"]
-            names += [FEATURE + name for name in categories(config)]
+            names += [FEATURE + name for name in {*categories(config), *entry_categories(config)}]
             kept = [n for n in events.columns if n in names or n.startswith(COLUMN)]
             times = [n for n in events.columns if n == "time" or n.startswith(KNOWN)]
             yield events.select(*kept, *(plain(name) for name in times))
@@ -248,39 +249,121 @@ def compute(
     """
     if time is None:
         return [] if isinstance(feature, IdListFeature) else None
-    rule: Any = feature.history if isinstance(feature, IdListFeature) else _counter(feature)
+    if isinstance(feature, IdListFeature):
+        return _history(feature, events, time, config, until, early)
+    rule: Any = _counter(feature)
     if rule is None:
         raise ValueError(f"not a computed feature: {feature!r}")
 
-    def past(names: tuple[str, ...]) -> list[tuple[datetime, Any, Any]]:
-        counted = []
-        for event in events:
-            then = _counts_from(event, names, config, early)
-            if then is None or (then >= time if until is None else then > until):
-                continue
-            if rule.within is None or then >= time - rule.within:
-                column = "value" if isinstance(config.pipeline.log, EventLog) else COLUMN + names[0]
-                counted.append((then, event["item"], event.get(column)))
-        return sorted(counted, key=lambda one: one[:2])
-
-    counting = past(rule.events)
-    if isinstance(feature, IdListFeature):
-        return [item for _, item, _ in counting][-min(rule.last, feature.max_length) :]
+    counting = sorted(
+        _past(rule, rule.events, events, time, config, until, early),
+        key=lambda one: (one[0], one[1]["item"]),
+    )
     if isinstance(rule, Count):
         return float(len(counting))
     if isinstance(rule, Rate):
-        per = len(past(rule.per))
+        per = len(_past(rule, rule.per, events, time, config, until, early))
         return float(np.float32(len(counting) / per)) if per else None
     if isinstance(rule, Mean | Max):
-        values = [value for _, _, value in counting if value is not None]
+        log = config.pipeline.log
+        column = "value" if isinstance(log, EventLog) else COLUMN + rule.events[0]
+        values = [float(e[column]) for _, e in counting if e.get(column) is not None]
         if not values:
             return None
         found = max(values) if isinstance(rule, Max) else math.fsum(values) / len(values)
         return float(np.float32(found))
     if not counting:
         return None
-    then, _, _ = counting[-1] if rule.which == "last" else counting[0]
+    then, _ = counting[-1] if rule.which == "last" else counting[0]
     return float(np.float32((time - then) / timedelta(microseconds=1) / 1e6))
+
+
+def _past(
+    rule: Any,
+    names: tuple[str, ...],
+    events: list[Row],
+    time: datetime,
+    config: Config,
+    until: datetime | None,
+    early: bool,
+) -> list[tuple[datetime, Row]]:
+    """The events that a rule counts, and since when each does; arguments as of `compute`."""
+    counted = []
+    for event in events:
+        then = _counts_from(event, names, config, early)
+        if then is None or (then >= time if until is None else then > until):
+            continue
+        if rule.within is None or then >= time - rule.within:
+            counted.append((then, event))
+    return counted
+
+
+def _history(
+    feature: IdListFeature,
+    events: list[Row],
+    time: datetime,
+    config: Config,
+    until: datetime | None,
+    early: bool,
+) -> list[Any]:
+    """A history, or what is known of its entries; arguments as of `compute`."""
+    entry = feature.entry
+    owner = feature if entry is None else config.contract.features[entry.of]
+    rule = getattr(owner, "history", None)
+    if rule is None:
+        raise ValueError(f"not a computed feature: {feature!r}")
+    entries = []
+    for then, event in _past(rule, rule.events, events, time, config, until, early):
+        known = {"item": event["item"], "event": _kind(event, rule.events, config)}
+        known |= {what: event[ENTRY + what] for what in rule.with_ if what not in ("event", "age")}
+        # Entries of one instant are in the order of items, then of what is known of them.
+        columns = sorted("event" if w == "event" else ENTRY + w for w in rule.with_ if w != "age")
+        order = [known["item"], *(known[column.removeprefix(ENTRY)] for column in columns)]
+        key = (then, *((value is not None, value) for value in order))
+        entries.append((key, known | {"age": (time - then) // timedelta(seconds=1)}))
+    entries.sort(key=lambda one: one[0])
+    what = "item" if entry is None else entry.what
+    return [known[what] for _, known in entries][-min(rule.last, feature.max_length) :]
+
+
+def add_categories(events: list[Row], config: Config, items: list[Row]) -> None:
+    """Add what histories hold of each event's item, as of the event.
+
+    Args:
+        events: as of `events_of`.
+        config: names the features.
+        items: the rows of the items' side table, in the order of time.
+    """
+    contract, table = config.contract, groups(items, config.contract.item)
+    pairs: dict[Any, Row] = defaultdict(dict)
+    shown = config.pipeline.log.impression if isinstance(config.pipeline.log, EventLog) else None
+    ordered = sorted(
+        events, key=lambda e: (e["time"] or datetime.min, shown is not None and e["event"] != shown)
+    )
+    for name in entry_categories(config):
+        for event in ordered:
+            if contract.features[name].source == "log":
+                seen = pairs[event["user"], event["item"]]
+                if not event["repeated"] and event[FEATURE + name] is not None:
+                    seen[name] = event[FEATURE + name]
+                event[ENTRY + name] = seen.get(name)
+                continue
+            event[ENTRY + name] = None
+            for row in table[event["item"]]:
+                since = row.get(SINCE)
+                if since is None or (event["time"] and since.replace(tzinfo=None) <= event["time"]):
+                    event[ENTRY + name] = row[name]
+
+
+def _kind(event: Row, names: tuple[str, ...], config: Config) -> str:
+    """What an entry of a history over these events was: the first that was known of several."""
+    if isinstance(config.pipeline.log, EventLog):
+        return event["event"]
+    if "impression" in names:
+        return "impression"
+    known = {name: _counts_from(event, (name,), config, early=False) for name in names}
+    first = min(time for time in known.values() if time is not None)
+    return next(name for name in names if known[name] == first)
 
 
 def _counter(feature: Feature) -> EventCounter | None:

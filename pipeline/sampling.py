@@ -142,7 +142,7 @@ def _draw(impressions: pl.DataFrame, at: pl.Series, plan: Plan, number: int) -> 
         events = pl.read_ipc(plan.file("events", number))
         histories = computed.histories(events, positives, config)
         computed.write_histories(histories, plan.file("histories", number))
-        lists += histories.values()
+        lists += [histories[name] for name in history_features(config)]
     chosen = at.to_numpy()
     return negatives.draw(
         positives[chosen],

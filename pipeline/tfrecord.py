@@ -62,8 +62,8 @@ def _encoded(column: pl.Series) -> list[bytes | None]:
     return [None if r is None else _field(_INTS, _packed_ints(r)) for r in rows]
 
 
-def _texts(values: list[str]) -> bytes:
-    return b"".join(_field(1, value.encode()) for value in values)
+def _texts(values: list[str | None]) -> bytes:
+    return b"".join(_field(1, (value or "").encode()) for value in values)
 
 
 def _packed_floats(values: list[float]) -> bytes:

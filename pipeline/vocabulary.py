@@ -13,6 +13,7 @@ def features(contract: Contract) -> dict[str, IdFeature | IdListFeature]:
         name: feature
         for name, feature in contract.features.items()
         if isinstance(feature, IdFeature | IdListFeature)
+        and not (isinstance(feature, IdListFeature) and feature.is_age)
         and feature.share is None
         and feature.hash_buckets is None
     }

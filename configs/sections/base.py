@@ -41,11 +41,12 @@ class Frozen(BaseModel):
     def _refuse_unknown_keys(cls, values: Any) -> Any:
         """Name the unknown key and the known keys; pydantic's own message does not."""
         if isinstance(values, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
             for key in values:
-                if key not in cls.model_fields:
+                if key not in known:
                     context = {
                         "key": str(key),
-                        "known": ", ".join(sorted(cls.model_fields)),
+                        "known": ", ".join(sorted(known)),
                         "value": f"{values[key]!r:.60}",
                     }
                     raise PydanticCustomError("unknown_key", "unknown key {key}", context)

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
 
@@ -13,6 +13,9 @@ Source = Literal["log", "users", "items"]
 
 NAME = r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"
 """Names of features and tasks; no double underscore: signatures use it for companions."""
+
+ENTRY_NAME = NAME.removesuffix("$") + r"(__[a-z][a-z0-9]*(_[a-z0-9]+)*)?$"
+"""Names of features, and of lists beside a history: `recent__event`."""
 
 PRESENT, LENGTH = "__present", "__length"
 """Suffixes of the companion inputs that say which rows of an input hold a value, and how long
@@ -25,8 +28,14 @@ ID_HASH = "__hash"
 """Suffix of the encoded array that holds the hash of the user's raw id; no signature has it."""
 
 
+AGE_EDGES = tuple(2**k for k in range(31))
+"""Seconds from 1 to 2^30 (34 years): edges of the buckets of an entry's age."""
+
+
 class History(Frozen):
     """The user's last items, strictly before the impression, oldest first."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     events: tuple[str, ...] = Field(min_length=1)
     """Event types that count (event rows), or feedback columns with a value above zero (impression
@@ -35,6 +44,9 @@ class History(Frozen):
     """How many items to keep."""
     within: Duration | None = None
     """Only events at most so long before; all earlier ones where absent."""
+    with_: tuple[str, ...] = Field((), alias="with")
+    """What the model reads of each entry beside its item: `event` (its type), `age` (how long
+    before the impression), and id features of the item, such as `topic`, as of the event."""
 
 
 class Count(Frozen):
@@ -205,6 +217,15 @@ class IdFeature(Frozen):
     """Use the vocabulary and the embedding of this feature."""
 
 
+class Entry(Frozen):
+    """Says that a list stands beside a history, entry by entry; see `History.with_`."""
+
+    of: str
+    """The history's feature."""
+    what: str
+    """`event`, `age`, or the feature of the item."""
+
+
 class IdListFeature(Frozen):
     """A list of categorical values, embedded and pooled: tags, or a history of items."""
 
@@ -230,6 +251,13 @@ class IdListFeature(Frozen):
     oov_buckets: int = Field(1, ge=1)
     hash_buckets: int | None = Field(None, ge=1)
     share: str | None = None
+    entry: Entry | None = None
+    """Set in lists that the contract makes of `history.with`."""
+
+    @property
+    def is_age(self) -> bool:
+        """Whether the values are ages in seconds, which are embedded by bucket."""
+        return self.entry is not None and self.entry.what == "age"
 
     @property
     def as_list(self) -> "IdListFeature":

@@ -81,6 +81,8 @@ class Tabulator:
                 self.categories.append(name)
             elif isinstance(feature, NumberFeature):
                 self.columns.append(name)
+            elif isinstance(feature, IdListFeature) and feature.entry is not None:
+                self.left_out.append(name)
             elif isinstance(feature, IdListFeature):
                 self.columns.append(name + LENGTH)
                 if _holds_candidates(contract, name):
@@ -108,6 +110,8 @@ class Tabulator:
                     found |= self._codes(name, _ids(part, name, feature.dtype))
                 elif isinstance(feature, NumberFeature):
                     found[name] = _numbers(part, name)
+                elif name in self.left_out:
+                    continue
                 elif isinstance(feature, IdListFeature):
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
                     if name + MATCH in self.columns:

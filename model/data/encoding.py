@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multigate.configs.contract import (
+    AGE_EDGES,
     ID_HASH,
     LENGTH,
     MATCH,
@@ -56,6 +57,8 @@ class Encoder:
                                                      `Contract.matches`, where all features are
                                                      encoded.  Raw ids are compared: ids outside
                                                      the vocabulary share codes.
+                   Of a history's `with`: `<list>__event`, `<list>__age` (0 missing; else 1 + the
+                   number of `AGE_EDGES` <= seconds), `<list>__topic`, each as an id_list
         text       as an id_list, of its n-grams; see `model.data.ngrams`
         number     name           float32 (B,)       0 where missing under `indicator`
                    name           int32 (B,)         under `scale: buckets`; 0 missing, else 1 +
@@ -184,6 +187,8 @@ class Encoder:
         Features that share a vocabulary use the table of its owner.
         """
         feature = self.contract.features[self.contract.vocabulary_of(name)]
+        if isinstance(feature, IdListFeature) and feature.is_age:
+            return 2 + len(AGE_EDGES)
         if isinstance(feature, IdFeature | IdListFeature | TextFeature):
             if feature.hash_buckets is not None:
                 return 1 + feature.hash_buckets
@@ -344,6 +349,10 @@ class Encoder:
         owner = self.contract.vocabulary_of(name)
         feature = self.contract.features[owner]
         assert isinstance(feature, IdFeature | IdListFeature | TextFeature)
+        if isinstance(feature, IdListFeature) and feature.is_age:
+            ages = np.asarray(values.fill_null(0))
+            buckets = 1 + np.searchsorted(np.array(AGE_EDGES), ages, side="right")
+            return np.where(np.asarray(values.is_valid()), buckets, 0).astype(np.int32)
         if feature.hash_buckets is not None:
             return 1 + _hash_distinct(values, feature.hash_buckets)
         found = pc.index_in(values, value_set=self.vocabularies[owner])
@@ -417,6 +426,7 @@ def keeps_vocabulary(contract: Contract, name: str) -> bool:
     feature = contract.features[name]
     return (
         isinstance(feature, IdFeature | IdListFeature)
+        and not (isinstance(feature, IdListFeature) and feature.is_age)
         and feature.share is None
         and feature.hash_buckets is None
     )

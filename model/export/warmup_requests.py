@@ -9,7 +9,7 @@ import pyarrow as pa
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from multigate.configs.contract import Contract, NumberFeature, VectorFeature
+from multigate.configs.contract import Contract, IdListFeature, NumberFeature, VectorFeature
 from multigate.configs.files import write_json
 from multigate.model.data.raw import Raw, as_json, feature_of, raw_values, take
 from multigate.model.export.example_signatures import CLASSIFY, REGRESS
@@ -118,6 +118,8 @@ def _example(contract: Contract, table: pa.Table, row: int) -> tf.train.Example:
         if value is None:
             continue
         values, held = value if isinstance(value, list) else [value], made.features.feature[name]
+        if isinstance(feature, IdListFeature) and feature.entry is not None:
+            values = ["" if v is None else v for v in values]  # each belongs to its entry
         if isinstance(feature, NumberFeature | VectorFeature):
             held.float_list.value.extend(float(v) for v in values if np.isfinite(v))
         elif feature.dtype == "string":

@@ -46,6 +46,8 @@ class Embedder(keras.layers.Layer):
     attention` the pooled rows depend on the candidate; then the length is a part of its own,
     `<list>__length`.  The candidate is the item's first id that shares the list's vocabulary, or,
     without one, the mean of the item's first such list.
+    Lists of a history's `with` have no part of their own: their rows are added to those of the
+    history's entries.
 
     Args:
         contract: names, kinds and order of the features.
@@ -79,9 +81,13 @@ class Embedder(keras.layers.Layer):
             initializer = keras.initializers.RandomUniform(
                 -0.05, 0.05, seed=derive_seed(seed, "embedding", owner)
             )
+            feature = self.features[owner]
+            like = owner  # whose width the table has
+            if isinstance(feature, IdListFeature) and feature.entry is not None:
+                like = contract.vocabulary_of(feature.entry.of)
             self.tables[owner] = keras.layers.Embedding(
                 rows[owner],
-                config.embedding_dims.get(owner, config.embedding_dim),
+                config.embedding_dims.get(like, config.embedding_dim),
                 embeddings_initializer=initializer,
                 name=f"embedding_{owner}",
             )
@@ -111,9 +117,14 @@ class Embedder(keras.layers.Layer):
         self.sequences: dict[str, SequenceEncoder] = {}
         """By list."""
         matches = contract.matches()
+        self.entries: dict[str, list[str]] = {}
+        """Lists of `with`, by history."""
         for name, feature in self.features.items():
-            self.widths[name] = self._width(name)
-            self.of[name] = "item" if feature.side == "item" else "user"
+            if isinstance(feature, IdListFeature) and feature.entry is not None:
+                self.entries.setdefault(feature.entry.of, []).append(name)
+            else:
+                self.widths[name] = self._width(name)
+                self.of[name] = "item" if feature.side == "item" else "user"
             if isinstance(feature, IdListFeature) and feature.pooling == "sequence":
                 self.sequences[name] = SequenceEncoder(
                     self.tables[self.owners[name]].output_dim,
@@ -182,7 +193,7 @@ class Embedder(keras.layers.Layer):
         if name in self.attentions:
             return [self.attend(name, encoded, encoded, tables)]
         if isinstance(feature, IdListFeature | TextFeature):
-            rows = tables[self.owners[name]](value)  # (B, L, d)
+            rows = self._rows(name, encoded, tables)  # (B, L, d)
             if name in self.sequences:
                 part = self.sequences[name](rows, value != 0)
             else:
@@ -218,13 +229,28 @@ class Embedder(keras.layers.Layer):
         Returns:
             (N, d).
         """
-        look_up = (self.tables if tables is None else tables)[self.owners[name]]
+        tables = self.tables if tables is None else tables
+        look_up = tables[self.owners[name]]
         ids = items[self.candidates[name]]
         candidates = look_up(ids)
         if len(ids.shape) == 2:
             candidates = self._pool(candidates, ids, "mean")
-        entries = lists[name]
-        return self.attentions[name](look_up(entries), entries != 0, candidates, user_index)
+        rows = self._rows(name, lists, tables)
+        return self.attentions[name](rows, lists[name] != 0, candidates, user_index)
+
+    def _rows(
+        self,
+        name: str,
+        encoded: Mapping[str, Tensor],
+        tables: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> Tensor:
+        """Rows (B, L, d) of a list's entries: of the id, and of what else is known of the entry."""
+        rows = tables[self.owners[name]](encoded[name])
+        for other in self.entries.get(name, ()):
+            codes = encoded[other]
+            known = keras.ops.cast(codes != 0, rows.dtype)[..., None]
+            rows = rows + known * tables[self.owners[other]](codes)
+        return rows
 
     def _column(self, values: Tensor) -> Tensor:
         """Numbers (B,) as a column (B, 1)."""

@@ -135,7 +135,7 @@ def _value(name: str, value: Any) -> Any:
         return message
     if isinstance(value, Mapping):
         raise ServingError(f"{name}: expected a value or a list, received {value!r}")
-    values = _sequence(name, value)
+    values = _entries(name, value)
     kind = _kind(name, values)
     getattr(message, kind).SetInParent()
     with naming(name):
@@ -154,7 +154,7 @@ def _column(name: str, given: Any) -> Any:
         single = next((value for value in known if isinstance(value, str | Real)), None)
         if single is not None:
             raise ServingError(f"{name}: expected lists only, received {single!r} among them")
-        lists = [[] if value is None else _sequence(name, value) for value in values]
+        lists = [[] if value is None else _entries(name, value) for value in values]
         message.lengths.extend(map(len, lists))
         flat = [one for part in lists for one in part]
         if flat:
@@ -163,6 +163,14 @@ def _column(name: str, given: Any) -> Any:
     filler: Any = "" if known and isinstance(known[0], str) else 0
     _pack(name, message, [filler if value is None else value for value in values])
     return message
+
+
+def _entries(name: str, value: Any) -> list[Any]:
+    """A list's values; None among texts is an empty text, which is a missing value."""
+    values = _sequence(name, value)
+    if None in values and all(one is None or isinstance(one, str) for one in values):
+        return [one or "" for one in values]
+    return values
 
 
 def _sequence(name: str, values: Any) -> list[Any]:

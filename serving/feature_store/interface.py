@@ -114,7 +114,7 @@ def pad_lists(flat: np.ndarray, lengths: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def to_column(feature: Any, values: Sequence[Any]) -> Column:
-    """A column from Python values.  None is missing; lists must not hold None or empty texts."""
+    """A column from Python values.  None is missing; lists hold no None."""
     dtype = value_dtype(feature)
     present = np.fromiter((value is not None for value in values), bool, len(values))
     if isinstance(feature, IdListFeature):

@@ -1,9 +1,9 @@
 """A feature store as a request sees it: as of now, and with what unknown ids have.
 
-Counters, rates and histories stay as of the cut-off.  Times `since` an event grow with the clock,
-as they would in the pipeline if nothing new happened.  An id that is not in the log had no events
-and no labels: as in the pipeline, its counts are 0, its rates are their priors, and its other
-features are missing.
+Counters, rates and histories stay as of the cut-off.  Times `since` an event and the ages of a
+history's entries grow with the clock, as they would in the pipeline if nothing new happened.  An id
+that is not in the log had no events and no labels: as in the pipeline, its counts are 0, its rates
+are their priors, and its other features are missing.
 """
 
 import time
@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from multigate.configs.contract import Contract, NumberFeature
+from multigate.configs.contract import Contract, IdListFeature, NumberFeature
 from multigate.serving.feature_store.crosses import Crosses
 from multigate.serving.feature_store.interface import (
     Column,
@@ -51,6 +51,11 @@ class OnlineFeatures:
             for name, feature in contract.features.items()
             if isinstance(feature, NumberFeature) and feature.since is not None
         }
+        self._ages = [
+            name
+            for name, feature in contract.features.items()
+            if isinstance(feature, IdListFeature) and feature.is_age
+        ]
         self._counted = [
             name
             for name, feature in contract.features.items()
@@ -81,6 +86,11 @@ class OnlineFeatures:
             name: advance(answer.columns[name], passed, within)
             for name, within in self._advancing.items()
             if name in answer.columns
+        }
+        advanced |= {
+            name: replace(column, values=column.values + int(passed))
+            for name in self._ages
+            if (column := answer.columns.get(name)) is not None
         }
         return replace(answer, columns={**answer.columns, **advanced})
 

@@ -133,7 +133,12 @@ def _write(
 
 
 def _value(feature: Any, value: Any) -> Any:
-    """A value as JSON: empty texts are missing, lists keep only what the model reads."""
+    """A value as JSON: empty texts are missing, lists keep only what the model reads.
+
+    What is known of a history's entries keeps its place, as an empty text where it is missing.
+    """
+    if isinstance(feature, IdListFeature) and feature.entry is not None:
+        return ["" if one is None else one for one in value or ()][-feature.max_length :]
     if isinstance(feature, IdListFeature):
         return [one for one in value or () if one not in (None, "")][-feature.max_length :]
     nan = isinstance(value, float) and math.isnan(value)

@@ -92,6 +92,8 @@ def read_source(folder: ExamplesFolder, source: str) -> pa.Table:
 def last_values(feature: IdListFeature, lists: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """The values of lists that a model reads: the last ones, without nulls and empty texts.
 
+    What is known of a history's entries keeps its nulls, so that it stays beside them.
+
     Returns:
         The values end to end, and (R + 1,) int64: where each row's values begin and end.
     """
@@ -100,7 +102,9 @@ def last_values(feature: IdListFeature, lists: pa.Array) -> tuple[pa.Array, np.n
     flat = pc.list_flatten(lists)
     row_of = np.repeat(np.arange(len(lists)), counts)
     kept = np.asarray(flat.is_valid())
-    if feature.dtype == "string":
+    if feature.entry is not None:  # each value belongs to an entry of the history
+        kept = np.ones(len(flat), bool)
+    elif feature.dtype == "string":
         kept &= np.asarray(pc.not_equal(flat, "").fill_null(False))
     counts = np.bincount(row_of[kept], minlength=len(lists))
     place = np.zeros(len(flat), np.int64)

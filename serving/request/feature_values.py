@@ -45,6 +45,8 @@ class FeatureReader:
         self._dtype = value_dtype(feature)
         self._is_list = isinstance(feature, IdListFeature)
         self._is_vector = isinstance(feature, VectorFeature)
+        # What is known of a history's entries stays beside them, as an empty text where missing.
+        self._keeps_empty = self._is_list and feature.entry is not None
         self._companion = ""
         if self._is_list:
             self._companion = name + LENGTH
@@ -197,12 +199,12 @@ class FeatureReader:
             rows == 1
             and 0 < len(flat) <= max_length
             and not present
-            and not (text and b"" in plain)
+            and (self._keeps_empty or not (text and b"" in plain))
         ):
             return Column(flat[None, :], is_present, np.array([len(flat)]))
         row_of = np.repeat(np.arange(rows), lengths)
         kept = is_present[row_of]
-        if text:
+        if text and not self._keeps_empty:
             kept &= np.fromiter(map(bool, plain), bool, len(flat))
         flat, row_of = flat[kept], row_of[kept]
         counts = np.bincount(row_of, minlength=rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import PRESENT, Contract, Side
+from multigate.configs.contract import LENGTH, PRESENT, Contract, Side
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
 from multigate.serving.core.status import InvalidRequestError, StoreError
 from multigate.serving.feature_store.interface import (
@@ -95,6 +95,11 @@ class RequestReader:
         crosses = contract.crosses()
         self._crosses = set(crosses)
         self._categories = {str(rule.category) for rule in crosses.values()}
+        self._entries = {
+            name: lists
+            for name in contract.features
+            if (lists := contract.entries_of(name).values())
+        }
         self._stored = {side: list(stored_features(contract, side)) for side in _SIDES}
         self._weights = np.array(
             [[task.score_weight for task in contract.tasks.values()]], np.float32
@@ -243,7 +248,27 @@ class RequestReader:
                 else:
                     column = reader.absent(count)
                 inputs |= reader.inputs(column, missing)
+        if "user" in sides:
+            self._check_entries(inputs, given)
         return FeatureInputs(inputs, missing, from_store, found.problem, categories)
+
+    def _check_entries(self, inputs: Arrays, given: Mapping[str, Any]) -> None:
+        """What is sent of a history's entries must be of the history that is sent."""
+        for name, lists in self._entries.items():
+            for other in lists:
+                if other not in given:
+                    continue
+                if name not in given:
+                    raise InvalidRequestError(
+                        f"feature {other!r}: expected feature {name!r} with it, whose entries it "
+                        "describes; send both or neither"
+                    )
+                expected, received = inputs[name + LENGTH][0], inputs[other + LENGTH][0]
+                if received not in (0, expected):
+                    raise InvalidRequestError(
+                        f"feature {other!r}: expected {expected} values, one for each entry of "
+                        f"{name!r}, received {received}"
+                    )
 
     def _given_categories(
         self, sides: Sequence[Side], given: Mapping[str, Any], rows: int
@@ -286,6 +311,9 @@ class RequestReader:
             [name for name in self._stored[side] if side in sides and name not in given]
             for side in ("user", "item")
         )
+        # What the store knows of a history's entries is of its own history.
+        sent = {other for name, lists in self._entries.items() if name in given for other in lists}
+        of_user = [name for name in of_user if name not in sent]
         known = inputs.get(contract.user + PRESENT)
         user = None
         if (of_user or self._crosses.intersection(of_items)) and (known is None or known[0]):

@@ -52,6 +52,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "liked_tags": {"kind": "id_list", "side": "user", "share": "tags", "max_length": 6},
     "plans": {"kind": "id_list", "side": "context", "share": "shop"},
+    "seen": {
+        "kind": "id_list",
+        "side": "user",
+        "dtype": "int",
+        "share": "item_id",
+        "history": {"events": ("click",), "last": 4, "with": ("event", "age", "shop")},
+        "max_length": 4,
+    },
     "price": {"kind": "number", "side": "item"},
     "views": {"kind": "number", "side": "item", "transform": "log1p", "missing": "indicator"},
     "age": {
@@ -128,7 +136,7 @@ def encoder() -> Encoder:
             rows={},
         ),
         {"item_id": pa.array(INTS)}
-        | dict.fromkeys(("user_id", "region", "plan", "shop", "tags"), words),
+        | dict.fromkeys(("user_id", "region", "plan", "shop", "tags", "seen__event"), words),
     )
 
 
@@ -200,11 +208,13 @@ def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     graph = GraphEncoder(encoder)
     lists = list(contract.matches())
-    assert lists == ["recent", "liked_tags", "plans"]
+    assert lists == ["recent", "liked_tags", "plans", "seen", "seen__shop"]
 
     @tf.function(autograph=False)
     def encode(raw: dict[str, Any]) -> dict[str, Any]:
-        prints = fingerprints(contract, raw, [n for n in names if "id" in FEATURES[n]["kind"]])
+        prints = fingerprints(
+            contract, raw, [n for n in names if "id" in contract.features[n].kind]
+        )
         return graph(raw, names) | matches(contract, prints, lists, None)
 
     raw = raw_values(encoder, table, rng)

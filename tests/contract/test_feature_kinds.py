@@ -1,11 +1,13 @@
-"""Texts and vectors from the raw log to the served scores: each stage holds the same."""
+"""Texts, vectors and entries of histories, from the raw log to the served scores."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -21,14 +23,18 @@ from multigate.model.evaluation.scored import score_checkpoint
 from multigate.model.training import train
 from multigate.pipeline import audit, job
 from multigate.pipeline.tfrecord import serialise
+from multigate.serving.client.packing import rank_request
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.core.status import InvalidRequestError
 from multigate.serving.feature_store.interface import FeatureQuery, stored_features
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
+from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.rpc.server import Server
 
-START = 1_750_000_000
+START, ROWS = 1_750_000_000, 900
+CUT_OFF = START + 600 * ROWS
 CONTRACT: dict[str, Any] = {
     "user": "user_id",
     "item": "item_id",
@@ -60,6 +66,14 @@ CONTRACT: dict[str, Any] = {
             "missing": "indicator",
             "project": 3,
         },
+        "topic": {"kind": "id", "side": "item", "source": "items", "missing": "indicator"},
+        "recent": {
+            "kind": "id_list",
+            "side": "user",
+            "share": "item_id",
+            "history": {"events": ["save", "click"], "last": 5, "with": ["event", "age", "topic"]},
+            "max_length": 5,
+        },
         "sound": {"kind": "vector", "side": "item", "size": 3, "missing": "default"},
         "search": {"kind": "text", "side": "context", "ngrams": 1, "hash_buckets": 32},
         "place": {"kind": "vector", "side": "context", "size": 2, "scale": "none"},
@@ -75,7 +89,7 @@ CONTRACT: dict[str, Any] = {
 TITLES = ["Old news", "O São João de Évora", "東京 NEWS", "Big, big NEWS! 🎉", "", "news: old"]
 
 
-def make_config(**changes: Any) -> Config:
+def make_config(cut_off: int = CUT_OFF, **changes: Any) -> Config:
     values = {
         "name": "kinds",
         "contract": CONTRACT,
@@ -90,6 +104,8 @@ def make_config(**changes: Any) -> Config:
             "users": {"files": ["users.csv"], "key": "user_id", "format": {"type": "csv"}},
             "items": {"files": ["items.parquet"], "key": "item_id", "format": {"type": "parquet"}},
             "split": {"by": "time", "validation": 0.2, "test": 0.2},
+            "cut_off": datetime.fromtimestamp(cut_off, UTC).isoformat(),
+            "hold_back": False,
         },
         "model": {
             "embedding_dim": 4,
@@ -103,21 +119,25 @@ def make_config(**changes: Any) -> Config:
     return parse(Config, values | changes, "kinds.yaml")
 
 
-def write_logs(folder: Path, rows: int = 900) -> None:
-    """A log with texts and vectors in JSON, CSV (as text) and Parquet (of fixed size)."""
+def write_logs(folder: Path, rows: int = ROWS) -> None:
+    """A log with texts and vectors in JSON, CSV (as text) and Parquet (of fixed size).
+
+    At the cut-off every user sees one more item.
+    """
     rng = np.random.default_rng(5)
     folder.mkdir()
     users, items = [f"u{n}" for n in range(30)], [f"i{n}" for n in range(24)]
     sounds = rng.normal(3, 2, (24, 3)).astype(np.float32).tolist()
     sounds[5] = None
     with (folder / "log.jsonl").open("w") as file:
-        for at in range(rows):
+        for at in range(rows + 30):
             item = int(rng.integers(24))
             row = {
-                "time": START + at * 600,
-                "user_id": users[rng.integers(30)],
+                "time": START + at * 600 if at < rows else CUT_OFF,
+                "user_id": users[rng.integers(30) if at < rows else at - rows],
                 "item_id": items[item],
                 "click": int(rng.random() < (0.7 if item % 3 else 0.2)),
+                "save": int(rng.random() < 0.2),
                 "search": rng.choice(["café", "CAFÉ preto", "tea ☕", ""]).item(),
                 "place": rng.normal(size=2).round(3).tolist(),
                 "sound": sounds[item],
@@ -133,6 +153,7 @@ def write_logs(folder: Path, rows: int = 900) -> None:
     table = pl.DataFrame(
         {
             "item_id": items,
+            "topic": [None if n % 6 == 2 else f"t{n % 4}" for n in range(24)],
             "title": [TITLES[n % 6] for n in range(24)],
             "cover": pl.Series(covers, dtype=pl.List(pl.Float32)).list.to_array(6),
         }
@@ -160,8 +181,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def rows(run: Run) -> Any:
-    return pq.read_table(run.examples / "test").slice(0, 60)
+def rows(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Examples at the cut-off, which the snapshot is of: those of a run of one second more."""
+    folder = tmp_path_factory.mktemp("probes") / "examples"
+    job.run(make_config(CUT_OFF + 1), run.logs, folder)
+    table = pq.read_table(folder / "test")
+    found = table.filter(pc.field("meta/time") == datetime.fromtimestamp(CUT_OFF, UTC))
+    assert found.num_rows == 30
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -258,9 +285,14 @@ def test_the_store_and_a_call_give_the_rows_features(
         query = FeatureQuery(row["user_id"].encode(), names["user"], ids, names["item"])
         for name, column in store.read(query).columns.items():
             (value,) = column.values.tolist()
+            if column.lengths is not None:
+                plain = [v.decode() if isinstance(v, bytes) else v for v in value]
+                value = [v or None if v == "" else v for v in plain[: column.lengths[0]]]
             value = value.decode() if isinstance(value, bytes) else value
             assert (value if column.present[0] else None) == row[name], name
-    options = ServerOptions(model_name="kinds", model_base_path=run.version.parent, port=0)
+    options = ServerOptions(
+        model_name="kinds", model_base_path=run.version.parent, port=0, feature_clock="cut_off"
+    )
     with Server(options) as server, RankClient(f"127.0.0.1:{server.port}", timeout=60) as client:
         for at, row in enumerate(rows.to_pylist()[:12]):
             context = {"search": row["search"], "place": row["place"]}
@@ -278,8 +310,8 @@ def test_the_store_and_a_call_give_the_rows_features(
                 columns={n: [row[n], None] for n in names["item"]},
             )
             for ranked in (by_id, told):
-                scores = {item["item_id"]: item["tasks"]["click"] for item in ranked}
-                assert scores[row["item_id"]] == pytest.approx(float(expected[at]), rel=1e-4)
+                scores = {item["index"]: item["tasks"]["click"] for item in ranked}
+                assert scores[0] == pytest.approx(float(expected[at]), rel=1e-4)
         wrong = {
             "expected a vector of 2 finite numbers, received 3 numbers in row 0": [1.0, 2.0, 3.0],
             "expected a vector of 2 finite numbers, received nan in row 0": [1.0, float("nan")],
@@ -294,6 +326,104 @@ def test_the_store_and_a_call_give_the_rows_features(
                     context={"search": "tea", "place": place},
                     item_ids=["i1"],
                 )
+
+
+def test_a_call_describes_the_entries_of_the_history_that_it_sends(run: Run) -> None:
+    contract = run.config.contract
+    schema = FrozenContract.read(run.examples / "contract.json").schema_fingerprint
+    store = OnlineFeatures(
+        contract, Snapshot(run.version / "assets.extra/snapshot", contract, schema), clock=None
+    )
+    reader = RequestReader(contract, 100, store)
+
+    def read(**user: Any) -> Any:
+        context = {"place": [0.0, 1.0]}
+        request = rank_request(None, {"user_id": "u1"} | user, context, ["i1"], {})
+        return reader.read(request)
+
+    stored = read()
+    assert stored.inputs["recent__length"] == stored.inputs["recent__age__length"] == [5]
+    assert stored.from_store["recent__event"] == 1
+    # What the store knows is of its own history, and not of the one that is sent.
+    sent = read(recent=["i3", "i4"])
+    assert sent.inputs["recent__length"] == [2]
+    assert sent.inputs["recent__event__length"] == [0]
+    assert "recent__event" not in sent.from_store
+    whole = read(recent=["i3", "i4"], recent__event=["click", None], recent__age=[70, 5])
+    assert whole.inputs["recent__event"].tolist() == [[b"click", b""]]
+    assert whole.inputs["recent__age"].tolist() == [[70, 5]]
+    with pytest.raises(
+        InvalidRequestError,
+        match="'recent__age': expected 2 values, one for each entry of 'recent', received 1",
+    ):
+        read(recent=["i3", "i4"], recent__age=[70])
+    with pytest.raises(InvalidRequestError, match="'recent__age': expected feature 'recent' with"):
+        read(recent__age=[70])
+
+
+def test_ages_grow_with_the_clock(run: Run) -> None:
+    contract = run.config.contract
+    schema = FrozenContract.read(run.examples / "contract.json").schema_fingerprint
+    snapshot = Snapshot(run.version / "assets.extra/snapshot", contract, schema)
+    query = FeatureQuery(b"u1", ["recent__age", "recent"], np.empty(0, object), [])
+    then = OnlineFeatures(contract, snapshot, clock=None).read(query).columns
+    later = OnlineFeatures(contract, snapshot, clock=lambda: CUT_OFF + 7200.9).read(query).columns
+    assert (then["recent__age"].values[0] > 0).all()
+    np.testing.assert_array_equal(later["recent__age"].values, then["recent__age"].values + 7200)
+    np.testing.assert_array_equal(later["recent"].values, then["recent"].values)
+
+
+def test_metamorphic_histories(run: Run, rows: Any, signatures: Any, expected: np.ndarray) -> None:
+    """Each thing that is known of an entry changes the score; another second does not."""
+    contract = run.config.contract
+    raw = raw_values(contract, rows, features(contract))
+    full = raw["recent__length"] == 5
+    assert full.sum() > 10
+    changes = {
+        "recent__event": np.where(raw["recent__event"] == "click", "save", "click").astype(object),
+        "recent__age": raw["recent__age"] * 64,
+        "recent__topic": np.full_like(raw["recent__topic"], "t1"),
+    }
+    for name, values in changes.items():
+        found = signatures["serving_default"](**tensors(raw | {name: values}))["click"].numpy()
+        assert (found != expected)[full].all(), name
+    # Ages are of powers of two: 600 and 601 seconds are in one bucket.
+    ages = raw["recent__age"] + (raw["recent__age"] > 0)
+    found = signatures["serving_default"](**tensors(raw | {"recent__age": ages}))["click"]
+    np.testing.assert_array_equal(found, expected)
+    # The order of entries changes nothing if all that is known of them moves along.
+    turned = dict(raw)
+    for name in ("recent", *changes):
+        turned[name] = raw[name].copy()
+        turned[name][full] = raw[name][full][:, ::-1]
+    found = signatures["serving_default"](**tensors(turned))["click"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_examples_entries_are_those_of_a_loop(run: Run) -> None:
+    """Plain loops over the log: what the audit checks too, written once more."""
+    log = [json.loads(line) for line in (run.logs / "log.jsonl").read_text().splitlines()]
+    topics = dict(pl.read_parquet(run.logs / "items.parquet").select("item_id", "topic").rows())
+    examples = pl.read_parquet(run.examples / "test")
+    assert len(examples) > 100
+    kinds = set()
+    for row in examples.to_dicts():
+        now = row["meta/time"].timestamp()
+        past = []
+        for event in log:
+            known = event["time"] + 600
+            if event["user_id"] == row["user_id"] and known < now:
+                kind = "save" if event["save"] else "click" if event["click"] else None
+                if kind is not None:
+                    past.append(
+                        (event["item_id"], kind, int(now - known), topics[event["item_id"]])
+                    )
+        lists = zip(*past[-5:], strict=True) if past else [()] * 4
+        names = ["recent", "recent__event", "recent__age", "recent__topic"]
+        for name, values in zip(names, lists, strict=True):
+            assert (row[name] or []) == list(values), name
+        kinds |= {kind for _, kind, _, _ in past}
+    assert kinds == {"save", "click"}
 
 
 def test_metamorphic_texts(run: Run, rows: Any, signatures: Any, expected: np.ndarray) -> None:

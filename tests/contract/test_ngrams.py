@@ -87,6 +87,15 @@ def test_random_texts_agree(seed: int) -> None:
     assert graph_ngrams(feature, texts) == [ngrams.ngrams(feature, text) for text in texts]
 
 
+@pytest.mark.parametrize("texts", [[], [""], ["", "..."]])
+def test_a_call_without_a_word(texts: list[str]) -> None:
+    feature = TextFeature(kind="text", side="item")
+    frozen = tf.function(lambda given: ngram_lists(feature, given))
+    values, lengths = frozen(tf.constant(texts, tf.string))
+    assert values.shape[0] == len(texts)
+    assert not lengths.numpy().any()
+
+
 def test_bytes_that_are_no_utf_8_do_not_stop_a_call() -> None:
     feature = TextFeature(kind="text", side="item")
     values, lengths = ngram_lists(feature, tf.constant([b"ab\xff cd", b"ok"]))

@@ -13,6 +13,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 from multigate.configs.contract import (
+    AGE_EDGES,
     LENGTH,
     PRESENT,
     Contract,
@@ -180,6 +181,11 @@ class GraphEncoder:
         """Codes of ids, int32; 0 for empty text."""
         owner = self._contract.vocabulary_of(name)
         feature: Any = self._contract.features[owner]
+        if isinstance(feature, IdListFeature) and feature.is_age:
+            # Not `tf.searchsorted`, which fails where there is no value.
+            edges = tf.constant([AGE_EDGES], tf.int64)
+            at = tf.raw_ops.UpperBound(sorted_inputs=edges, values=tf.reshape(values, [1, -1]))
+            return 1 + tf.reshape(at, tf.shape(values))
         if feature.hash_buckets is not None:
             codes = 1 + hash_ids(values, feature.hash_buckets)
             return tf.where(values == "", 0, codes) if values.dtype == tf.string else codes

@@ -28,7 +28,8 @@ def _folded(texts: Tensor) -> Tensor:
     starts, shifts, alone = _runs()
     points = tf.strings.unicode_decode(texts, "UTF-8")  # (N, .); invalid bytes become U+FFFD
     flat = points.flat_values
-    run = tf.searchsorted(tf.constant(starts), flat, side="right") - 1
+    # Not `tf.searchsorted`, which fails where there is no character.
+    run = tf.raw_ops.UpperBound(sorted_inputs=tf.constant(starts[None]), values=flat[None])[0] - 1
     shift = tf.gather(tf.constant(shifts), run)
     flat = tf.where(shift == _SEPARATES, BLANK, flat + shift)
     # A word of its own gets a blank on either side: it takes three places.
