@@ -97,6 +97,12 @@ class Config(Frozen):
                     )
         for name in self.model.embedding_dims:
             self._check_embedding(name)
+        if self.model.cross is not None and self.export.items == "precomputed":
+            raise contradiction(
+                "export.items: expected none or features, received precomputed: model.cross joins "
+                "user and item before the first layers, so that no part of these depends on the "
+                "item alone"
+            )
         monitors = (*MONITORS, *self.contract.tasks)
         if self.train.monitor not in monitors:
             raise contradiction(

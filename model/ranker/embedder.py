@@ -120,6 +120,21 @@ class Embedder(keras.layers.Layer):
             if self.lists.match and name in matches:
                 self.widths[name + MATCH] = 1
                 self.of[name + MATCH] = "pair"
+
+        self.rescaled: dict[str, Any] = {}
+        """By standardised number, scale and shift (2,): the model reads scale * number + shift.  A
+        warm start sets them, where what follows cannot adapt to other statistics (cross layers)."""
+        if config.cross is not None:
+            for name, feature in self.features.items():
+                if isinstance(feature, NumberFeature) and feature.scale == "standardise":
+                    self.rescaled[name] = self.add_weight(
+                        shape=(2,),
+                        initializer=lambda shape, dtype=None: keras.ops.convert_to_tensor(
+                            [1.0, 0.0], dtype
+                        ),
+                        trainable=False,
+                        name=f"rescaled_{name}",
+                    )
         self.built = True
 
     def parts_of(self, *of: Of) -> list[str]:
@@ -173,6 +188,11 @@ class Embedder(keras.layers.Layer):
             part = tables[self.owners[name]](value)  # (B, d)
         else:
             part = self._column(value)
+            if name in self.rescaled:
+                scale, shift = self.rescaled[name][0], self.rescaled[name][1]
+                if _has_indicator(feature):
+                    shift = shift * self._column(encoded[name + PRESENT])
+                part = part * scale + shift
         if self._has_length(feature):
             return [part, self._column(encoded[name + LENGTH])]
         return [part, self._column(encoded[name + PRESENT])] if _has_indicator(feature) else [part]

@@ -12,7 +12,8 @@ What is carried over, and how:
     numbers             (x - mean) / std has a new mean and std.  With old = scale * new + shift, in
                         every first layer that reads the number its row of the kernel is multiplied
                         by scale, and row * shift is added to the bias, or to the row of the
-                        number's indicator if missing values have one
+                        number's indicator if missing values have one.  Before cross layers, which
+                        multiply numbers, the number itself becomes scale * new + shift
     regression labels   the same, in the last layer of the towers
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
@@ -188,7 +189,11 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             old, new = before.features[name], after.features[name]
             scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
             indicator = column + 1 if feature.missing == "indicator" else None
-            if (scale, shift) != (1.0, 0.0):
+            rescaled = ranker.embedder.rescaled.get(name)
+            if rescaled is not None:
+                before_scale, before_shift = weights.to_numpy(rescaled)
+                rescaled.assign([before_scale * scale, before_scale * shift + before_shift])
+            elif (scale, shift) != (1.0, 0.0):
                 for kernel, bias in _input_maps(ranker):
                     _rescale(kernel, bias, column, indicator, scale, shift)
         column += width
@@ -212,7 +217,7 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .), and bias (.,) or None, of every layer that reads the embedder's output."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the mixture's input."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
     experts = [(layer.kernel, layer.bias) for layer in layers]
     return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
