@@ -149,6 +149,23 @@ class Embedder(keras.layers.Layer):
             if self.lists.match and name in matches:
                 self.widths[name + MATCH] = 1
                 self.of[name + MATCH] = "pair"
+        self.rescaled: dict[str, Any] = {}
+        """By standardised number or vector, scale and shift (2, size): the model reads scale *
+        value + shift.  A warm start sets them, where what follows cannot adapt to other statistics
+        (cross layers)."""
+        if config.cross is not None:
+            for name, feature in self.features.items():
+                if (
+                    isinstance(feature, NumberFeature | VectorFeature)
+                    and feature.scale == "standardise"
+                ):
+                    size = feature.size if isinstance(feature, VectorFeature) else 1
+                    self.rescaled[name] = self.add_weight(
+                        shape=(2, size),
+                        initializer=_unchanged,
+                        trainable=False,
+                        name=f"rescaled_{name}",
+                    )
         self.built = True
 
     def parts_of(self, *of: Of) -> list[str]:
@@ -200,11 +217,15 @@ class Embedder(keras.layers.Layer):
                 part = self._pool(rows, value, feature.pooling)
         elif name in self.owners:
             part = tables[self.owners[name]](value)  # (B, d)
-        elif isinstance(feature, VectorFeature):
-            part = keras.ops.cast(value, self.compute_dtype)
-            part = self.projections[name](part) if name in self.projections else part
         else:
-            part = self._column(value)
+            vector = isinstance(feature, VectorFeature)
+            part = keras.ops.cast(value, self.compute_dtype) if vector else self._column(value)
+            if name in self.rescaled:
+                scale, shift = self.rescaled[name][0], self.rescaled[name][1]
+                if _has_indicator(feature):
+                    shift = shift * self._column(encoded[name + PRESENT])
+                part = part * scale + shift
+            part = self.projections[name](part) if name in self.projections else part
         if self._has_length(feature):
             return [part, self._column(encoded[name + LENGTH])]
         return [part, self._column(encoded[name + PRESENT])] if _has_indicator(feature) else [part]
@@ -280,6 +301,11 @@ class Embedder(keras.layers.Layer):
             and isinstance(feature, IdListFeature | TextFeature)
             and feature.pooling != "attention"
         )
+
+
+def _unchanged(shape: tuple[int, int], dtype: Any = None) -> Tensor:
+    """Scale 1 and shift 0."""
+    return keras.ops.stack([keras.ops.ones(shape[1], dtype), keras.ops.zeros(shape[1], dtype)])
 
 
 def _candidate(contract: Contract, shared: list[str]) -> str:

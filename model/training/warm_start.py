@@ -12,7 +12,8 @@ What is carried over, and how:
     numbers             (x - mean) / std has a new mean and std.  With old = scale * new + shift, in
                         every first layer that reads the number its row of the kernel is multiplied
                         by scale, and row * shift is added to the bias, or to the row of the
-                        number's indicator if missing values have one
+                        number's indicator if missing values have one.  Before cross layers, which
+                        multiply numbers, the number itself becomes scale * new + shift
     vectors             the same, place by place; where the vector is projected, its projection is
                          multiplied instead
     regression labels   the same, in the last layer of the towers, as the task's head says
@@ -35,7 +36,7 @@ from multigate.configs.contract import (
     VectorFeature,
 )
 from multigate.configs.errors import ModelError
-from multigate.configs.statistics import Statistics, VectorStatistics
+from multigate.configs.statistics import NumberStatistics, Statistics, VectorStatistics
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.gates.parts.schedule import ScheduledGate
@@ -188,19 +189,13 @@ def _move_rows(
 
 def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> None:
     """Adapt the layers that read or make standardised numbers to the new means and deviations."""
-    widths = ranker.embedder.widths
     column = 0
-    for name, width in widths.items():
+    for name, width in ranker.embedder.widths.items():
         feature = ranker.embedder.features.get(name)
         if isinstance(feature, NumberFeature) and feature.scale == "standardise":
-            old, new = before.features[name], after.features[name]
-            scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
-            indicator = column + 1 if feature.missing == "indicator" else None
-            if (scale, shift) != (1.0, 0.0):
-                for kernel, bias in _input_maps(ranker):
-                    _rescale(kernel, bias, column, indicator, scale, shift)
+            _restandardise_input(ranker, name, column, before.features[name], after.features[name])
         if isinstance(feature, VectorFeature) and feature.scale == "standardise":
-            _restandardise_vector(ranker, name, column, before.vectors[name], after.vectors[name])
+            _restandardise_input(ranker, name, column, before.vectors[name], after.vectors[name])
         column += width
     for t, (name, task) in enumerate(ranker.contract.tasks.items()):
         if task.type != "regression":
@@ -222,10 +217,14 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             ranker.position_tower.table.embeddings.assign(table)
 
 
-def _restandardise_vector(
-    ranker: Ranker, name: str, column: int, old: VectorStatistics, new: VectorStatistics
+def _restandardise_input(
+    ranker: Ranker,
+    name: str,
+    column: int,
+    old: NumberStatistics | VectorStatistics,
+    new: NumberStatistics | VectorStatistics,
 ) -> None:
-    """Adapt the projection, or every layer that reads the vector, to new means and deviations.
+    """Adapt what reads a number or a vector to new means and deviations.
 
     Args:
         ranker: to change.
@@ -234,27 +233,30 @@ def _restandardise_vector(
         old: the checkpoint's statistics.
         new: those of the examples to train on.
     """
-    scale = np.asarray(new.std) / np.asarray(old.std)
-    shift = (np.asarray(new.mean) - np.asarray(old.mean)) / np.asarray(old.std)
     embedder = ranker.embedder
-    width = embedder.widths[name]
-    indicator = None
-    if embedder.features[name].missing == "indicator":
-        width -= 1
-        indicator = column + width
+    scale = np.atleast_1d(new.std) / np.atleast_1d(old.std)
+    shift = (np.atleast_1d(new.mean) - np.atleast_1d(old.mean)) / np.atleast_1d(old.std)
+    if (scale == 1).all() and (shift == 0).all():
+        return
+    if name in embedder.rescaled:
+        before_scale, before_shift = weights.to_numpy(embedder.rescaled[name])
+        embedder.rescaled[name].assign([before_scale * scale, before_scale * shift + before_shift])
+        return
     projection = embedder.projections.get(name)
     if projection is not None:  # x @ P with x = scale * x' + shift
         values = weights.to_numpy(projection.kernel)
-        shift = shift @ values
         projection.kernel.assign(values * scale[:, None])
-        scale = np.ones(width)
+        shift = shift @ values
+        scale = np.ones(len(shift))
+    width = len(shift)
+    indicator = column + width if embedder.features[name].missing == "indicator" else None
     for kernel, bias in _input_maps(ranker):
         for place in range(width):
             _rescale(kernel, bias, column + place, indicator, scale[place], shift[place])
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .), and bias (.,) or None, of every layer that reads the embedder's output."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the mixture's input."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
     experts = [(layer.kernel, layer.bias) for layer in layers]
     return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]
