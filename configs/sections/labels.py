@@ -177,6 +177,11 @@ def check_tasks(tasks: dict[str, Task]) -> None:
                 f"task {name!r}: given is for binary tasks; the task's type is regression; use "
                 "when, which masks its label"
             )
+        if task.given is not None and isinstance(tasks[task.given].label, ImpressionLabel):
+            raise contradiction(
+                f"task {name!r}: given: the label {task.given!r} of every logged impression is 1 "
+                "(rule impression), so that it tells nothing about them; remove given"
+            )
         if task.given is not None and task.when is not None:
             raise contradiction(
                 f"task {name!r}: given learns from all impressions, and when masks those where "

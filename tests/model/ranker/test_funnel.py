@@ -90,6 +90,10 @@ def test_chains_multiply_up(tiny: Any) -> None:
         ({"like": {"given": "buy"}}, "given: expected the name of another binary task"),
         ({"dwell": {"given": "like", "when": None}}, "given is for binary tasks"),
         ({"like": {"given": "click", "when": "click"}}, "given learns from all impressions"),
+        (
+            {"share": {"label": {"rule": "impression"}}, "like": {"given": "share"}},
+            "the label 'share' of every logged impression is 1",
+        ),
     ],
 )
 def test_wrong_funnels_are_refused(tiny: Any, given: Any, message: str) -> None:

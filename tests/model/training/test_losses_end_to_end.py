@@ -1,7 +1,10 @@
 """A funnel and every loss through training, warm start, export and the served graph."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from multigate.model.data.raw import raw_values
 from multigate.model.evaluation.evaluate import Predictions
 from multigate.model.export.export import export
 from multigate.model.training import train
+from multigate.model.training.progress import Display
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +115,90 @@ def test_another_loss_needs_no_new_examples(heads: Any, tmp_path: Path) -> None:
     assert weights.read(tmp_path / "c" / "weights.h5")
 
 
-@pytest.mark.parametrize("memory", [4.0, 0.0])
-def test_ranking_recency_and_balance_train_together(
-    heads: Any, tmp_path: Path, memory: float
-) -> None:
+def everything(heads: Any, **train_options: Any) -> Any:
+    """The configuration of `heads` with every option of this file."""
     model = heads.make_config().model.model_dump(mode="json") | {"task_weighting": "balanced"}
-    options = {"epochs": 3, "batch_size": 64, "learning_rate": 0.02, "memory": memory}
-    config = heads.make_config(model=model, train=options | heads.everything)
-    for name in ("c", "again"):
-        train.train(config, heads.examples, tmp_path / name, progress=False)
-    epochs = checkpoint.read_history(tmp_path / "c")
-    assert epochs[-1]["ranking"] < epochs[0]["ranking"]
+    options = {"epochs": 2, "batch_size": 8, "learning_rate": 0.02, "save_every": 10}
+    return heads.make_config(model=model, train=options | heads.everything | train_options)
+
+
+@pytest.mark.parametrize("memory", [4.0, 0.0])
+def test_an_interrupted_training_goes_on_to_the_same_weights(
+    heads: Any, tmp_path: Path, memory: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = everything(heads, memory=memory)
+    train.train(config, heads.examples, tmp_path / "whole", progress=False)
+    advance, calls = Display.advance, []
+
+    def count(display: Display, step: int, loss: float) -> None:
+        advance(display, step, loss)
+        calls.append(step)
+        if len(calls) == 2:  # within the first epoch: TensorFlow comes back every 16 steps
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "advance", count)
+    with pytest.raises(KeyboardInterrupt):
+        train.train(config, heads.examples, tmp_path / "c", progress=False)
+    result = train.train(config, heads.examples, tmp_path / "c", progress=False, resume=True)
+    assert result["resumed"]["step"] > 0
+    first, last = checkpoint.read_history(tmp_path / "c")
+    assert last["ranking"] < first["ranking"]
     assert "ranking" not in checkpoint.read_history(heads.checkpoint)[0]
-    first, second = (
-        weights.copy(checkpoint.load(tmp_path / name).ranker) for name in ("c", "again")
+    one, other = (weights.copy(checkpoint.load(tmp_path / name).ranker) for name in ("whole", "c"))
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+JAX = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
+from multigate.model import backend
+from multigate.model.checkpoints import checkpoint
+from multigate.model.data.examples import read_split
+from multigate.model.training import train
+
+config, examples, out, logits = sys.argv[1:]
+assert backend.name() == "jax"
+config = parse(Config, json.loads(Path(config).read_text()), config)
+train.train(config, Path(examples), Path(out), progress=False)
+ranker, encoder, _, _ = checkpoint.load(Path(out))
+rows = read_split(Path(examples), "test", encoder)
+np.savez(logits, **{k: np.asarray(z) for k, z in ranker.infer(rows.features).logits.items()})
+"""
+
+
+@pytest.mark.slow
+def test_jax_trains_every_loss_and_scores_the_same_on_tensorflow(
+    tiny: Any, heads: Any, tmp_path: Path
+) -> None:
+    # Splits of few batches: JAX compiles every batch shape anew, which takes seconds.
+    tiny.write_examples(tmp_path / "examples", tiny.config, rows=100)
+    heads.add_labels(tmp_path / "examples")
+    config = everything(heads, batch_size=30)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    names = ("config.json", "examples", "checkpoint", "logits.npz")
+    done = subprocess.run(
+        [sys.executable, "-c", JAX, *(str(tmp_path / name) for name in names)],
+        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
     )
-    for name, values in first.items():
-        np.testing.assert_array_equal(values, second[name], err_msg=name)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, last = checkpoint.read_history(tmp_path / "checkpoint")
+    assert last["loss"] < first["loss"]
+    assert np.isfinite(last["ranking"])
+    loaded = checkpoint.load(tmp_path / "checkpoint")
+    rows = examples.read_split(tmp_path / "examples", "test", loaded.encoder)
+    found = loaded.ranker.forward(rows.features).logits
+    with np.load(tmp_path / "logits.npz") as expected:
+        for task, z in found.items():
+            np.testing.assert_allclose(np.asarray(z), expected[task], rtol=1e-4, atol=1e-5)
+    # The first epoch on TensorFlow begins at the same weights and sees the same rows.
+    train.train(config, tmp_path / "examples", tmp_path / "tf", progress=False)
+    again = checkpoint.read_history(tmp_path / "tf")[0]
+    assert again["ranking"] == pytest.approx(first["ranking"], rel=0.2)
