@@ -109,6 +109,12 @@ class Config(Frozen):
                 "train.ranking: needs a binary task, whose positive rows are to be ranked above "
                 "the others of their request; the contract has none"
             )
+        if self.model.cross is not None and self.export.items == "precomputed":
+            raise contradiction(
+                "export.items: expected none or features, received precomputed: model.cross joins "
+                "user and item before the first layers, so that no part of these depends on the "
+                "item alone"
+            )
         monitors = (*MONITORS, *self.contract.tasks)
         if self.train.monitor not in monitors:
             raise contradiction(

@@ -10,6 +10,19 @@ from multigate.configs.sections.gates import GateConfig, Hierarchical, Softmax
 Width = Annotated[int, Field(ge=1)]
 
 
+class Cross(Frozen):
+    """Products of the features before experts and gates (DCN-v2); see `model.ranker.cross`.
+
+    They join user and item, so that the exported graph computes the experts' and gates' first
+    layers for each candidate, with no part of them once per user.
+    """
+
+    layers: int = Field(2, ge=1)
+    """With l layers, products of up to l + 1 features."""
+    rank: int = Field(32, ge=1)
+    """Of each layer's kernel: the cost is proportional to it."""
+
+
 class Experts(Frozen):
     """The experts, stacks of dense layers: those that all tasks share, and each task's own."""
 
@@ -90,6 +103,8 @@ class ModelConfig(Frozen):
     lists: Lists = Lists()
     wide: Wide | None = Wide()
     """null: no wide term."""
+    cross: Cross | None = None
+    """null: no cross layers."""
     experts: Experts = Experts()
     gate: GateConfig = Softmax(name="softmax")
     """The gate of every task."""
@@ -161,8 +176,9 @@ class TrainConfig(Frozen):
     """Whether the gates' schedules start over when training starts from a checkpoint. Otherwise
     they go on, so that a converged gate stays as it is."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay (AdamW): at each step the kernels of poolings, experts and towers
-    lose this share, times the learning rate. Biases, embeddings and gates do not decay."""
+    """Decoupled weight decay (AdamW): at each step the kernels of poolings, cross layers,
+    experts and towers lose this share, times the learning rate. Biases, embeddings and gates do
+    not decay."""
     clip_norm: float | None = Field(10.0, gt=0)
     """Largest norm of the gradient of all weights together; null does not clip."""
     ema: float | None = Field(None, gt=0, lt=1)

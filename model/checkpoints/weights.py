@@ -4,6 +4,7 @@
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
     uncertainty/<variable>  wide/<feature>                  attention/<list>/<variable>
     sequence/<list>/<variable>                              own/<task>/<number>/...
+    numbers/<feature>       cross/<variable>
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
 
@@ -36,6 +37,8 @@ def variables(ranker: Ranker) -> dict[str, Any]:
             named[f"wide/{name}"] = table.embeddings
     for name, projection in ranker.embedder.projections.items():
         named[f"projections/{name}"] = projection.kernel
+    for name, variable in ranker.embedder.rescaled.items():
+        named[f"numbers/{name}"] = variable
     for name, layer in _layers(ranker):
         for index, variable in enumerate(layer.weights):
             # Not the variable's path: Keras numbers layers by all that the process has made.
@@ -114,6 +117,8 @@ def _layers(ranker: Ranker) -> Iterator[tuple[str, keras.layers.Layer]]:
         yield f"attention/{name}", attention
     for name, sequence in ranker.embedder.sequences.items():
         yield f"sequence/{name}", sequence
+    if ranker.cross is not None:
+        yield "cross", ranker.cross
     names = {
         number: f"own/{task}/{place}"
         for task, numbers in ranker.own_experts().items()

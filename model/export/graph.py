@@ -13,6 +13,7 @@ from multigate.model.data.padding import Padding
 from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.example_signatures import example_signatures, set_methods
+from multigate.model.export.frozen.cross import FrozenCross
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.frozen.matches import fingerprints, matches
@@ -97,6 +98,10 @@ class ServingGraph:
         user_width = int((of_column == "user").sum())
         wide = {} if ranker.wide is None else ranker.wide.weights_of(self.contract.features)
         self._wide = {name: tf.Variable(value, trainable=False) for name, value in wide.items()}
+        self._cross = None
+        if ranker.cross is not None:
+            self._cross = FrozenCross(ranker.cross, columns, user_width)
+            user_width = 0  # of the mixture's input: every column depends on the item
         self.mixture = FrozenMixture(
             ranker.mixture,
             list(self.contract.tasks),
@@ -234,7 +239,7 @@ class ServingGraph:
         if known:
             halves = Halves(user_half, rows, user_index, pair)
         else:
-            halves = Halves(user_half, item_half(), user_index)
+            halves = self._crossed(Halves(user_half, item_half(), user_index))
         ids = None
         if any(gate.reads_ids for gate in self._ranker.mixture.gates):
             ids = self._encode.id_hash(self.contract.user, raw)
@@ -246,6 +251,14 @@ class ServingGraph:
 
         known_items = items([name for name in self._wide if name in self.item_names])
         return _Inputs(halves, gate_input, ids, self._wide_term(users, known_items, user_index))
+
+    def _crossed(self, halves: Halves) -> Halves:
+        """What cross layers make of the input: whole rows, none of them once per user."""
+        if self._cross is None:
+            return halves
+        with tf.name_scope("cross"):
+            whole = self._cross(halves)  # (N, D)
+        return Halves(whole[:, :0], whole, None)
 
     def _check_rows(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         """Refuse a call with fewer users than items: a single user would meet every item."""

@@ -133,7 +133,7 @@ def check_parity(
 
 def changes_experts(ranker: Ranker, encoded: Encoded) -> np.ndarray:
     """Whether each row's experts change if the gates' input changes by `MARGIN`, (N,) bool."""
-    x = _numpy(ranker.embedder(encoded))
+    x = _numpy(ranker.mixture_input(encoded))
     rng = np.random.default_rng(0)
     ids = ranker.ids(encoded)
     changed = np.zeros(len(x), bool)

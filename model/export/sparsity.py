@@ -26,7 +26,8 @@ class Flops(TypedDict):
 
     Products of matrices count 2 per multiplication; look-ups, sums over lists and activations do
     not count.  Poolings with layers count: target attention for each candidate, a sequence encoder
-    for each user, both for a list of `max_length`.
+    for each user, both for a list of `max_length`.  Cross layers count for each candidate, apart
+    from the user half of their first product.
 
     Attributes:
         dense: every expert on every row, as the same weights would run without selection.
@@ -34,7 +35,8 @@ class Flops(TypedDict):
         rank: the same through `rank`, where the user half of the experts' first layer and of the
             gates is computed once per user (`flops_per_user`).
         minimum: the item half and later layers of the selected experts, the towers, and what
-            target attention computes for each candidate, with the routing and the user given.
+            target attention and cross layers compute for each candidate, with the routing and the
+            user given.
     """
 
     dense: int
@@ -115,7 +117,7 @@ def report(
         for variable in tower.trainable_weights
         if len(variable.shape) == 2
     )
-    of_user, of_pair = _pooling(ranker)
+    of_user, of_pair = _before_mixture(ranker)
     return {
         "mode": mixture.mode,
         "dense": mixture.mode == "dense",
@@ -147,10 +149,13 @@ def report(
     }
 
 
-def _pooling(ranker: Ranker) -> tuple[int, int]:
-    """Operations of poolings with layers: for each user, and for each candidate."""
+def _before_mixture(ranker: Ranker) -> tuple[int, int]:
+    """Operations of poolings and cross layers: for each user, and for each candidate."""
     embedder = ranker.embedder
     of_user, of_pair = 0, 0
+    if ranker.cross is not None:
+        parts = embedder.parts_of("user")
+        of_user, of_pair = ranker.cross.operations(sum(embedder.widths[name] for name in parts))
     for name, attention in embedder.attentions.items():
         once, each = attention.operations(_length(ranker, name))
         of_user, of_pair = of_user + once, of_pair + each

@@ -138,6 +138,19 @@ class Embedder(keras.layers.Layer):
             if self.lists.match and name in matches:
                 self.widths[name + MATCH] = 1
                 self.of[name + MATCH] = "pair"
+        self.rescaled: dict[str, Any] = {}
+        """By standardised number or vector of w columns, scale and shift (2, w): the model reads
+        scale * value + shift.  A warm start sets them where the layers that follow cannot adapt to
+        other statistics, before cross layers; else there are none."""
+        for name, feature in self.features.items():
+            if config.cross is None or not isinstance(feature, NumberFeature | VectorFeature):
+                continue
+            if feature.scale == "standardise":
+                width = self.widths[name] - _has_indicator(feature)
+                self.rescaled[name] = self.add_weight(
+                    shape=(2, width), trainable=False, name=f"rescaled_{name}"
+                )
+                self.rescaled[name].assign([[1.0] * width, [0.0] * width])
         self.built = True
 
     def parts_of(self, *of: Of) -> list[str]:
@@ -194,6 +207,11 @@ class Embedder(keras.layers.Layer):
             part = self.projections[name](part) if name in self.projections else part
         else:
             part = self._column(value)
+        if name in self.rescaled:
+            scale, shift = self.rescaled[name][0], self.rescaled[name][1]  # (w,)
+            if _has_indicator(feature):
+                shift = shift * self._column(encoded[name + PRESENT])  # (B, w)
+            part = part * scale + shift
         if self._has_length(feature):
             return [part, self._column(encoded[name + LENGTH])]
         return [part, self._column(encoded[name + PRESENT])] if _has_indicator(feature) else [part]

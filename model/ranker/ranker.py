@@ -21,6 +21,7 @@ from multigate.model.moe.mixture import Mixed, Mixture
 from multigate.model.moe.own import choices, own_experts
 from multigate.model.ranker import funnel
 from multigate.model.ranker.balance import balanced
+from multigate.model.ranker.cross import Cross
 from multigate.model.ranker.embedder import Embedder
 from multigate.model.ranker.heads import make_heads
 from multigate.model.ranker.id_dropout import IdDropout
@@ -114,13 +115,23 @@ class Ranker(keras.Model):
             self.wide_penalty = config.wide.penalty
         self.embedder = Embedder(contract, config, rows, seed, name="embedder")
         self.config = config
+        width = sum(self.embedder.widths.values())
+        self.cross = None
+        if config.cross is not None:
+            self.cross = Cross(
+                width,
+                config.cross.layers,
+                config.cross.rank,
+                derive_seed(seed, "cross"),
+                name="cross",
+            )
         self.mixture = Mixture(
             _make_experts(config, contract, seed, precision),
             [_make_gate(config, task, seed) for task in contract.tasks],
             choices(config.experts.count, config.experts.own, len(contract.tasks)),
             name="mixture",
         )
-        self.mixture.build((None, sum(self.embedder.widths.values())))
+        self.mixture.build((None, width))
         self.mixture.built = True
         self.heads = make_heads(contract, statistics)
         self.towers = {
@@ -172,8 +183,13 @@ class Ranker(keras.Model):
         return {task: own_experts(shared, own, t) for t, task in enumerate(self.contract.tasks)}
 
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
-        """The experts' and gates' input (B, d), or its columns of some features, see `Embedder`."""
+        """The embedder's output (B, d), or its columns of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
+
+    def mixture_input(self, encoded: Mapping[str, Tensor]) -> Tensor:
+        """The experts' and gates' input (B, D)."""
+        x = self.embed(encoded)
+        return x if self.cross is None else self.cross(x)
 
     def ids(self, encoded: Mapping[str, Tensor]) -> Tensor | None:
         """The users' hashed ids (B,), for gates that route by id; None where they are absent."""
@@ -189,7 +205,7 @@ class Ranker(keras.Model):
             training: whether dropout and the gates' noise are on.
             positions: whether to use the position tower; the same as `training` if None.
         """
-        mixed = self.mixture(self.embed(encoded), ids=self.ids(encoded), training=training)
+        mixed = self.mixture(self.mixture_input(encoded), ids=self.ids(encoded), training=training)
         representations = mixed.outputs
         if training and self.balances:
             weights = [task.weight for task in self.contract.tasks.values()]

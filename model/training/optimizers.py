@@ -206,14 +206,15 @@ def _scaled(gradient: Any, scale: Tensor) -> Any:
 
 
 def decayed_variables(ranker: Ranker) -> list[Any]:
-    """The variables that weight decay shrinks: the kernels of poolings, experts and towers.
+    """The variables that weight decay shrinks: the kernels of all layers but gates.
 
     Not biases, which fit base rates.  Not tables: a decay at every step would shrink rare rows,
     which get few gradients, the most.  Not gates: they have regularisers of their own, and smaller
     kernels would make a gate softer while it is to become sparse.
     """
     poolings = [*ranker.embedder.attentions.values(), *ranker.embedder.sequences.values()]
-    layers = [*poolings, *ranker.mixture.experts, *ranker.towers.values()]
+    crosses = [] if ranker.cross is None else [ranker.cross]
+    layers = [*poolings, *crosses, *ranker.mixture.experts, *ranker.towers.values()]
     return [
         variable
         for layer in layers

@@ -15,6 +15,8 @@ What is carried over, and how:
                         number's indicator if missing values have one
     vectors             the same, place by place; where the vector is projected, its projection is
                          multiplied instead
+    before cross layers  numbers and vectors are rescaled themselves (`Embedder.rescaled`), because
+                         a product of two of them cannot be adapted in a kernel
     regression labels   the same, in the last layer of the towers, as the task's head says
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
@@ -22,6 +24,7 @@ So known ids keep the scores that the checkpoint gives them, until the first ste
 moments start at zero: a checkpoint does not hold them.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -197,8 +200,7 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             scale, shift = new.std / old.std, (new.mean - old.mean) / old.std
             indicator = column + 1 if feature.missing == "indicator" else None
             if (scale, shift) != (1.0, 0.0):
-                for kernel, bias in _input_maps(ranker):
-                    _rescale(kernel, bias, column, indicator, scale, shift)
+                _rescale_columns(ranker, name, column, indicator, [scale], [shift])
         if isinstance(feature, VectorFeature) and feature.scale == "standardise":
             _restandardise_vector(ranker, name, column, before.vectors[name], after.vectors[name])
         column += width
@@ -248,13 +250,39 @@ def _restandardise_vector(
         shift = shift @ values
         projection.kernel.assign(values * scale[:, None])
         scale = np.ones(width)
+    _rescale_columns(ranker, name, column, indicator, scale, shift)
+
+
+def _rescale_columns(
+    ranker: Ranker,
+    name: str,
+    column: int,
+    indicator: int | None,
+    scale: Sequence[float],
+    shift: Sequence[float],
+) -> None:
+    """Keep what a ranker computes when columns become (column - shift) / scale.
+
+    Args:
+        ranker: to change.
+        name: of the feature with these columns.
+        column: the first of them.
+        indicator: column that is 1 where there is a value, if there is one.
+        scale: of each column.
+        shift: of each column.
+    """
+    rescaled = ranker.embedder.rescaled.get(name)
+    if rescaled is not None:
+        old_scale, old_shift = weights.to_numpy(rescaled)
+        rescaled.assign([old_scale * scale, old_scale * shift + old_shift])
+        return
     for kernel, bias in _input_maps(ranker):
-        for place in range(width):
+        for place in range(len(scale)):
             _rescale(kernel, bias, column + place, indicator, scale[place], shift[place])
 
 
 def _input_maps(ranker: Ranker) -> list[tuple[Any, Any]]:
-    """Kernel (D, .), and bias (.,) or None, of every layer that reads the embedder's output."""
+    """Kernel (D, .), and bias (.,) or None, of every layer that reads the mixture's input."""
     layers = [expert.stack[0] for expert in ranker.mixture.experts]
     experts = [(layer.kernel, layer.bias) for layer in layers]
     return experts + [pair for gate in ranker.mixture.gates for pair in gate.linear_maps()]

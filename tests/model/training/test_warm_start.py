@@ -139,6 +139,28 @@ def test_poolings_with_weights_are_carried_over(
         np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
 
 
+def test_cross_layers_read_numbers_as_before(tiny: Any, grown: Path, tmp_path: Path) -> None:
+    """A product of a number cannot be made up for by other kernels, so that its unit stays."""
+    config = tiny.make_config(
+        model=MODEL | {"cross": {"layers": 2, "rank": 4}},
+        train=tiny.config.train.model_dump() | {"epochs": 1},
+    )
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    old, encoder = checkpoint.load(tmp_path / "c").ranker, Encoder.read(grown)
+    new = checkpoint.make_ranker(config.contract, config.model, encoder, seed=8)
+    warm_start.start(new, encoder, tmp_path / "c")
+    statistics = Encoder.read(tiny.examples).statistics.features["length"]
+    scale, shift = weights.copy(new)["numbers/length"][:, 0]
+    assert scale == pytest.approx(2.0 / statistics.std)
+    assert shift == pytest.approx((3.5 - statistics.mean) / statistics.std)
+    raw = pl.read_parquet(tiny.examples / "test" / "*.parquet")
+    known = raw.filter(~pl.col("user_id").is_in(["u0", "u1"])).to_arrow()
+    expected = scores(tmp_path / "c", known, old, config)
+    found = scores(grown, known, new, config)
+    for task in config.contract.tasks:
+        np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
+
+
 def test_a_checkpoint_that_pools_in_another_way_is_refused(
     tiny: Any, parent: Path, grown: Path
 ) -> None:

@@ -1,0 +1,96 @@
+"""Cross layers in the exported graph: parity, the first product once per user, the refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.model.export.test_graph import Exported
+from tests.model.export.test_own_experts import evaluated_rows
+from tests.model.export.test_poolings import assert_scores_equal, contract_with, matmul_rows
+
+from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.checkpoints import weights
+from multigate.model.export.export import export
+
+MODEL: dict[str, Any] = {"cross": {"layers": 2, "rank": 3}}
+
+
+def make(case: Any, **changes: Any) -> Path:
+    """A checkpoint with cross layers, of weights so small that the products stay finite."""
+    folder = case.checkpoint(**{"model": MODEL} | changes)
+    ranker = checkpoints.load(folder).ranker
+    for variable in ranker.cross.weights:
+        variable.assign(0.2 * variable.value)
+    weights.save(ranker, folder / checkpoints.WEIGHTS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        "topk",
+        pytest.param("comet", marks=pytest.mark.slow),
+        pytest.param("hierarchical", marks=pytest.mark.slow),
+        pytest.param("hash", marks=pytest.mark.slow),
+    ],
+)
+def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> None:
+    options = {"name": gate}
+    if gate == "hierarchical":
+        options |= {"num_groups": 3, "primary": {"name": "topk"}, "secondary": {"name": "topk"}}
+    checkpoint = make(case, model=MODEL | {"gate": options})
+    model = Exported(checkpoint, tmp_path / "m", case.examples)
+    received = model.call("serving_default", model.raw("user", "item", "context"))
+    assert_scores_equal(model, received, model.expected(model.table))
+    for M in (1, 5):
+        raw, table = model.request(np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M)
+        assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+        rows = evaluated_rows(model, raw)
+        assert sum(rows.values()) == model.selected(table)
+
+
+def test_the_first_product_is_computed_once_per_user(case, tmp_path) -> None:
+    model = Exported(make(case), tmp_path / "m", case.examples)
+    raw, _ = model.request(np.arange(5), np.arange(60), np.arange(60) % 5)
+    shapes = matmul_rows(model, raw, "cross")
+    assert sorted(shapes) == sorted([(5, 3), (60, 3), (60, 34), (60, 3), (60, 34)])
+
+
+@pytest.mark.parametrize(
+    ("options", "pooling"),
+    [
+        ({"items": "features"}, "attention"),
+        pytest.param({"xla": [64]}, "mean", marks=pytest.mark.slow),
+        pytest.param({"weights": "int8"}, "sequence", marks=pytest.mark.slow),
+    ],
+)
+def test_every_way_to_export_keeps_parity(
+    case,
+    with_items,
+    tmp_path,
+    served_operations,
+    options,
+    pooling,
+) -> None:
+    more = {"parity_rows": 60, "weights_tolerance": 1.0, "parity_tolerance": 1e-4}
+    checkpoint = make(case, contract=contract_with(pooling), export=options | more)
+    version = export(checkpoint, with_items, tmp_path / "models")
+    report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
+    assert report["parity"]["rows"] == (180 if "items" in options else 120)
+    assert report["parity"]["undecided"] <= 2
+    assert "VarHandleOp" not in served_operations(version)
+
+
+def test_flops_by_hand(case, tmp_path) -> None:
+    checkpoint = make(case, export={"parity_tolerance": 1e-4})
+    version = export(checkpoint, case.examples, tmp_path)
+    report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
+    flops, used = report["flops_per_candidate"], report["experts_per_row"]
+    # D = 34 columns, 25 of them the user's; 6 experts of 10 units, three gates, three towers.
+    cross, once = 2 * 4 * 34 * 3, 2 * 25 * 3
+    routing, towers = 3 * 2 * 34 * 6, 3 * 2 * (10 * 5 + 5)
+    assert flops["sparse"] == round(used * 680) + routing + towers + cross
+    assert flops["rank"] == flops["sparse"] - once
+    assert report["flops_per_user"] == {"rank": once}
