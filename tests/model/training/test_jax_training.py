@@ -52,17 +52,25 @@ else:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
 def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
-    tiny: Any, tmp_path: Path
+    tiny: Any, tmp_path: Path, pooling: str
 ) -> None:
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["features"]["recent"]["pooling"] = pooling
+    experts: Any = {"count": 2, "units": [4]}
+    more: Any = {"experts": experts}
+    if pooling != "mean":
+        more = {"experts": experts | {"own": 1}, "cross": {"layers": 2, "rank": 3}}
     # Splits of one batch each: JAX compiles every batch shape anew, which takes seconds.
     config = tiny.make_config(
+        contract=contract,
         model={
             "embedding_dim": 4,
-            "experts": {"count": 2, "units": [4]},
             "gate": {"name": "moesart", "num_selected": 2},
             "towers": {"units": []},
-        },
+        }
+        | more,
         train={"epochs": 2, "batch_size": 60, "learning_rate": 0.01}
         | {"ema": 0.9, "clip_norm": 0.5, "weight_decay": 0.1},
     )

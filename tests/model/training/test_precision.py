@@ -20,20 +20,28 @@ MODEL = {
 }
 
 
-def make(tiny: Any, precision: str) -> Any:
+def make(tiny: Any, precision: str, pooling: str = "mean", **model: Any) -> Any:
+    contract = tiny.config.contract.model_dump(mode="json")
+    contract["features"]["recent"]["pooling"] = pooling
     options = {"epochs": 6, "batch_size": 32, "learning_rate": 0.01, "precision": precision}
     options |= {"ema": 0.9, "clip_norm": 1.0, "weight_decay": 0.01}
-    return tiny.make_config(model=MODEL, train=options)
+    return tiny.make_config(contract=contract, model=MODEL | model, train=options)
 
 
-def test_gates_and_logits_stay_float32(tiny: Any) -> None:
-    config, encoder = make(tiny, "mixed_bfloat16"), Encoder.read(tiny.examples)
+@pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
+def test_gates_and_logits_stay_float32(tiny: Any, pooling: str) -> None:
+    more: Any = {} if pooling == "mean" else {"cross": {"layers": 2, "rank": 4}}
+    config, encoder = make(tiny, "mixed_bfloat16", pooling, **more), Encoder.read(tiny.examples)
     ranker = checkpoint.make_ranker(
         config.contract, config.model, encoder, seed=1, precision="mixed_bfloat16"
     )
     assert {expert.compute_dtype for expert in ranker.mixture.experts} == {"bfloat16"}
     assert {tower.hidden.compute_dtype for tower in ranker.towers.values()} == {"bfloat16"}
     assert {gate.compute_dtype for gate in ranker.mixture.gates} == {"float32"}
+    before = [*ranker.embedder.attentions.values(), *ranker.embedder.sequences.values()]
+    before += [] if ranker.cross is None else [ranker.cross]
+    assert len(before) == (0 if pooling == "mean" else 2)
+    assert {layer.compute_dtype for layer in before} <= {"float32"}
     assert {variable.dtype for variable in ranker.trainable_variables} == {"float32"}
     rows = read_split(tiny.examples, "test", encoder).features
     forward = ranker.forward(rows, training=True)

@@ -24,7 +24,8 @@ from multigate.verbs.command import main
 # Dropout, sampled experts, a schedule and a moving baseline: all that a step can depend on.
 MODEL = {
     "embedding_dim": 4,
-    "experts": {"count": 4, "units": [6], "dropout": 0.2},
+    "cross": {"layers": 1, "rank": 2},
+    "experts": {"count": 3, "own": 1, "units": [6], "dropout": 0.2},
     "gate": {"name": "moesart", "num_selected": 2},
     "gates": {
         "dwell": {"name": "dselect_k", "num_selected": 2, "gamma_end": 0.1, "gamma_steps": 100},
