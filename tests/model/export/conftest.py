@@ -1,6 +1,7 @@
 """A small examples folder and checkpoints on it, with random weights, made without training."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,6 +196,19 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
         return folder
 
     return Case(root / "examples", checkpoint, make_config)
+
+
+@pytest.fixture(scope="session")
+def with_items(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The case's examples with a snapshot of items, which an item table is made of."""
+    folder = tmp_path_factory.mktemp("poolings") / "examples"
+    shutil.copytree(case.examples, folder)
+    snapshot = ExamplesFolder(folder).snapshot("items")
+    snapshot.mkdir(parents=True)
+    items = list(range(100, 128))
+    prices = pa.array([None if n % 5 == 0 else float(n) for n in items], pa.float32())
+    pq.write_table(pa.table({"item_id": items, "price": prices}), snapshot / "part-0.parquet")
+    return folder
 
 
 @pytest.fixture(scope="session")

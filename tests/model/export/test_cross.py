@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from tests.model.export.test_graph import Exported
 from tests.model.export.test_own_experts import evaluated_rows
-from tests.model.export.test_poolings import (  # noqa: F401: a fixture
-    assert_scores_equal,
-    contract_with,
-    matmul_rows,
-)
+from tests.model.export.test_poolings import assert_scores_equal, contract_with, matmul_rows
 
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
@@ -72,7 +68,7 @@ def test_the_first_product_is_computed_once_per_user(case, tmp_path) -> None:
 )
 def test_every_way_to_export_keeps_parity(
     case,
-    examples,  # noqa: F811: the fixture
+    with_items,
     tmp_path,
     served_operations,
     options,
@@ -80,7 +76,7 @@ def test_every_way_to_export_keeps_parity(
 ) -> None:
     more = {"parity_rows": 60, "weights_tolerance": 1.0, "parity_tolerance": 1e-4}
     checkpoint = make(case, contract=contract_with(pooling), export=options | more)
-    version = export(checkpoint, examples, tmp_path / "models")
+    version = export(checkpoint, with_items, tmp_path / "models")
     report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
     assert report["parity"]["rows"] == (180 if "items" in options else 120)
     assert report["parity"]["undecided"] <= 2

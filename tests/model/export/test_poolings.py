@@ -3,19 +3,14 @@
 import copy
 import json
 import re
-import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from tests.model.export.conftest import CONTRACT
 from tests.model.export.test_graph import Exported
 
-from multigate.configs.files import ExamplesFolder
 from multigate.model.export.export import export
 from multigate.model.export.parity import relative_differences
 
@@ -24,19 +19,6 @@ def contract_with(pooling: str) -> dict[str, Any]:
     contract = copy.deepcopy(CONTRACT)
     contract["features"]["recent"]["pooling"] = pooling
     return contract
-
-
-@pytest.fixture(scope="module")
-def examples(case: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The case's examples with a snapshot of items, which an item table is made of."""
-    folder = tmp_path_factory.mktemp("poolings") / "examples"
-    shutil.copytree(case.examples, folder)
-    snapshot = ExamplesFolder(folder).snapshot("items")
-    snapshot.mkdir(parents=True)
-    items = list(range(100, 128))
-    prices = pa.array([None if n % 5 == 0 else float(n) for n in items], pa.float32())
-    pq.write_table(pa.table({"item_id": items, "price": prices}), snapshot / "part-0.parquet")
-    return folder
 
 
 def assert_scores_equal(model: Exported, received: dict[str, Any], expected: Any) -> None:
@@ -107,14 +89,14 @@ def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
     ],
 )
 def test_every_way_to_export_keeps_parity(
-    case, examples, tmp_path, served_operations, pooling, options, gate
+    case, with_items, tmp_path, served_operations, pooling, options, gate
 ) -> None:
     checkpoint = case.checkpoint(
         contract=contract_with(pooling),
         model={"gate": {"name": gate}},
         export=options | {"parity_rows": 60, "weights_tolerance": 1.0},
     )
-    version = export(checkpoint, examples, tmp_path / "models")
+    version = export(checkpoint, with_items, tmp_path / "models")
     report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
     assert report["parity"]["rows"] == (180 if "items" in options else 120)
     assert report["parity"]["undecided"] <= 2
