@@ -146,7 +146,9 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(
     assert "ranking" not in checkpoint.read_history(heads.checkpoint)[0]
     one, other = (weights.copy(checkpoint.load(tmp_path / name).ranker) for name in ("whole", "c"))
     for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
+        # Not to the bit: the order of some sums depends on how many graphs the process made before.
+        # Rows in another order would differ a thousand times as much.
+        np.testing.assert_allclose(values, other[name], rtol=0, atol=1e-5, err_msg=name)
 
 
 JAX = """
