@@ -145,9 +145,12 @@ def measure(training: pl.DataFrame, contract: Contract) -> dict[str, Moments]:
             log, grid = feature.transform == "log1p", feature.scale == "buckets"
             found[name] = moments(training[name], log=log, grid=grid)
         elif isinstance(feature, VectorFeature) and feature.scale == "standardise":
+            given = training[name].drop_nulls()
+            values = given.explode().to_numpy().reshape(len(given), feature.size)
             for place in range(feature.size):
-                column = training[name].list.get(place, null_on_oob=True)
-                found[_place(name, place)] = moments(column, log=False)
+                measured = moments(pl.Series(values[:, place]), log=False)
+                measured.missing = len(training) - len(given)
+                found[_place(name, place)] = measured
     for name, task in contract.tasks.items():
         found[LABEL + name] = moments(training[LABEL + name], log=task.transform == "log1p")
     return found

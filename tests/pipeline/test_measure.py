@@ -2,14 +2,15 @@
 
 import math
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
 
-from multigate.configs.contract import IdFeature
+from multigate.configs.contract import IdFeature, VectorFeature
 from multigate.configs.sections.pipeline import HashSplit, TimeSplit
-from multigate.pipeline import vocabulary
+from multigate.pipeline import measure, vocabulary
 from multigate.pipeline.hashing import hash_column
 from multigate.pipeline.measure import Moments, moments
 from multigate.pipeline.split import assign, boundaries
@@ -168,3 +169,15 @@ def test_hashes_of_text_are_those_of_plain_python():
     assert hash_column(column).tolist() == expected
     assert hash_column(column[7:90]).tolist() == expected[7:90]
     assert len(set(expected)) == len({text or "" for text in texts})
+
+
+def test_each_place_of_a_vector_is_measured():
+    vectors = [[1.0, 10.0], None, [3.0, 10.0]]
+    table = pl.DataFrame({"v": pl.Series(vectors, dtype=pl.List(pl.Float32))})
+    feature = VectorFeature(kind="vector", side="item", size=2)
+    contract = SimpleNamespace(features={"v": feature}, tasks={})
+    parts = measure.add(measure.measure(table, contract), measure.measure(table[:2], contract))
+    found = measure.statistics(parts, contract, {}, 1.0, {}).vectors["v"]
+    assert (found.count, found.missing) == (3, 2)
+    assert found.mean == pytest.approx((5 / 3, 10.0))
+    assert found.std == pytest.approx((math.sqrt(8 / 9), 1.0))  # never 0
