@@ -114,6 +114,10 @@ def _embed(graph: Graph, embedder: Any) -> str:
             real = graph.node("Cast", graph.node("Not", empty), to=1)  # (N, L) float
             weights = graph.node("Unsqueeze", real, graph.constant(last))  # (N, 1, L)
             total = graph.node("Squeeze", graph.node("MatMul", weights, rows), graph.constant(last))
+            if feature.pooling not in ("mean", "sum"):
+                raise ValueError(
+                    f"feature {name!r}: expected pooling mean or sum, received {feature.pooling}"
+                )
             if feature.pooling == "mean":
                 count = graph.node("ReduceSum", real, graph.constant(last), keepdims=1)
                 one = graph.constant(np.float32(1))

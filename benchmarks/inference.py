@@ -66,14 +66,17 @@ def make_case(
     tasks: int,
     gate: dict[str, Any],
     options: dict[str, Any] = PLAIN,
+    pooling: str | None = None,
 ) -> Any:
-    """A servable with random weights on a preset's features."""
+    """A servable with random weights on a preset's features; `pooling` replaces that of lists."""
     values = load(shape).model_dump(mode="json")
     task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
     values["contract"]["tasks"] = {f"task_{number}": task for number in range(tasks)}
     for feature in values["contract"]["features"].values():
         for kind in ("label_count", "label_rate", "label_mean"):
             feature.pop(kind, None)  # the model sees a number; the labels' tasks are not here
+        if pooling is not None and feature["kind"] == "id_list":
+            feature["pooling"] = pooling
     values["model"] = {
         "embedding_dim": values["model"]["embedding_dim"],
         "experts": {"count": experts, "units": units},

@@ -1,4 +1,4 @@
-"""What match and length of lists and the wide term cost per served call.
+"""What the parts of the model besides experts and gates cost per served call.
 
     python benchmarks/served_cost.py [--seconds S] [--candidates N]
 
@@ -26,7 +26,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
     "all": {},
+    "attention": {},
+    "sequence": {},
+    "cross": {"cross": {}},
 }
+POOLINGS = {"attention": "attention", "sequence": "sequence"}
 
 
 def main() -> None:
@@ -43,8 +47,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         calls, sessions = {}, []
         for name, changes in VARIANTS.items():
+            experts, units = model.experts.count, list(model.experts.units)
             _, encoder, servable = make_case(
-                "deskdrop", model.experts.count, list(model.experts.units), tasks, gate, changes
+                "deskdrop", experts, units, tasks, gate, changes, POOLINGS.get(name)
             )
             servable.save(Path(scratch) / name)
             contract = encoder.contract

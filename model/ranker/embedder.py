@@ -1,4 +1,8 @@
-"""The ranker's first layer: encoded features to one vector per row."""
+"""The ranker's first layer: encoded features to one vector per row.
+
+Keras's `FeatureSpace` was considered: it has no tables that features share, and does not say which
+columns depend on the user, the item or both.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal

@@ -23,6 +23,8 @@ class SequenceEncoder(keras.layers.Layer):
 
     A GRU was considered.  It has about as many weights, but L steps that wait for one another: in
     the exported graph a loop, where this block is a few matrix products.
+    `keras_hub.layers.TransformerDecoder` was considered, too: it computes the output at all L
+    entries.
 
     Axes: B lists, L entries, d columns of an embedding.
 

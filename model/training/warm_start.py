@@ -33,6 +33,7 @@ from multigate.configs.contract import (
     IdFeature,
     IdListFeature,
     NumberFeature,
+    TextFeature,
     VectorFeature,
 )
 from multigate.configs.errors import ModelError
@@ -119,7 +120,7 @@ def start(
 def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
     """Refuse a checkpoint that pools a list in another way: its weights would mean nothing."""
     for name, feature in now.features.items():
-        if isinstance(feature, IdListFeature):
+        if isinstance(feature, IdListFeature | TextFeature):
             old: Any = before.features[name]
             if old.pooling != feature.pooling:
                 raise ModelError(

@@ -19,8 +19,16 @@ LENGTH = 6
 Measure = Callable[..., float]
 
 
-def planted_ranker(pooling: str = "mean", seed: int = 0, **model: Any) -> Ranker:
-    """A ranker of a user's history and an item, with codes 2 .. ITEMS + 1 for known items."""
+def planted_ranker(
+    pooling: str = "mean", features: Mapping[str, Any] | None = None, **model: Any
+) -> Ranker:
+    """A ranker of a user's history and an item, with codes 2 .. ITEMS + 1 for known items.
+
+    Args:
+        pooling: of the history.
+        features: more features.
+        model: options of the model.
+    """
     history = {"events": ["click"], "last": LENGTH}
     recent = {"kind": "id_list", "side": "user", "dtype": "int", "share": "item_id"}
     recent |= {"history": history, "max_length": LENGTH, "pooling": pooling}
@@ -34,6 +42,7 @@ def planted_ranker(pooling: str = "mean", seed: int = 0, **model: Any) -> Ranker
                 "user_id": {"kind": "id", "side": "user"},
                 "item_id": {"kind": "id", "side": "item", "dtype": "int"},
                 "recent": recent,
+                **(features or {}),
             },
             "tasks": {"like": {"group": "satisfaction", "type": "binary", "label": label}},
         },
@@ -63,7 +72,7 @@ def planted_ranker(pooling: str = "mean", seed: int = 0, **model: Any) -> Ranker
         rows={"train": 1, "validation": 1, "test": 1},
     )
     rows = {"user_id": 2, "item_id": ITEMS + 2}
-    return Ranker(config.contract, config.model, rows, statistics, seed)
+    return Ranker(config.contract, config.model, rows, statistics, seed=0)
 
 
 def planted_rows(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:

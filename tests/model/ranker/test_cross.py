@@ -1,5 +1,6 @@
 """Cross layers: DCN-v2's formula, and a product that linear layers cannot learn."""
 
+import itertools
 from typing import Any
 
 import keras
@@ -7,9 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from sklearn.metrics import roc_auc_score
+from tests.model.ranker.conftest import planted_ranker, planted_rows
 
 from multigate.configs.errors import ConfigError
+from multigate.configs.statistics import Statistics, TaskStatistics, VectorStatistics
 from multigate.model.ranker.cross import Cross
+from multigate.model.training import warm_start
 
 D, r = 5, 2
 
@@ -52,6 +56,44 @@ def test_a_product_of_two_features_is_learnt_with_a_layer_only(layers: int) -> N
     model.fit(x[:1000], y[:1000], epochs=30, batch_size=100, verbose=0)
     auc = roc_auc_score(y[1000:], model(x[1000:]).numpy()[:, 0])
     assert (auc > 0.97) if layers else (auc < 0.6)
+
+
+@pytest.mark.parametrize("cross", [None, {"layers": 2, "rank": 3}])
+@pytest.mark.parametrize("project", [None, 2])
+@pytest.mark.parametrize("missing", ["error", "indicator"])
+def test_a_vector_of_other_statistics_counts_as_before(
+    cross: Any, project: int | None, missing: str
+) -> None:
+    face = {"kind": "vector", "side": "item", "size": 3, "project": project, "missing": missing}
+    ranker = planted_ranker(features={"face": face}, cross=cross)
+    rng = np.random.default_rng(0)
+    for variable in ranker.trainable_variables:
+        variable.assign(rng.normal(0, 0.5, variable.shape))
+    rows, present = planted_rows(rng, 20), rng.random(20) < (0.7 if missing == "indicator" else 2)
+    raw = rng.normal(2, 3, (20, 3))
+
+    def logits(statistics: VectorStatistics) -> np.ndarray:
+        x = (raw - np.array(statistics.mean)) / np.array(statistics.std)
+        encoded = rows | {"face": (x * present[:, None]).astype(np.float32)}
+        encoded["face__present"] = present.astype(np.float32)
+        return np.array(ranker(encoded)["like"].numpy())
+
+    counts = {"count": 9, "missing": 0}
+    nights = [
+        VectorStatistics(**counts, mean=(2, 1, 0), std=(3, 2, 1)),
+        VectorStatistics(**counts, mean=(1, 2, 3), std=(1, 4, 2)),
+        VectorStatistics(**counts, mean=(0, -1, 1), std=(2, 2, 5)),
+    ]
+    expected = logits(nights[0])
+    for before, after in itertools.pairwise(nights):  # twice: a change of a change
+        label = {"like": TaskStatistics(count=1, masked=0, mean=0.5, std=0.5)}
+        old, new = (
+            Statistics(features={}, tasks=label, rows={}, vectors={"face": one})
+            for one in (before, after)
+        )
+        warm_start._restandardise(ranker, old, new)
+        assert np.abs(logits(before) - expected).max() > 1e-2
+        np.testing.assert_allclose(logits(after), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_precomputed_items_are_refused(tiny: Any) -> None:

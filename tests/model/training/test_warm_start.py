@@ -172,6 +172,17 @@ def test_a_checkpoint_that_pools_in_another_way_is_refused(
         warm_start.start(ranker, new, parent)
 
 
+def test_a_text_that_is_pooled_in_another_way_is_refused_too(tiny: Any) -> None:
+    contract = tiny.config.contract.model_dump(mode="json")
+    nights = []
+    for pooling in ("mean", "sum"):
+        contract["features"]["title"] = {"kind": "text", "side": "item", "pooling": pooling}
+        nights.append(tiny.make_config(contract=contract).contract)
+    assert nights[0].schema_fingerprint() == nights[1].schema_fingerprint()
+    with pytest.raises(ModelError, match=r"feature 'title': expected pooling: mean.*received pool"):
+        warm_start._check_poolings(Path("parent"), *nights)
+
+
 def test_a_missing_number_keeps_its_product() -> None:
     layer = keras.layers.Dense(3)
     layer.build((None, 4))
