@@ -34,7 +34,7 @@ class Experts(Frozen):
     units: tuple[Width, ...] = Field((64,), min_length=1)
     """Width of each layer; the last is U."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(0.3, ge=0, lt=1)
     """Applied after each layer while training."""
 
 
@@ -163,10 +163,11 @@ class Ranking(Frozen):
 class TrainConfig(Frozen):
     """Training, with early stopping on the validation split."""
 
-    epochs: int = Field(5, ge=1)
-    batch_size: int = Field(512, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    decay: Literal["none", "linear", "cosine"] = "none"
+    epochs: int = Field(8, ge=1)
+    batch_size: int = Field(1024, ge=1)
+    """Rare labels make the steps of small batches noisy."""
+    learning_rate: float = Field(2e-3, gt=0)
+    decay: Literal["none", "linear", "cosine"] = "cosine"
     """How the learning rate falls from the first step of training to the last."""
     decay_to: float = Field(0.0, ge=0, le=1)
     """Share of the learning rate that remains at the end of its decay."""
@@ -181,14 +182,14 @@ class TrainConfig(Frozen):
     not decay."""
     clip_norm: float | None = Field(10.0, gt=0)
     """Largest norm of the gradient of all weights together; null does not clip."""
-    ema: float | None = Field(None, gt=0, lt=1)
+    ema: float | None = Field(0.99, gt=0, lt=1)
     """Decay of averaged weights, such as 0.999: validation measures the average over the latest
     1 / (1 - ema) steps, and the checkpoint holds it. Null keeps the weights of the last step."""
     monitor: str = "quality"
     """What decides which epoch is kept, on the validation split. `quality`: the mean over tasks of
     AUC (binary) and explained variance (regression), each task alike; higher is better. `loss`: the
     weighted loss. Or a task's name: its AUC or explained variance alone."""
-    patience: int = Field(2, ge=1)
+    patience: int = Field(3, ge=1)
     """Epochs without a better value of the monitor after which training stops; the best epoch's
     weights are kept."""
     seed: int = Field(0, ge=0)

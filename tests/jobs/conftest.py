@@ -77,10 +77,16 @@ def settings(candidates: dict[str, Any] | None = None, **run: Any) -> dict[str, 
         },
         "model": {
             "embedding_dim": 8,
-            "experts": {"count": 2, "units": [8]},
+            "experts": {"count": 2, "units": [8], "dropout": 0.0},
             "towers": {"units": []},
         },
-        "train": {"epochs": 3, "batch_size": 64, "learning_rate": 0.02},
+        "train": {
+            "epochs": 3,
+            "batch_size": 64,
+            "learning_rate": 0.02,
+            "decay": "none",
+            "ema": None,
+        },
         "run": run,
     }
 

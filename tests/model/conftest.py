@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -73,11 +74,16 @@ PIPELINE = {
 }
 
 TRAIN = {"epochs": 2, "batch_size": 64, "learning_rate": 0.01, "seed": 3}
+PLAIN = {"batch_size": 512, "learning_rate": 1e-3, "decay": "none", "ema": None, "patience": 2}
+"""Without what smooths training: tests compare single steps."""
 
 
 def make_config(**changes: object) -> Config:
-    """The configuration of the tiny data set; keyword arguments replace whole sections."""
-    values = {
+    """The configuration of the tiny data set; keyword arguments replace whole sections.
+
+    Training is `PLAIN`, and experts have no dropout, where the sections do not say otherwise.
+    """
+    values: dict[str, Any] = {
         "name": "tiny",
         "contract": CONTRACT,
         "pipeline": PIPELINE,
@@ -89,7 +95,11 @@ def make_config(**changes: object) -> Config:
         },
         "train": TRAIN,
     }
-    return parse(Config, values | changes, "tiny.yaml")
+    values |= changes
+    model = dict(values["model"])
+    model["experts"] = {"dropout": 0.0} | dict(model.get("experts", {}))
+    values |= {"train": PLAIN | dict(values["train"]), "model": model}
+    return parse(Config, values, "tiny.yaml")
 
 
 def write_examples(folder: Path, config: Config, rows: int = 500, seed: int = 0) -> None:
