@@ -21,7 +21,7 @@ from typing import Any
 import keras
 
 from multigate.model.gates.parts.base import Routing, Tensor
-from multigate.model.ranker.heads import Head
+from multigate.model.ranker.heads.head import Head
 
 
 def row_losses(head: Head, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

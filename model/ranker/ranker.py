@@ -23,7 +23,6 @@ from multigate.model.ranker import funnel
 from multigate.model.ranker.balance import balanced
 from multigate.model.ranker.cross import Cross
 from multigate.model.ranker.embedder import Embedder
-from multigate.model.ranker.heads import make_heads
 from multigate.model.ranker.id_dropout import IdDropout
 from multigate.model.ranker.loss import (
     Uncertainty,
@@ -32,6 +31,7 @@ from multigate.model.ranker.loss import (
     row_losses,
     task_loss,
 )
+from multigate.model.ranker.make_heads import make_heads
 from multigate.model.ranker.ranking import ranking_term
 from multigate.model.ranker.towers import PositionTower, Tower
 from multigate.model.ranker.wide import Counts, Wide

@@ -15,7 +15,7 @@ from multigate.configs.files import LABEL, ExamplesFolder, write_json
 from multigate.configs.sections.labels import Task
 from multigate.configs.statistics import Statistics
 from multigate.model.ranker import scores
-from multigate.model.ranker.heads import reads_quantiles
+from multigate.model.ranker.make_heads import reads_quantiles
 
 COUNT = 401
 """Quantiles, evenly spaced; the first is the smallest label, the last the largest."""

@@ -23,7 +23,7 @@ import numpy as np
 from multigate.configs.contract import Contract
 from multigate.model import backend
 from multigate.model.data.feeds import Feed
-from multigate.model.ranker.heads import Head
+from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.ranker import Ranker
 
 FEWEST = 10

@@ -44,6 +44,7 @@ model.gates.parts
 model.gates.sampled
 model.gates
 model.moe
+model.ranker.heads
 model.ranker
 model.data
 model.checkpoints

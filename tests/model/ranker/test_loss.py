@@ -10,7 +10,7 @@ import pytest
 from multigate.model.gates.parts.base import Routing
 from multigate.model.gates.sampled.estimators import SampledLoss
 from multigate.model.ranker import loss
-from multigate.model.ranker.heads import Logistic, Squared
+from multigate.model.ranker.heads.location import Logistic, Squared
 from multigate.model.ranker.loss import Uncertainty, masked_mean, regularisation, task_loss
 
 NAN = float("nan")

@@ -10,7 +10,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Examples, read_split, targets
 from multigate.model.data.feeds import MemoryFeed
-from multigate.model.ranker.heads import make_heads
+from multigate.model.ranker.make_heads import make_heads
 from multigate.model.training.validation import auc, explained_variance, validate
 
 

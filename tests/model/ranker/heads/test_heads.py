@@ -11,16 +11,13 @@ from scipy import integrate, special, stats
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.labels import Task
 from multigate.configs.statistics import TaskStatistics
-from multigate.model.ranker import normal, scores
-from multigate.model.ranker.heads import (
-    Censored,
-    Head,
-    Huber,
-    Ordinal,
-    Quantile,
-    Squared,
-    make_head,
-)
+from multigate.model.ranker import scores
+from multigate.model.ranker.heads import normal
+from multigate.model.ranker.heads.censored import Censored
+from multigate.model.ranker.heads.head import Head
+from multigate.model.ranker.heads.location import Huber, Quantile, Squared
+from multigate.model.ranker.heads.ordinal import Ordinal
+from multigate.model.ranker.make_heads import make_head
 from multigate.model.ranker.towers import Tower
 
 
