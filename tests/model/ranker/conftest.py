@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -95,7 +96,7 @@ def learnt_auc() -> Measure:
         ranker: Ranker, rule: Callable[[Mapping[str, np.ndarray]], np.ndarray], steps: int = 600
     ) -> float:
         rng = np.random.default_rng(0)
-        optimizer = tf.keras.optimizers.Adam(0.01)
+        optimizer = keras.optimizers.Adam(0.01)
         optimizer.build(ranker.trainable_variables)
 
         @tf.function(reduce_retracing=True)
