@@ -336,7 +336,7 @@ def test_hashed_ids_keep_their_rows_beside_a_grown_vocabulary(
 @pytest.mark.parametrize(
     ("options", "rates"),
     [
-        ({}, [0.01, 0.01, 0.01]),
+        ({"decay": "none"}, [0.01, 0.01, 0.01]),
         ({"decay": "linear", "decay_to": 0.2}, [0.01, 0.006, 0.002]),
         ({"decay": "cosine"}, [0.01, 0.005, 0.0]),
     ],
