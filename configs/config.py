@@ -19,6 +19,7 @@ from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.sections.labels import ColumnLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog, ImpressionLog, Log
+from multigate.configs.sections.losses import Censored, ZeroInflated
 from multigate.configs.sections.model import MONITORS, ExportConfig, ModelConfig, TrainConfig
 from multigate.configs.sections.pipeline import PipelineConfig, TimeSplit
 from multigate.configs.sections.run import ALL_STAGES, STAGES, RunConfig
@@ -110,12 +111,21 @@ class Config(Frozen):
                 "norms of the whole batch's gradients are known to no process"
             )
         if self.train.ranking is not None and not any(
-            task.type == "binary" for task in self.contract.tasks.values()
+            task.type == "binary" and task.weight > 0 for task in self.contract.tasks.values()
         ):
             raise contradiction(
-                "train.ranking: needs a binary task, whose positive rows are to be ranked above "
-                "the others of their request; the contract has none"
+                "train.ranking: needs a binary task with a weight above 0, whose positive rows are "
+                "to be ranked above the others of their request; the contract has none"
             )
+        for name, task in self.contract.tasks.items():
+            if self.model.task_weighting == "uncertainty" and isinstance(
+                task.loss, Censored | ZeroInflated
+            ):
+                raise contradiction(
+                    f"model.task_weighting: uncertainty divides a loss by a learnt variance, and "
+                    f"the loss of task {name!r} ({task.loss.kind}) has one of its own, so that "
+                    "their sum has no lowest value; choose fixed or balanced"
+                )
         if self.model.cross is not None and self.export.items == "precomputed":
             raise contradiction(
                 "export.items: expected none or features, received precomputed: model.cross joins "
@@ -271,6 +281,11 @@ class Config(Frozen):
             raise contradiction(
                 f"model.embedding_dims: {name!r} uses the embedding of {owner!r}; give the width "
                 f"under {owner!r}"
+            )
+        if isinstance(feature, IdListFeature) and feature.entry is not None:
+            raise contradiction(
+                f"model.embedding_dims: {name!r} is added to the entries of {feature.entry.of!r} "
+                "and has their width; give the width there"
             )
         without = isinstance(feature, NumberFeature) and feature.scale != "buckets"
         if without or isinstance(feature, PositionFeature):

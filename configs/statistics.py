@@ -44,6 +44,9 @@ class TaskStatistics(Frozen):
     quantiles: tuple[float, ...] = Field((), exclude_if=lambda values: not values)
     """Evenly spaced quantiles of a regression label after the transform, from the smallest to the
     largest label; only in checkpoints, and only where the task's loss reads them."""
+    thresholds: tuple[float, ...] = Field((), exclude_if=lambda values: not values)
+    """Of an ordinal loss, ascending, after the transform; only in checkpoints. A warm start keeps
+    them, because the outputs belong to them."""
 
 
 class Statistics(Frozen):

@@ -8,11 +8,12 @@ memory at once.
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from multigate.configs import Config, DataError
+from multigate.configs.contract import Max, Mean
 from multigate.configs.sections.log import EventLog, ImpressionLog
 from multigate.features import (
     Slices,
@@ -58,6 +59,28 @@ def counting(events: pl.DataFrame, config: Config, names: tuple[str, ...]) -> pl
     ]
     counted = events.with_columns(time=first, event=pl.coalesce(kinds))
     return counted.filter(pl.col("time").is_not_null())
+
+
+class _Set(NamedTuple):
+    """Events that counters count together.
+
+    Attributes:
+        names: event types or feedback columns.
+        valued: whether their values count, so that any value does, also one of zero or below.
+    """
+
+    names: tuple[str, ...]
+    valued: bool = False
+
+    def of(self, events: pl.DataFrame, config: Config) -> pl.DataFrame:
+        """The events of the set; with column `value` if their values count."""
+        log = config.pipeline.log
+        if not self.valued or isinstance(log, EventLog):
+            return counting(events, config, self.names)
+        (name,) = self.names
+        known = pl.when(pl.col(COLUMN + name).is_not_null()).then(_known(name, log))
+        counted = events.with_columns(time=known, value=pl.col(COLUMN + name))
+        return counted.filter(pl.col("time").is_not_null())
 
 
 def _known(column: str, log: ImpressionLog) -> pl.Expr:
@@ -123,15 +146,25 @@ def with_entries(
     """Add what histories hold of each event's item, as of the event.
 
     A feature of the log is the event's own; where it has none, that of the user's latest earlier
-    event on the item.
+    event on the item, at most `pipeline.attribution` ago.
     """
     contract, names = config.contract, entry_categories(config)
+    longest = config.pipeline.attribution
     for name in names:
         if contract.features[name].source == "log":
             log, order = config.pipeline.log, [pl.col("time")]
             if isinstance(log, EventLog):
                 order.append(pl.col("event") != log.impression)
-            value = pl.col(FEATURE + name).forward_fill().over("user", "item", order_by=order)
+            given = pl.col(FEATURE + name)
+            told = pl.when(given.is_not_null()).then(pl.col("time"))
+            value, then = (
+                column.forward_fill().over("user", "item", order_by=order)
+                for column in (given, told)
+            )
+            if longest is not None:
+                value = pl.when(given.is_not_null() | (pl.col("time") - then <= longest)).then(
+                    value
+                )
             events = events.with_columns(value.alias(ENTRY + name))
         else:
             items = events.select(pl.col("item").alias(contract.item), "time")
@@ -164,10 +197,7 @@ def _items_file(path: Path, name: str) -> Path:
 
 def user_counters(events: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
     """Compute the user's counters of events, see `of_user`."""
-    sets = {
-        names: counting(events, config, names).with_columns(**_value(names, config))
-        for names in _sets(config, "user")
-    }
+    sets = {one: one.of(events, config) for one in _sets(config, "user")}
     return _counters(sets, queries, config, "user")
 
 
@@ -187,12 +217,15 @@ def item_events(events: pl.DataFrame, config: Config) -> pl.DataFrame:
     """
     empty = no_events(config)
     parts = [
-        counting(events, config, names)
-        .with_columns(set=pl.lit(at, pl.Int16), **_value(names, config))
-        .select(empty.columns)
-        for at, names in enumerate(_sets(config, "item"))
+        one.of(events, config).with_columns(set=pl.lit(at, pl.Int16))
+        for at, one in enumerate(_sets(config, "item"))
     ]
-    return pl.concat([empty, *parts])
+    if "value" in empty.columns:  # null in sets whose values nobody reads
+        parts = [
+            part if "value" in part.columns else part.with_columns(value=pl.lit(None, pl.Float64))
+            for part in parts
+        ]
+    return pl.concat([empty, *(part.select(empty.columns) for part in parts)])
 
 
 def no_events(config: Config) -> pl.DataFrame:
@@ -203,14 +236,6 @@ def no_events(config: Config) -> pl.DataFrame:
     if any(f.mean or f.max for f in counters(config, "item").values()):
         schema["value"] = pl.Float64
     return pl.DataFrame(schema=schema)
-
-
-def _value(names: tuple[str, ...], config: Config) -> dict[str, pl.Expr]:
-    """The values of events of these names, as column `value`; nothing where they have it."""
-    if isinstance(config.pipeline.log, EventLog):
-        return {}
-    column = pl.lit(None, pl.Float64) if names == ("impression",) else pl.col(COLUMN + names[0])
-    return {"value": column}
 
 
 def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Columns:
@@ -225,45 +250,46 @@ def of_item(counted: pl.DataFrame, queries: pl.DataFrame, config: Config) -> Col
         (B,) by feature.
     """
     sets = {
-        names: counted.filter(pl.col("set") == at) for at, names in enumerate(_sets(config, "item"))
+        one: counted.filter(pl.col("set") == at) for at, one in enumerate(_sets(config, "item"))
     }
     return _counters(sets, queries, config, "item")
 
 
-def _sets(config: Config, of: str) -> list[tuple[str, ...]]:
-    """The different sets of event types that counters of the user or item name."""
+def _sets(config: Config, of: str) -> list[_Set]:
+    """The different sets of events that counters of the user or item name."""
     named = set()
     for feature in counters(config, of).values():
         if feature.event_counter is not None:
-            named.add(feature.event_counter.events)
+            valued = isinstance(feature.event_counter, Mean | Max)
+            named.add(_Set(feature.event_counter.events, valued))
         if feature.rate is not None:
-            named.add(feature.rate.per)
+            named.add(_Set(feature.rate.per))
     return sorted(named)
 
 
 def _counters(
-    sets: dict[tuple[str, ...], pl.DataFrame], queries: pl.DataFrame, config: Config, of: str
+    sets: dict[_Set, pl.DataFrame], queries: pl.DataFrame, config: Config, of: str
 ) -> Columns:
     found = {}
     for name, feature in counters(config, of).items():
         if feature.count is not None:
-            past = sets[feature.count.events]
+            past = sets[_Set(feature.count.events)]
             found[name] = count_events(past, queries, of, feature.count.within)
         elif feature.since is not None:
-            past = sets[feature.since.events]
+            past = sets[_Set(feature.since.events)]
             since = feature.since
             found[name] = seconds_since(past, queries, of, since.which, since.within)
         elif feature.rate is not None:
             rate = feature.rate
-            past, per = sets[rate.events], sets[rate.per]
+            past, per = sets[_Set(rate.events)], sets[_Set(rate.per)]
             found[name] = event_rate(past, per, queries, of, rate.within)
         elif feature.mean is not None:
-            past = sets[feature.mean.events]
+            past = sets[_Set(feature.mean.events, valued=True)]
             try:
                 found[name] = mean_value(past, queries, of, feature.mean.within)
             except ValueError as error:
                 raise DataError(f"contract.features.{name}: {error}") from None
         elif feature.max is not None:
-            past = sets[feature.max.events]
+            past = sets[_Set(feature.max.events, valued=True)]
             found[name] = largest_value(past, queries, of, feature.max.within)
     return found

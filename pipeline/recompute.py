@@ -290,7 +290,7 @@ def _past(
     """The events that a rule counts, and since when each does; arguments as of `compute`."""
     counted = []
     for event in events:
-        then = _counts_from(event, names, config, early)
+        then = _counts_from(event, names, config, early, valued=isinstance(rule, Mean | Max))
         if then is None or (then >= time if until is None else then > until):
             continue
         if rule.within is None or then >= time - rule.within:
@@ -345,8 +345,12 @@ def add_categories(events: list[Row], config: Config, items: list[Row]) -> None:
             if contract.features[name].source == "log":
                 seen = pairs[event["user"], event["item"]]
                 if not event["repeated"] and event[FEATURE + name] is not None:
-                    seen[name] = event[FEATURE + name]
-                event[ENTRY + name] = seen.get(name)
+                    seen[name] = event[FEATURE + name], event["time"]
+                value, then = seen.get(name, (None, None))
+                longest = config.pipeline.attribution
+                if longest is not None and None not in (then, event["time"]):
+                    value = value if event["time"] - then <= longest else None
+                event[ENTRY + name] = value
                 continue
             event[ENTRY + name] = None
             for row in table[event["item"]]:
@@ -371,9 +375,12 @@ def _counter(feature: Feature) -> EventCounter | None:
 
 
 def _counts_from(
-    event: Row, names: tuple[str, ...], config: Config, early: bool
+    event: Row, names: tuple[str, ...], config: Config, early: bool, valued: bool = False
 ) -> datetime | None:
-    """Since when a history or counter over these events counts this one; None for never."""
+    """Since when a history or counter over these events counts this one; None for never.
+
+    If the values count (`valued`), any value of an impression log's column does, also 0.
+    """
     log, time = config.pipeline.log, event["time"]
     if time is None:
         return None
@@ -384,7 +391,8 @@ def _counts_from(
         return time
     known = []
     for name in names:
-        if (event[COLUMN + name] or 0) > 0:
+        value = event[COLUMN + name]
+        if value is not None and (valued or value > 0):
             if name not in log.known_at:
                 known.append(time + (log.known_after or timedelta(0)))
             elif event[KNOWN + log.known_at[name]] is not None:

@@ -28,6 +28,7 @@ from multigate.configs.contract import (
     Rate,
 )
 from multigate.configs.sections.log import EventLog
+from multigate.pipeline.columns import log_features
 from multigate.pipeline.labels import waits
 from multigate.pipeline.sources import Shard
 
@@ -131,6 +132,9 @@ def _longest_delay(rule: _OverTime, config: Config) -> timedelta | None:
     if isinstance(rule, LabelCounter):
         return waits(config)[rule.task]
     log, names = config.pipeline.log, rule.events
+    if isinstance(rule, History) and set(rule.with_) & log_features(config).keys():
+        # An entry's category may be that of an earlier event of the user on the item.
+        return config.pipeline.attribution
     if isinstance(log, EventLog):
         return timedelta(0)
     longest = timedelta(0)

@@ -41,8 +41,8 @@ class Data:
 class NetworkInputs:
     """The table as networks read it: ids as codes, numbers on one scale.
 
-    Trees need no scale; a network does: the logarithm of 1 + the number, standardised on training
-    rows, and a flag where it is missing.
+    Trees need no scale; a network does: the logarithm of 1 + the number (of its size, with its
+    sign), standardised on training rows, and a flag where it is missing.
 
     Attributes:
         sizes: number of codes of each id.
@@ -52,7 +52,7 @@ class NetworkInputs:
     def __init__(self, data: Data) -> None:
         self._ids = data.categories
         self._numeric = [n for n in range(len(data.columns)) if n not in data.categories]
-        x = np.log1p(np.maximum(data.x["train"][:, self._numeric], 0))
+        x = _logarithm(data.x["train"][:, self._numeric])
         self._mean, self._deviation = np.nanmean(x, axis=0), np.nanstd(x, axis=0) + 1e-6
         largest = [np.nanmax(data.x["train"][:, c], initial=0) for c in self._ids]
         self.sizes = [int(one) + 2 for one in largest]
@@ -60,13 +60,18 @@ class NetworkInputs:
 
     def __call__(self, table: np.ndarray) -> dict[str, np.ndarray]:
         """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of a table (N, F)."""
-        values = np.log1p(np.maximum(table[:, self._numeric], 0))
-        values = (values - self._mean) / self._deviation
+        values = (_logarithm(table[:, self._numeric]) - self._mean) / self._deviation
         flags = np.isnan(values)
         codes = np.nan_to_num(table[:, self._ids], nan=-1).astype(np.int32) + 1
         codes = np.where(codes < self.sizes, codes, 1)  # not in training: as other ids
         numbers = np.concatenate([np.where(flags, 0, values), flags], axis=1)
         return {"codes": codes, "numbers": numbers.astype(np.float32)}
+
+
+def _logarithm(x: np.ndarray) -> np.ndarray:
+    """sign(x) log(1 + |x|)."""
+    found: np.ndarray = np.sign(x) * np.log1p(np.abs(x))
+    return found
 
 
 class Targets:

@@ -93,8 +93,9 @@ class _Values(Frozen):
     of: Literal["user", "item"]
     """Whose events: the user's, or the item's by all users."""
     events: tuple[str, ...] = Field(min_length=1)
-    """As of `History`. The values are those of `log.columns.value`; of an impression log, those of
-    the one feedback column that is named here."""
+    """Event types, and the values are those of `log.columns.value`; of an impression log the one
+    feedback column whose values count, as soon as they are known (`log.known_after`): all of them,
+    also zeros."""
     within: Duration | None = None
     """Only events at most so long before the impression; all earlier ones where absent."""
 

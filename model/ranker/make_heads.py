@@ -65,22 +65,46 @@ def _censored(task: Task, statistics: TaskStatistics) -> Head:
     return Censored(float(cap[0]))
 
 
-def _ordinal(task: Task, statistics: TaskStatistics) -> Head:
-    """Thresholds at quantiles; each level is the mean of the quantiles in its range."""
-    assert isinstance(task.loss, configs.Ordinal)
-    known = np.asarray(statistics.quantiles, np.float64)
-    if len(known) < 2 or known[0] == known[-1]:
-        known = np.array([statistics.mean, statistics.mean + 1.0])  # labels that are all alike
-    count = task.loss.thresholds
+def ordinal_thresholds(statistics: TaskStatistics, count: int) -> tuple[float, ...]:
+    """At most `count` thresholds at quantiles of the training labels, ascending."""
+    known = _known_labels(statistics)
     # A threshold is a label itself, and "above" means beyond it: stars 1 to 5 give 1, 2, 3, 4.
     chosen = np.quantile(known, np.arange(1, count + 1) / (count + 1), method="lower")
     thresholds = np.unique(chosen[chosen < known[-1]])
     if not len(thresholds):  # most labels are the largest one
         thresholds = known[known < known[-1]][-1:]
+    return tuple(float(one) for one in thresholds)
+
+
+def _ordinal(task: Task, statistics: TaskStatistics) -> Head:
+    """The head at the thresholds of the statistics; levels are those of the present labels.
+
+    Each level is the mean of the labels in its range, so that after a warm start on labels that
+    have grown the highest level grows too.  An empty range has its middle.
+    """
+    assert isinstance(task.loss, configs.Ordinal)
+    known = _known_labels(statistics)
+    thresholds = np.asarray(
+        statistics.thresholds or ordinal_thresholds(statistics, task.loss.thresholds)
+    )
     place = np.searchsorted(thresholds, known, side="left")  # (Q,) number of the range
-    levels = np.array([known[place == k].mean() for k in range(len(thresholds) + 1)])
+    ends = np.concatenate([thresholds[:1], thresholds, thresholds[-1:]])
+    levels = np.array(
+        [
+            known[place == k].mean() if (place == k).any() else ends[k : k + 2].mean()
+            for k in range(len(thresholds) + 1)
+        ]
+    )
     rates = np.array([(known > threshold).mean() for threshold in thresholds])
     return Ordinal(_standardised(statistics, thresholds), _standardised(statistics, levels), rates)
+
+
+def _known_labels(statistics: TaskStatistics) -> np.ndarray:
+    """Quantiles of the labels; two numbers where they are all alike."""
+    known = np.asarray(statistics.quantiles, np.float64)
+    if len(known) < 2 or known[0] == known[-1]:
+        known = np.array([statistics.mean, statistics.mean + 1.0])
+    return known
 
 
 def _zero_inflated(task: Task, statistics: TaskStatistics) -> Head:

@@ -13,9 +13,10 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.files import LABEL, ExamplesFolder, write_json
 from multigate.configs.sections.labels import Task
+from multigate.configs.sections.losses import Ordinal
 from multigate.configs.statistics import Statistics
 from multigate.model.ranker import scores
-from multigate.model.ranker.make_heads import reads_quantiles
+from multigate.model.ranker.make_heads import ordinal_thresholds, reads_quantiles
 
 COUNT = 401
 """Quantiles, evenly spaced; the first is the smallest label, the last the largest."""
@@ -30,8 +31,8 @@ def add(folder: Path, examples: Path, contract: Contract, start_from: Path | Non
         folder: the checkpoint, with the statistics of the examples.
         examples: folder of examples.
         contract: tasks.
-        start_from: checkpoint that the training starts from.  Its quantiles are kept, so that the
-            thresholds of an ordinal head, and with them the scores, stay as they are.
+        start_from: checkpoint that the training starts from.  Its thresholds of an ordinal head
+            are kept, because the outputs belong to them.
     """
     tasks = {name: task for name, task in contract.tasks.items() if reads_quantiles(task)}
     if not tasks:
@@ -43,9 +44,12 @@ def add(folder: Path, examples: Path, contract: Contract, start_from: Path | Non
         before = Statistics.read(ExamplesFolder(start_from).statistics).tasks
     found = dict(statistics.tasks)
     for name, task in tasks.items():
-        known = before[name].quantiles if name in before else ()
-        update = {"quantiles": known or quantiles(examples, name, task)}
-        found[name] = found[name].model_copy(update=update)
+        measured = found[name].model_copy(update={"quantiles": quantiles(examples, name, task)})
+        if isinstance(task.loss, Ordinal):
+            kept = before[name].thresholds if name in before else ()
+            chosen = kept or ordinal_thresholds(measured, task.loss.thresholds)
+            measured = measured.model_copy(update={"thresholds": chosen})
+        found[name] = measured
     write_json(path, statistics.model_copy(update={"tasks": found}).model_dump(mode="json"))
 
 

@@ -297,6 +297,9 @@ class _StepCallback(keras.callbacks.Callback):
         self.loop.guard.check((total * step - mean * before) / (step - before), where)
 
     def _guarded_loss(self, found: dict[str, float]) -> float:
-        tasks = self.loop.config.contract.tasks
-        total = sum(task.weight * found[f"{name}_loss"] for name, task in tasks.items())
+        heads = self.loop.ranker.heads
+        total = sum(
+            task.weight * (found[f"{name}_loss"] - heads[name].least_loss)
+            for name, task in self.loop.config.contract.tasks.items()
+        )
         return total + found["regularisation"]

@@ -37,6 +37,7 @@ from multigate.configs.contract import (
     VectorFeature,
 )
 from multigate.configs.errors import ModelError
+from multigate.configs.sections.losses import Huber, Quantile, Squared
 from multigate.configs.statistics import NumberStatistics, Statistics, VectorStatistics
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
@@ -85,6 +86,7 @@ def start(
             f"{_differences(frozen.contract, encoder.contract)}; train without --from"
         )
     _check_poolings(source, frozen.contract, ranker.contract)
+    _check_losses(source, frozen.contract, ranker.contract)
     before = Encoder.read(source)
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
@@ -128,6 +130,23 @@ def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
                     f"checkpoint was trained with, received pooling: {feature.pooling}; train "
                     "without --from"
                 )
+
+
+def _check_losses(source: Path, before: Contract, now: Contract) -> None:
+    """Refuse a checkpoint in which a tower's outputs mean something else."""
+    for name, task in now.tasks.items():
+        old, new = before.tasks[name].loss, task.loss
+        one_output = all(
+            loss is None or isinstance(loss, Squared | Huber | Quantile) for loss in (old, new)
+        )
+        if old != new and not one_output:
+            said = ["squared" if loss is None else str(loss.kind) for loss in (old, new)]
+            if said[0] == said[1]:
+                said = [str(loss) for loss in (old, new)]
+            raise ModelError(
+                f"{source}: task {name!r}: expected loss: {said[0]}, as the checkpoint was trained "
+                f"with, received loss: {said[1]}; train without --from"
+            )
 
 
 def _differences(before: Contract, now: Contract) -> str:

@@ -386,3 +386,19 @@ def test_split_instants_come_from_yaml_and_need_a_zone(tmp_path):
 def test_configuration_is_frozen():
     with pytest.raises(Exception, match="frozen"):
         load("demo").train.epochs = 3
+
+
+def test_a_learnt_variance_beside_that_of_a_density_is_refused():
+    values = preset()
+    values["contract"]["tasks"]["dwell"]["loss"] = "censored"
+    values["model"]["task_weighting"] = "uncertainty"
+    assert "the loss of task 'dwell' (censored) has one of its own" in refusal(values)
+
+
+def test_ranking_terms_need_a_task_that_counts():
+    values = preset()
+    values["train"]["ranking"] = {"kind": "listwise"}
+    for task in values["contract"]["tasks"].values():
+        if task["type"] == "binary":
+            task["weight"] = 0.0
+    assert "train.ranking: needs a binary task with a weight above 0" in refusal(values)

@@ -267,13 +267,22 @@ def test_an_impression_log_takes_the_values_of_one_column(
         "time,user_id,item_id,request,price,tags,place,click,stars,buy\n"
         f"{T},1,10,r1,1,,0,1,4,\n"
         f"{T + 1},2,10,r2,1,,0,0,,\n"
-        f"{T + 2},3,10,r3,1,,0,0,1,0\n"
-        f"{T + 3},4,10,r4,1,,0,1,4,\n"
+        f"{T + 2},3,10,r3,1,,0,0,-1,0\n"
+        f"{T + 3},4,10,r4,1,,0,0,0,0\n"
+        f"{T + 4},5,10,r5,1,,0,1,4,\n"
     )
-    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    changes["contract.features.any"] = {  # beside the values, in an order that names no column
+        "kind": "number",
+        "side": "item",
+        "count": {"of": "item", "events": ["impression", "click"]},
+    }
+    config = impression_config(**changes)
+    run(config, tmp_path, tmp_path / "out")
     rows = read_examples(tmp_path / "out").sort("meta/time")
-    assert rows["mean_stars"].to_list() == [None, 4, 4, 2.5]
-    assert rows["max_stars"].to_list() == [None, 4, 4, 4]
+    assert rows["mean_stars"].to_list() == [None, 4, 4, 1.5, 1]  # zeros and less count too
+    assert rows["max_stars"].to_list() == [None, 4, 4, 4, 4]
+    assert rows["any"].to_list() == [0, 1, 2, 3, 4]
+    audit(config, tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"expected one feedback column, .*received stars, buy"):
         impression_config(**changes | {"contract.features.max_stars.max.events": ["stars", "buy"]})
 

@@ -1,6 +1,7 @@
 """What is known of a history's entries: event, age and category, as of the event."""
 
 import random
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,31 @@ def test_two_underscores_are_for_the_lists_of_histories() -> None:
     values["features"]["recent__place"] = values["features"]["place"]
     with pytest.raises(ConfigError, match="feature 'recent__place': two underscores"):
         parse(type(make_config().contract), values, "contract")
+
+
+def test_a_run_of_some_days_tells_the_same_of_entries(tmp_path: Path) -> None:
+    """A like in the window whose view lies before it: the category is at most `attribution` old."""
+    day = 86_400
+    midnight = -T % day  # of the next day, in seconds since T
+    rows = [(midnight + 1800 * n, "VIEW", f"z{n}", "w") for n in range(40)]
+    rows += [(midnight + day, "VIEW", "a", "x"), (midnight + day + 60, "VIEW", "b", "y")]
+    rows += [(midnight + day + 5 * 3600, "LIKE", "a", "")]
+    rows += [(midnight + day + 14 * 3600, "LIKE", "b", "")]
+    rows += [(midnight + 2 * day + 7200 + 60 * n, "VIEW", f"q{n}", "y") for n in range(10)]
+    history = {"events": ["LIKE"], "last": 6, "within": "1d", "with": ["topic"]}
+    values = make_config(history).model_dump(mode="json", by_alias=True)
+    features = values["contract"]["features"]
+    values["contract"]["features"] = {k: v for k, v in features.items() if "__" not in k}
+    values["pipeline"]["attribution"] = "6h"
+    config = parse(Config, values, "entries.yaml")
+    data = write_log(tmp_path / "log", sorted(rows))
+    noon = datetime.fromtimestamp(T + midnight + 2 * day + 3600, UTC)
+    found = {}
+    for name, span in (("whole", None), ("days", (noon, noon + timedelta(hours=22)))):
+        job.run(config, data, tmp_path / name, span=span)
+        made = examples(tmp_path / name).filter(pl.col("item_id").str.starts_with("q"))
+        found[name] = sorted(made.select("item_id", "recent", "recent__topic").rows())
+    assert len(found["whole"]) == 10
+    assert found["days"] == found["whole"]
+    # The like of a came within six hours of its view; that of b did not.
+    assert found["whole"][0][1:] == (["a", "b"], ["x", None])

@@ -7,7 +7,7 @@ import numpy as np
 
 from multigate.model.gates.parts.base import Tensor
 from multigate.model.ranker.heads import normal
-from multigate.model.ranker.heads.head import deviation
+from multigate.model.ranker.heads.head import LEAST_DENSITY_LOSS, deviation
 
 
 class Censored:
@@ -26,6 +26,7 @@ class Censored:
 
     start: tuple[float, ...] = (0.0, 0.0)
     shifted: tuple[float, ...] = (1.0, 0.0)
+    least_loss = LEAST_DENSITY_LOSS
 
     def __init__(self, cap: float) -> None:
         self.cap = cap

@@ -9,6 +9,8 @@ from multigate.model.gates.parts.base import Tensor
 
 _LOG_SIGMA = (-5.0, 3.0)
 """Limits of a learnt log deviation: beyond them losses explode."""
+LEAST_DENSITY_LOSS = _LOG_SIGMA[0]
+"""No loss log sigma + r^2 / 2 is below."""
 
 
 class Head(Protocol):
@@ -17,10 +19,12 @@ class Head(Protocol):
     Attributes:
         start: initial outputs, K of them, for the tower's bias.
         shifted: (K,) 1 for each output to which the wide and the position term are added, else 0.
+        least_loss: no loss is below; 0 but for densities, whose logarithm has either sign.
     """
 
     start: tuple[float, ...]
     shifted: tuple[float, ...]
+    least_loss: float
 
     def logit(self, outputs: Tensor) -> Tensor:
         """The task's logit (B,) from outputs (B, K)."""

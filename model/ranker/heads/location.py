@@ -10,6 +10,7 @@ class _Location:
     """A head with one output, which is the logit."""
 
     shifted: tuple[float, ...] = (1.0,)
+    least_loss = 0.0
 
     def __init__(self, start: float = 0.0) -> None:
         self.start: tuple[float, ...] = (start,)

@@ -20,6 +20,8 @@ class Ordinal:
         rates: (K,) share of the training labels above each threshold.
     """
 
+    least_loss = 0.0
+
     def __init__(self, thresholds: np.ndarray, levels: np.ndarray, rates: np.ndarray) -> None:
         self.thresholds = thresholds.astype(np.float32)
         self.lowest, self.steps = float(levels[0]), np.diff(levels).astype(np.float32)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from multigate.model.gates.parts.base import Tensor
-from multigate.model.ranker.heads.head import deviation
+from multigate.model.ranker.heads.head import LEAST_DENSITY_LOSS, deviation
 
 
 class ZeroInflated:
@@ -28,6 +28,7 @@ class ZeroInflated:
     """
 
     shifted: tuple[float, ...] = (1.0, 1.0, 0.0)
+    least_loss = LEAST_DENSITY_LOSS
 
     def __init__(
         self,

@@ -1,11 +1,16 @@
 """When training stops by itself."""
 
 import math
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from multigate.configs.errors import ModelError
 from multigate.configs.sections.model import TrainConfig
+from multigate.model.checkpoints import checkpoint
+from multigate.model.training import loop, train
 from multigate.model.training.guards import WINDOW, Guard
 
 
@@ -33,6 +38,27 @@ def test_the_median_forgets() -> None:
         guard.check(1.0, "the loss")
     with pytest.raises(ModelError, match="explodes: 3"):
         guard.check(3.0, "the loss")
+
+
+def test_a_density_below_zero_is_no_explosion(heads: Any, tmp_path: Path) -> None:
+    """Losses are measured above the lowest value that they can have."""
+    config = heads.make_config(train={"epochs": 1, "batch_size": 8})
+    found: list[float] = []
+
+    class Watched(Guard):
+        def check(self, loss: float, where: str) -> None:
+            found.append(loss)
+            super().check(loss, where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "Guard", Watched)
+        train.train(config, heads.examples, tmp_path / "c", progress=False)
+    (epoch,) = checkpoint.read_history(tmp_path / "c")
+    tasks = config.contract.tasks
+    total = sum(task.weight * epoch["tasks"][name]["loss"] for name, task in tasks.items())
+    assert found
+    # Two of the losses are densities, which can be as low as -5.
+    assert np.mean(found) == pytest.approx(total + epoch["regularisation"] + 10.0, abs=1.0)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -5,14 +5,17 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from multigate.configs.errors import ModelError
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples
 from multigate.model.data.raw import raw_values
@@ -90,6 +93,55 @@ def test_a_warm_start_keeps_the_scores_under_new_statistics(heads: Any, tmp_path
     before, after = (scored(folder, heads.examples) for folder in (source, tmp_path / "next"))
     for name in before:
         np.testing.assert_allclose(after[name], before[name], rtol=1e-4, atol=1e-4)
+
+
+def test_a_warm_start_follows_labels_that_change(heads: Any, tmp_path: Path) -> None:
+    """Labels of a third of the size: thresholds stay, levels and the largest amount do not."""
+    shutil.copytree(heads.examples, tmp_path / "examples")
+    for path in (tmp_path / "examples").glob("*/part-0.parquet"):
+        table = pl.read_parquet(path)
+        names = ["label/ordinal", "label/zero_inflated"]
+        table.with_columns(pl.col(names) / 3).write_parquet(path)
+    config = heads.make_config(train={"epochs": 1, "learning_rate": 1e-12})
+    source, new = heads.checkpoint, tmp_path / "next"
+    train.train(config, tmp_path / "examples", new, progress=False, start_from=source)
+    old, now = (
+        json.loads((folder / "statistics.json").read_text())["tasks"] for folder in (source, new)
+    )
+    assert now["ordinal"]["thresholds"] == old["ordinal"]["thresholds"]
+    assert now["ordinal"]["quantiles"][-1] == pytest.approx(np.log1p(4), rel=1e-5)
+    # The outputs are still those of before; a training that goes on would lower them.
+    lower, higher = (scored(folder, heads.examples)["ordinal"] for folder in (new, source))
+    assert (lower < higher).all()
+    head = checkpoint.load(new).ranker.heads["zero_inflated"]
+    assert np.exp(head.limit) == pytest.approx(4, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "loss", "accepted"),
+    [
+        ("squared", {"kind": "huber"}, True),
+        ("quantile", None, True),
+        ("censored", {"kind": "ordinal", "thresholds": 2}, False),
+        ("squared", {"kind": "ordinal", "thresholds": 1}, False),
+        ("ordinal", {"kind": "ordinal", "thresholds": 4}, False),
+    ],
+)
+def test_a_warm_start_needs_outputs_of_the_same_meaning(
+    heads: Any, tmp_path: Path, task: str, loss: Any, accepted: bool
+) -> None:
+    contract = heads.make_config().contract.model_dump(mode="json")
+    contract["tasks"][task]["loss"] = loss
+    config = heads.make_config(contract=contract, train={"epochs": 1})
+    outcome = (
+        nullcontext()
+        if accepted
+        else pytest.raises(ModelError, match=rf"task '{task}': expected loss: .*, received loss: ")
+    )
+    with outcome:
+        train.train(
+            config, heads.examples, tmp_path / "c", progress=False, start_from=heads.checkpoint
+        )
 
 
 def scored(folder: Path, of: Path) -> dict[str, np.ndarray]:
