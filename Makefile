@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
-.PHONY: install demo test test-slow test-long lint format types check lock protos clean
+.PHONY: install demo test test-slow test-all test-long lint format types check check-all lock protos clean
 
 install: .venv/.installed
 
@@ -27,6 +27,10 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -n 2 -m slow
 
+# Both at once: what tests share, such as trained models, is made once.
+test-all: install
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
 test-long: install
 	$(BIN)/python -m pytest -n 2 -m long
 
@@ -40,6 +44,8 @@ types: install
 	$(BIN)/mypy
 
 check: lint format types test
+
+check-all: lint format types test-all
 
 # Generate the messages' Python code from their definition.
 protos: install

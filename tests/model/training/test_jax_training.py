@@ -51,8 +51,14 @@ else:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", "attention", "sequence"])
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        pytest.param("attention", marks=pytest.mark.slow),
+        pytest.param("mean", marks=pytest.mark.long),
+        pytest.param("sequence", marks=pytest.mark.long),
+    ],
+)
 def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
     tiny: Any, tmp_path: Path, pooling: str
 ) -> None:
