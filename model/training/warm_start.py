@@ -38,6 +38,7 @@ from multigate.configs.contract import (
 )
 from multigate.configs.errors import ModelError
 from multigate.configs.sections.losses import Huber, Quantile, Squared
+from multigate.configs.sections.model import ModelConfig
 from multigate.configs.statistics import NumberStatistics, Statistics, VectorStatistics
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
@@ -77,7 +78,7 @@ def start(
         ModelError: not a checkpoint, or one of another contract or architecture.
         DataError: its vocabularies or statistics are damaged.
     """
-    _, frozen = checkpoint.read_config(source)
+    config, frozen = checkpoint.read_config(source)
     ours, theirs = encoder.contract.schema_fingerprint(), frozen.schema_fingerprint
     if ours != theirs:
         raise ModelError(
@@ -87,6 +88,7 @@ def start(
         )
     _check_poolings(source, frozen.contract, ranker.contract)
     _check_losses(source, frozen.contract, ranker.contract)
+    _check_functions(source, config.model, ranker.config)
     before = Encoder.read(source)
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
@@ -146,6 +148,24 @@ def _check_losses(source: Path, before: Contract, now: Contract) -> None:
             raise ModelError(
                 f"{source}: task {name!r}: expected loss: {said[0]}, as the checkpoint was trained "
                 f"with, received loss: {said[1]}; train without --from"
+            )
+
+
+def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> None:
+    """Refuse what weights of the same shapes would mean something else under."""
+    for name, old, new in (
+        ("experts.activation", before.experts.activation, now.experts.activation),
+        ("towers.activation", before.towers.activation, now.towers.activation),
+        (
+            "lists.attention.normalise",
+            before.lists.attention.normalise,
+            now.lists.attention.normalise,
+        ),
+    ):
+        if old != new:
+            raise ModelError(
+                f"{source}: model.{name}: expected {old}, as the checkpoint was trained with, "
+                f"received {new}; train without --from"
             )
 
 

@@ -350,3 +350,13 @@ def test_the_learning_rate_decays_over_all_epochs(options: Any, rates: list[floa
             optimizer.iterations.assign(step)
             found.append(float(optimizer.learning_rate))
         np.testing.assert_allclose(found, [factor * rate for rate in rates], atol=1e-9)
+
+
+def test_weights_do_not_move_under_another_activation(
+    tiny: Any, parent: Path, tmp_path: Path
+) -> None:
+    model = MODEL | {"experts": MODEL["experts"] | {"activation": "tanh"}}
+    config = tiny.make_config(model=model, train=tiny.config.train.model_dump())
+    message = r"model\.experts\.activation: expected relu, as the checkpoint .*, received tanh"
+    with pytest.raises(ModelError, match=message):
+        train.train(config, tiny.examples, tmp_path / "c", progress=False, start_from=parent)
