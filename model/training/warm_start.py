@@ -127,10 +127,10 @@ def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
         if isinstance(feature, IdListFeature | TextFeature):
             old: Any = before.features[name]
             if old.pooling != feature.pooling:
-                raise ModelError(
-                    f"{source}: feature {name!r}: expected pooling: {old.pooling}, as the "
-                    f"checkpoint was trained with, received pooling: {feature.pooling}; train "
-                    "without --from"
+                raise _other(
+                    f"{source}: feature {name!r}",
+                    f"pooling: {old.pooling}",
+                    f"pooling: {feature.pooling}",
                 )
 
 
@@ -145,10 +145,7 @@ def _check_losses(source: Path, before: Contract, now: Contract) -> None:
             said = ["squared" if loss is None else str(loss.kind) for loss in (old, new)]
             if said[0] == said[1]:
                 said = [str(loss) for loss in (old, new)]
-            raise ModelError(
-                f"{source}: task {name!r}: expected loss: {said[0]}, as the checkpoint was trained "
-                f"with, received loss: {said[1]}; train without --from"
-            )
+            raise _other(f"{source}: task {name!r}", f"loss: {said[0]}", f"loss: {said[1]}")
 
 
 def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> None:
@@ -163,10 +160,15 @@ def _check_functions(source: Path, before: ModelConfig, now: ModelConfig) -> Non
         ),
     ):
         if old != new:
-            raise ModelError(
-                f"{source}: model.{name}: expected {old}, as the checkpoint was trained with, "
-                f"received {new}; train without --from"
-            )
+            raise _other(f"{source}: model.{name}", str(old), str(new))
+
+
+def _other(where: str, expected: str, received: str) -> ModelError:
+    """The error for weights of the right shapes that would mean something else."""
+    return ModelError(
+        f"{where}: expected {expected}, as the checkpoint was trained with, received {received}; "
+        "train without --from"
+    )
 
 
 def _differences(before: Contract, now: Contract) -> str:
