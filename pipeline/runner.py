@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,14 +30,46 @@ def import_beam() -> tuple[Any, Any]:
     Returns:
         The package, and its class of pipeline options.
     """
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        import apache_beam as beam
-        from apache_beam.options.pipeline_options import PipelineOptions
-    finally:
-        logging.disable(level)
+    logging.getLogger().addFilter(_not_about_cloud_libraries)
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     return beam, PipelineOptions
+
+
+def _not_about_cloud_libraries(record: logging.LogRecord) -> bool:
+    """Whether the root logger may pass a record on; it stays there, as runs may share a process."""
+    return not str(record.msg).startswith("apitools not found")
+
+
+class _Silence:
+    """Silences a logger while at least one thread asks for it.
+
+    Each thread putting the level back that it found would leave the logger silent for good: the
+    second to begin finds the first one's.
+    """
+
+    def __init__(self, name: str):
+        self._log = logging.getLogger(name)
+        self._lock = threading.Lock()
+        self._held = 0
+        self._level = logging.NOTSET
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._held:
+                self._level = self._log.level
+                self._log.setLevel(logging.CRITICAL)
+            self._held += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._held -= 1
+            if not self._held:
+                self._log.setLevel(self._level)
+
+
+_no_tracebacks = _Silence("apache_beam")
 
 
 @contextmanager
@@ -46,18 +79,14 @@ def plain_failures() -> Iterator[None]:
     Beam logs a stage's exception with its traceback, then raises a copy that names the step (a
     RuntimeError where the type cannot be copied, as of "no space left on device").
     """
-    log = logging.getLogger("apache_beam")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
     try:
-        yield
+        with _no_tracebacks:
+            yield
     except Exception as error:
         original = _original(error)
         if original is None:
             raise
         raise original from None
-    finally:
-        log.setLevel(level)
 
 
 def _original(error: BaseException) -> BaseException | None:
