@@ -1,8 +1,7 @@
 """Our ranker beside boosted trees and deep models of other libraries, on identical examples.
 
     python benchmarks/bakeoff.py --config deskdrop --examples EXAMPLES --work FOLDER
-        [--contenders ours lightgbm catboost dcn mmoe ple tabm] [--seeds 5] [--tune 16]
-        [--peers PYTHON]
+        [--contenders ours lightgbm ...] [--seeds 5] [--tune 16] [--peers PYTHON]
 
 `benchmarks/bakeoff/contenders.py` says what each contender is; all of them read one table, made of
 the examples by `model.baselines.table`.  `ours` is the configuration as `multigate train` trains
@@ -44,8 +43,9 @@ import numpy as np
 HERE = Path(__file__).parent
 SETTINGS = HERE / "bakeoff/settings.json"
 OURS = "ours"
-PER_TASK = ("lightgbm", "catboost")
-PEERS = ("catboost", "dcn", "mmoe", "ple", "tabm")  # in the environment of --peers
+PER_TASK = ("lightgbm", "catboost", "lightgbm_without_rates", "catboost_without_rates")
+NETWORKS = ("dcn", "mmoe", "ple", "din", "tabm")
+PEERS = ("catboost", "catboost_without_rates", *NETWORKS)  # in the environment of --peers
 REPLICATES = 500
 
 _NETWORK: dict[str, list[Any]] = {
@@ -79,8 +79,10 @@ SPACES: dict[str, dict[str, list[Any]]] = {
     },
     "mmoe": _NETWORK | {"experts": [4, 8, 16], "units": [64, 128, 256]},
     "ple": _NETWORK | {"own": [1, 2], "shared": [2, 4], "units": [64, 128, 256]},
+    "din": _NETWORK | {"units": [64, 128, 256]},
     "tabm": _NETWORK | {"blocks": [1, 2, 3], "units": [64, 128, 256], "members": [8, 16, 32]},
 }
+SPACES |= {name: SPACES[name.removesuffix("_without_rates")] for name in PER_TASK}
 _BEGIN = {"embedding_dim": 16, "dropout": 0.2, "rate": 1e-3, "weight_decay": 1e-4}
 FIRST: dict[str, dict[str, Any]] = {
     "lightgbm": {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 50},
@@ -95,8 +97,10 @@ FIRST: dict[str, dict[str, Any]] = {
     },
     "mmoe": _BEGIN | {"experts": 8, "units": 128},
     "ple": _BEGIN | {"own": 1, "shared": 2, "units": 128},
+    "din": _BEGIN | {"units": 128},
     "tabm": _BEGIN | {"blocks": 2, "units": 128, "members": 16},
 }
+FIRST |= {name: FIRST[name.removesuffix("_without_rates")] for name in PER_TASK}
 """The first draw of each: what its documentation or paper would have a user begin with."""
 
 
@@ -150,9 +154,26 @@ class Bakeoff:
                 transform(task, labels[:, t]) for t, task in enumerate(self.contract.tasks.values())
             ]
             arrays[f"{split}/y"] = np.stack(columns, axis=1)
+        item = self.contract.vocabulary_of(self.contract.item)
+        lists = [
+            name
+            for name, feature in self.contract.features.items()
+            if feature.kind == "id_list" and self.contract.vocabulary_of(name) == item
+        ]
+        rates = [
+            name
+            for name, feature in self.contract.features.items()
+            if feature.kind == "number"
+            and (feature.label_rate or feature.label_mean or feature.label_count)
+        ]
+        for split, one in rows.items():
+            arrays |= {f"{split}/list/{name}": tabulator.entries(one, name) for name in lists}
         about = {
             "columns": tabulator.columns,
             "categories": tabulator.categories,
+            "candidate": self.contract.item,
+            "lists": lists,
+            "rates": rates,
             "tasks": {name: task.type for name, task in self.contract.tasks.items()},
         }
         unfinished = self.work / "table.tmp.npz"
@@ -244,7 +265,7 @@ class Bakeoff:
             if trial in done:
                 continue
             setting = draw(contender, trial)
-            scores = self.work / "trial.npz"
+            scores = self.work / f"trial-{contender}.npz"  # others may share the folder
             cost = self.train(contender, setting, 0, scores)
             line = {"contender": contender, "trial": trial, "setting": setting}
             done[trial] = line | {"validation": self.on_validation(scores)} | cost

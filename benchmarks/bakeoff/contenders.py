@@ -2,16 +2,18 @@
 
     python benchmarks/bakeoff/contenders.py CONTENDER --data table.npz --out scores.npz
 
-    lightgbm, catboost  one model per task; ids are categories (`trees.py`)
+    lightgbm, catboost  one model per task; ids are categories (`trees.py`); with `_without_rates`
+                        behind the name without the columns of as-of rates
     dcn                 keras-rs's FeatureCross layers, DCN v2 (`keras_dcn.py`)
     mmoe, ple           torch-rechub's mixtures of experts (`torch_networks.py`)
+    din                 torch-rechub's attention over the user's lists (`torch_networks.py`)
     tabm                TabM, members of one network (`torch_networks.py`)
 
-All read the same table, of which `model.baselines.table` says the columns, and nothing else.  They
-need NumPy and their library, not this project.  Every contender stops early on validation, keeps
-its best state there and never sees a test label.  Scores are on the scale that labels are learnt
-on.  Prints one JSON object: seconds and CPU seconds of training, CPU milliseconds of a call of 100
-rows.
+All read the same table, of which `model.baselines.table` says the columns, and nothing else; DIN
+reads the ids of the user's lists as well.  They need NumPy and their library, not this project.
+Every contender stops early on validation, keeps its best state there and never sees a test label.
+Scores are on the scale that labels are learnt on.  Prints one JSON object: seconds and CPU seconds
+of training, CPU milliseconds of a call of 100 rows.
 """
 
 import argparse
@@ -28,13 +30,19 @@ from table import Data, Predict
 CALL = 100  # rows of one call, as candidates of a request
 CALLS = 50
 
-CONTENDERS = ("lightgbm", "catboost", "dcn", "mmoe", "ple", "tabm")
+WITHOUT_RATES = "_without_rates"
+_TREES = ("lightgbm", "catboost")
+CONTENDERS = (
+    *_TREES,
+    *(name + WITHOUT_RATES for name in _TREES),
+    *("dcn", "mmoe", "ple", "din", "tabm"),
+)
 Train = Callable[[Data, dict[str, Any], int, int], Predict]
 
 
 def train_of(contender: str) -> Train:
     """A contender's training; imports its library alone."""
-    if contender in ("lightgbm", "catboost"):
+    if contender in _TREES:
         import trees
 
         return trees.per_task(getattr(trees, contender))
@@ -53,8 +61,10 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True, help="file of scores to write")
     given = arguments.parse_args()
     data = Data(given.data)
+    if given.contender.endswith(WITHOUT_RATES):
+        data.without_rates()
     started, cpu = time.perf_counter(), time.process_time()
-    train = train_of(given.contender)
+    train = train_of(given.contender.removesuffix(WITHOUT_RATES))
     predict = train(data, json.loads(given.setting), given.seed, given.threads)
     found = {
         "seconds": time.perf_counter() - started,
@@ -63,9 +73,9 @@ def main() -> None:
     scores = {
         f"{split}/{task}": values
         for split in ("validation", "test")
-        for task, values in predict(data.x[split]).items()
+        for task, values in predict(data.rows[split]).items()
     }
-    call = data.x["test"][:CALL]
+    call = data.rows["test"].first(CALL)
     predict(call)
     cpu = time.process_time()
     for _ in range(CALLS):

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import numpy as np
-from table import Data, NetworkInputs, Predict, Targets
+from table import Data, NetworkInputs, Predict, Rows, Targets
 
 _AT_ONCE = 4096
 
@@ -54,18 +54,18 @@ def dcn(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
 
     model.compile(keras.optimizers.Adam(setting["rate"]), loss)
     model.fit(
-        encode(data.x["train"]),
+        encode(data.rows["train"]),
         targets(data.y["train"]),
         batch_size=512,
         epochs=12,
-        validation_data=(encode(data.x["validation"]), targets(data.y["validation"])),
+        validation_data=(encode(data.rows["validation"]), targets(data.y["validation"])),
         callbacks=[keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)],
         verbose=0,
     )
 
-    def predict(table: np.ndarray) -> dict[str, np.ndarray]:
-        inputs = encode(table)
-        if len(table) <= _AT_ONCE:
+    def predict(rows: Rows) -> dict[str, np.ndarray]:
+        inputs = encode(rows)
+        if len(rows.x) <= _AT_ONCE:
             z = np.asarray(model.predict_on_batch(inputs), np.float64)
         else:
             z = np.asarray(model.predict(inputs, batch_size=_AT_ONCE, verbose=0), np.float64)

@@ -6,36 +6,71 @@ Needs NumPy and nothing else: contenders run in environments of their own.
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-Predict = Callable[[np.ndarray], dict[str, np.ndarray]]
-"""A table (N, F) to scores (N,) by task, on the scale that labels are learnt on."""
+
+class Rows(NamedTuple):
+    """What is known of N rows.
+
+    Attributes:
+        x: the table (N, F).
+        lists: by name (N, L), the candidate's code of each id that stands in the user's list, NaN
+            behind them.  Only networks with attention read them.
+    """
+
+    x: np.ndarray
+    lists: dict[str, np.ndarray]
+
+    def first(self, n: int) -> "Rows":
+        """The first n rows."""
+        return Rows(self.x[:n], {name: codes[:n] for name, codes in self.lists.items()})
+
+
+Predict = Callable[[Rows], dict[str, np.ndarray]]
+"""Rows to scores (N,) by task, on the scale that labels are learnt on."""
 
 
 class Data:
-    """The table: features (N, F) and labels (N, T) of each split, NaN where masked.
+    """The rows and labels (N, T) of each split, NaN where masked.
 
     Attributes:
-        columns: names of the F columns.
+        columns: names of the table's F columns.
         categories: index of those that are codes: 0 for other ids, NaN missing.
+        candidate: index among the categories of the candidate's id.
         tasks: type by name, "binary" or "regression".
     """
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as stored:
-            self.x = {split: stored[f"{split}/x"] for split in ("train", "validation", "test")}
-            self.y = {split: stored[f"{split}/y"] for split in ("train", "validation")}
             about = json.loads(str(stored["about"]))
+            self.rows = {
+                split: Rows(
+                    stored[f"{split}/x"],
+                    {name: stored[f"{split}/list/{name}"] for name in about["lists"]},
+                )
+                for split in ("train", "validation", "test")
+            }
+            self.y = {split: stored[f"{split}/y"] for split in ("train", "validation")}
         self.columns: list[str] = about["columns"]
         self.categories = [self.columns.index(name) for name in about["categories"]]
+        self.candidate: int = about["categories"].index(about["candidate"])
         self.tasks: dict[str, str] = about["tasks"]
+        self._rates: list[str] = about["rates"]
+
+    def without_rates(self) -> None:
+        """Leave out the columns of as-of rates."""
+        kept = [n for n, name in enumerate(self.columns) if name not in self._rates]
+        self.categories = [kept.index(n) for n in self.categories]
+        self.columns = [self.columns[n] for n in kept]
+        self.rows = {s: rows._replace(x=rows.x[:, kept]) for s, rows in self.rows.items()}
 
     def of_task(self, task: str, split: str) -> tuple[np.ndarray, np.ndarray]:
         """Rows and labels where the task has a label."""
         y = self.y[split][:, list(self.tasks).index(task)]
         known = ~np.isnan(y)
-        return self.x[split][known], y[known]
+        return self.rows[split].x[known], y[known]
 
 
 class NetworkInputs:
@@ -46,26 +81,36 @@ class NetworkInputs:
 
     Attributes:
         sizes: number of codes of each id.
+        candidate: index of the candidate's id among them.
         numbers: columns of `numbers`, twice those of the table.
     """
 
     def __init__(self, data: Data) -> None:
-        self._ids = data.categories
+        self._ids, self.candidate = data.categories, data.candidate
         self._numeric = [n for n in range(len(data.columns)) if n not in data.categories]
-        x = _logarithm(data.x["train"][:, self._numeric])
+        x = _logarithm(data.rows["train"].x[:, self._numeric])
         self._mean, self._deviation = np.nanmean(x, axis=0), np.nanstd(x, axis=0) + 1e-6
-        largest = [np.nanmax(data.x["train"][:, c], initial=0) for c in self._ids]
+        largest = [np.nanmax(data.rows["train"].x[:, c], initial=0) for c in self._ids]
         self.sizes = [int(one) + 2 for one in largest]
         self.numbers = 2 * len(self._numeric)
 
-    def __call__(self, table: np.ndarray) -> dict[str, np.ndarray]:
-        """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of a table (N, F)."""
-        values = (_logarithm(table[:, self._numeric]) - self._mean) / self._deviation
+    def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
+        """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of N rows."""
+        values = (_logarithm(rows.x[:, self._numeric]) - self._mean) / self._deviation
         flags = np.isnan(values)
-        codes = np.nan_to_num(table[:, self._ids], nan=-1).astype(np.int32) + 1
-        codes = np.where(codes < self.sizes, codes, 1)  # not in training: as other ids
+        codes = _codes(rows.x[:, self._ids], np.array(self.sizes))
         numbers = np.concatenate([np.where(flags, 0, values), flags], axis=1)
         return {"codes": codes, "numbers": numbers.astype(np.float32)}
+
+    def lists(self, rows: Rows) -> list[np.ndarray]:
+        """Each list's codes (N, L) int32 as those of the candidate, 0 behind the last."""
+        return [_codes(one, self.sizes[self.candidate]) for one in rows.lists.values()]
+
+
+def _codes(values: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
+    """0 for a missing id, 1 for one that is not among training's, from 2 for others."""
+    codes = np.nan_to_num(values, nan=-1).astype(np.int32) + 1
+    return np.where(codes < sizes, codes, 1).astype(np.int32)
 
 
 def _logarithm(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Networks of PyTorch libraries: torch-rechub's MMoE and PLE, and TabM.
+"""Networks of PyTorch libraries: torch-rechub's MMoE, PLE and DIN, and TabM.
 
 They share one loop of training: Adam, batches of 512, the losses of all tasks added with masked
 labels left out, stopped two epochs after the best validation loss.
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from table import Data, NetworkInputs, Predict, Targets
+from table import Data, NetworkInputs, Predict, Rows, Targets
 
 _BATCH, _EPOCHS, _PATIENCE, _AT_ONCE = 512, 12, 2, 4096
 
-Probabilities = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Codes (B, ids) and numbers (B, numbers) to (B, K, T): of each of K members, the probability of
-binary tasks and the standardised value of others."""
+Probabilities = Callable[..., torch.Tensor]
+"""Codes (B, ids), numbers (B, numbers) and each list's codes (B, L) to (B, K, T): of each of K
+members, the probability of binary tasks and the standardised value of others."""
 
 
 def _fit(
@@ -33,17 +33,17 @@ def _fit(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=setting["rate"], weight_decay=setting["weight_decay"]
     )
+
+    def inputs(rows: Rows) -> list[torch.Tensor]:
+        return [torch.tensor(part) for part in (*encode(rows).values(), *encode.lists(rows))]
+
     tensors = {
-        split: [
-            *(torch.tensor(part) for part in encode(data.x[split]).values()),
-            torch.tensor(targets(data.y[split])),
-        ]
-        for split in data.y
+        split: [torch.tensor(targets(y)), *inputs(data.rows[split])] for split, y in data.y.items()
     }
     random = torch.Generator().manual_seed(seed)
 
-    def loss(codes: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        p = forward(codes, numbers)
+    def loss(y: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor:
+        p = forward(*parts)
         known = torch.isfinite(y)
         y = torch.where(known, y, 0.0)[:, None, :].expand(p.shape)
         inside = p.clamp(1e-6, 1 - 1e-6)
@@ -55,7 +55,7 @@ def _fit(
         model.eval()
         with torch.no_grad():
             parts = [part.split(_AT_ONCE) for part in tensors["validation"]]
-            found = [(len(y), float(loss(c, n, y))) for c, n, y in zip(*parts, strict=True)]
+            found = [(len(one[0]), float(loss(*one))) for one in zip(*parts, strict=True)]
         return sum(rows * one for rows, one in found) / sum(rows for rows, _ in found)
 
     best, kept, since = np.inf, copy.deepcopy(model.state_dict()), 0
@@ -75,10 +75,10 @@ def _fit(
     model.load_state_dict(kept)
     model.eval()
 
-    def predict(table: np.ndarray) -> dict[str, np.ndarray]:
-        parts = [torch.tensor(part).split(_AT_ONCE) for part in encode(table).values()]
+    def predict(rows: Rows) -> dict[str, np.ndarray]:
+        parts = [part.split(_AT_ONCE) for part in inputs(rows)]
         with torch.no_grad():
-            found = [forward(c, n).mean(dim=1).numpy() for c, n in zip(*parts, strict=True)]
+            found = [forward(*one).mean(dim=1).numpy() for one in zip(*parts, strict=True)]
         values = np.concatenate(found)
         return targets.scores(values, values)
 
@@ -101,7 +101,7 @@ def _rechub(
     tower = {"dims": [32], "dropout": setting["dropout"]}
     model = build(ids + numbers, kinds, tower_params_list=[tower for _ in kinds])
 
-    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         inputs = {f"id{n}": codes[:, n] for n in range(codes.shape[1])}
         inputs |= {f"number{n}": values[:, n] for n in range(values.shape[1])}
         found: torch.Tensor = model(inputs)
@@ -142,6 +142,44 @@ def ple(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
     return _rechub(build, data, setting, seed)
 
 
+def din(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict:
+    """Deep interest network of torch-rechub: its attention unit and its towers, one a task.
+
+    Its own model has one task and reads no numbers; here all tasks share the embeddings and the
+    attention, and the numbers join them before the towers.
+    """
+    from torch_rechub.basic.layers import MLP
+    from torch_rechub.models.ranking.din import ActivationUnit
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    encode = NetworkInputs(data)
+    binary = torch.tensor([kind == "binary" for kind in data.tasks.values()])
+    width, lists = setting["embedding_dim"], len(data.rows["train"].lists)
+    into = encode.numbers + width * (len(encode.sizes) + lists)
+    unit = {"dims": [36], "activation": "dice", "use_softmax": False}
+    tower = {"dims": [setting["units"], 64], "dropout": setting["dropout"], "activation": "dice"}
+    model = torch.nn.ModuleDict(
+        {
+            "ids": torch.nn.ModuleList(torch.nn.Embedding(size, width) for size in encode.sizes),
+            "attention": torch.nn.ModuleList(ActivationUnit(width, **unit) for _ in range(lists)),
+            "towers": torch.nn.ModuleList(MLP(into, **tower) for _ in data.tasks),
+        }
+    )
+
+    def forward(codes: torch.Tensor, values: torch.Tensor, *entries: torch.Tensor) -> torch.Tensor:
+        parts = [table(codes[:, n]) for n, table in enumerate(model["ids"])]
+        candidate, table = parts[encode.candidate], model["ids"][encode.candidate]
+        for attention, ids in zip(model["attention"], entries, strict=True):
+            history = table(ids) * (ids > 0)[..., None]  # padding adds nothing to the sum
+            parts.append(attention(history, candidate))
+        x = torch.cat([values, *parts], dim=1)
+        z = torch.cat([tower(x) for tower in model["towers"]], dim=1)[:, None, :]
+        return torch.where(binary, torch.sigmoid(z), z)
+
+    return _fit(model, forward, encode, data, setting, seed)
+
+
 def tabm(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict:
     """TabM: K members of one network, each with weights of its own by rank one."""
     import tabm as library
@@ -167,7 +205,7 @@ def tabm(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predic
         }
     )
 
-    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         parts = [table(codes[:, n]) for n, table in enumerate(model["ids"])]
         z = model["members"](torch.cat([values, *parts], dim=1))
         return torch.where(binary, torch.sigmoid(z), z)

@@ -16,7 +16,7 @@ def per_task(
         models = {
             task: fit(data, task, setting.get(task, setting), seed, threads) for task in data.tasks
         }
-        return lambda x: {task: model(x) for task, model in models.items()}
+        return lambda rows: {task: model(rows.x) for task, model in models.items()}
 
     return train
 

@@ -8,6 +8,9 @@
     id_list    name__length    number of ids in the list
                name__match     how often the candidate's raw id stands in the list; only where the
                                list shares the candidate's vocabulary
+               name__1, ...    1 where the list holds the most frequent id of training, the second,
+                               ... the twentieth, else 0; only where the list does not share the
+                               candidate's vocabulary: genres or tags
     text       name__length    number of words
     vector     name__0, ...    its numbers, NaN missing
     position   none            it is not known when serving
@@ -41,6 +44,8 @@ from multigate.model.data.rows import Rows
 MOST_FREQUENT = 2_000
 COUNT = "__count"
 """Suffix of the column with the number of training rows of an id."""
+FREQUENT_ENTRIES = 20
+"""How many entries of lists such as genres have a column of their own."""
 _ROWS_AT_ONCE = 1 << 18  # bounds the memory of raw text
 
 
@@ -73,6 +78,7 @@ class Tabulator:
         self.categories: list[str] = []
         self.left_out: list[str] = []
         self._ids: dict[str, _Ids] = {}
+        self._entries: dict[str, pa.Array] = {}
         for name, feature in contract.features.items():
             train.check_columns([name])
             if isinstance(feature, IdFeature):
@@ -87,6 +93,10 @@ class Tabulator:
                 self.columns.append(name + LENGTH)
                 if _holds_candidates(contract, name):
                     self.columns.append(name + MATCH)
+                else:
+                    entries = _most_frequent_first(_entries(train, name, feature.dtype)[0])
+                    self._entries[name] = entries.values[:FREQUENT_ENTRIES]
+                    self.columns += _entry_columns(name, self._entries[name])
             elif isinstance(feature, TextFeature):
                 self.columns.append(name + LENGTH)
             elif isinstance(feature, VectorFeature):
@@ -116,6 +126,8 @@ class Tabulator:
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
                     if name + MATCH in self.columns:
                         found[name + MATCH] = matches(self.contract, part, name)
+                    else:
+                        found |= self._holds(part, name, feature.dtype)
                 elif isinstance(feature, TextFeature):
                     texts = _ids(part, name, feature.dtype).to_pylist()
                     found[name + LENGTH] = np.array([len(words(text or "")) for text in texts])
@@ -125,6 +137,37 @@ class Tabulator:
                     found |= {f"{name}__{place}": of for place, of in enumerate(values.T)}
             parts.append(np.stack([found[column] for column in self.columns], axis=1))
         return np.concatenate(parts)
+
+    def entries(self, rows: Rows, name: str) -> np.ndarray:
+        """A list of the candidate's vocabulary as codes of the candidate's column.
+
+        Args:
+            rows: N rows.
+            name: of an id_list of at most L ids that shares the candidate's vocabulary.
+
+        Returns:
+            (N, L) float64: codes of the last L ids, oldest first, NaN behind them.
+        """
+        feature = self.contract.features[name]
+        assert isinstance(feature, IdListFeature)
+        values, row = _entries(rows, name, feature.dtype)
+        codes = self._codes(self.contract.item, values)[self.contract.item]
+        lengths = np.bincount(row, minlength=len(rows))
+        place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        place -= np.maximum(lengths - feature.max_length, 0)[row]
+        found = np.full((len(rows), feature.max_length), np.nan)
+        kept = place >= 0
+        found[row[kept], place[kept]] = codes[kept]
+        return found
+
+    def _holds(self, part: Rows, name: str, dtype: str) -> dict[str, np.ndarray]:
+        """Which of the most frequent entries each row's list holds."""
+        frequent = self._entries[name]
+        values, row = _entries(part, name, dtype)
+        place = np.asarray(pc.index_in(values, value_set=frequent).fill_null(-1)).astype(np.int64)
+        held = np.zeros((len(part), len(frequent) + 1))
+        held[row, place] = 1  # other entries in the last column
+        return dict(zip(_entry_columns(name, frequent), held.T, strict=False))
 
     def _codes(self, name: str, column: pa.Array) -> dict[str, np.ndarray]:
         values, counts = self._ids[name]
@@ -147,13 +190,7 @@ def matches(contract: Contract, rows: Rows, name: str) -> np.ndarray:
     """
     feature = contract.features[contract.item]
     assert isinstance(feature, IdFeature)
-    lengths = _lengths(rows, name)
-    row = np.repeat(np.arange(len(rows)), lengths)
-    column = _whole(rows, name)
-    try:
-        entries = as_ids(column.flatten(), feature.dtype)
-    except pa.ArrowInvalid as error:
-        raise _wrong_type(rows, name, column, error) from None
+    entries, row = _entries(rows, name, feature.dtype)
     candidates = _ids(rows, contract.item, feature.dtype).take(pa.array(row))
     equal = np.asarray(pc.equal(entries, candidates).fill_null(False))
     return np.bincount(row, equal, minlength=len(rows)).astype(np.float64)
@@ -189,6 +226,20 @@ def unmatched(contract: Contract, rows: Rows) -> np.ndarray | None:
 def _holds_candidates(contract: Contract, name: str) -> bool:
     """Whether a list's ids are of the candidates' vocabulary."""
     return contract.vocabulary_of(name) == contract.vocabulary_of(contract.item)
+
+
+def _entries(rows: Rows, name: str, dtype: str) -> tuple[pa.Array, np.ndarray]:
+    """All raw ids of a list column, and the row (int64) of each."""
+    row = np.repeat(np.arange(len(rows)), _lengths(rows, name))
+    column = _whole(rows, name)
+    try:
+        return as_ids(column.flatten(), dtype), row
+    except pa.ArrowInvalid as error:
+        raise _wrong_type(rows, name, column, error) from None
+
+
+def _entry_columns(name: str, frequent: pa.Array) -> list[str]:
+    return [f"{name}__{place}" for place in range(1, len(frequent) + 1)]
 
 
 def _most_frequent_first(column: pa.Array) -> _Ids:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import parse
-from multigate.model.baselines.table import Tabulator, matches, unmatched
+from multigate.model.baselines.table import FREQUENT_ENTRIES, Tabulator, matches, unmatched
 from multigate.model.data.rows import Rows
 
 FEATURES: dict[str, Any] = {
@@ -75,9 +75,42 @@ def test_every_column_by_hand() -> None:
         "seen__match": [2, 0, 0, 0],
         # Tags are no candidates.
         "tags__length": [1, 2, 0, 0],
+        "tags__1": [1, 1, 0, 0],  # "x" is in two lists, "y" in one
+        "tags__2": [0, 1, 0, 0],
     }
     assert tabulator.categories == ["user", "item", "country"]
     assert tabulator.left_out == ["place"]
+
+
+def test_entries_of_lists_that_training_has_not_seen() -> None:
+    tabulator = Tabulator(contract(), rows())
+    tags = pa.array([["z"], ["y", "z", "y"], ["x"], []], pa.list_(pa.string()))
+    found = dict(zip(tabulator.columns, tabulator(rows(tags=tags)).T.tolist(), strict=True))
+    assert found["tags__length"] == [1, 3, 1, 0]
+    assert found["tags__1"] == [0, 0, 1, 0]
+    assert found["tags__2"] == [0, 1, 0, 0]
+
+
+def test_only_the_most_frequent_entries_have_a_column() -> None:
+    tags = pa.array([[str(n) for n in range(30)], ["29"], [], None], pa.list_(pa.string()))
+    tabulator = Tabulator(contract(), rows(tags=tags))
+    columns = [name for name in tabulator.columns if name.startswith("tags__")]
+    assert len(columns) == 1 + FREQUENT_ENTRIES
+    assert tabulator(rows(tags=tags))[:, tabulator.columns.index("tags__1")].tolist() == [
+        1,
+        1,
+        0,
+        0,
+    ]
+
+
+def test_entries_of_the_users_lists_have_the_candidates_codes() -> None:
+    """8 is 1 and 7 is 2 among candidates; 9 is new, and an empty entry is missing."""
+    tabulator = Tabulator(contract(), rows(item=pa.array([7, 8, 8, None], pa.int64())))
+    nan = np.nan
+    np.testing.assert_array_equal(
+        tabulator.entries(rows(), "seen"), [[2, 1], [nan, nan], [nan, nan], [nan, 0]]
+    )
 
 
 def test_ids_that_training_has_not_seen() -> None:
