@@ -1,10 +1,10 @@
 """Our model against one of another library, trained on the same examples (`model.baselines`).
 
 Binary tasks are compared by AUC, AUC of the rows with a candidate that is new to the user
-(`auc_unmatched`), AUC within users and NDCG@10 within requests, each over the rows with a label.  A
-feature of the user raises the first without changing any order within a request.  Regression tasks
-are compared by RMSE in the label's own units, and on the scale of the label's transform, which both
-models are trained on.
+(`auc_unmatched`), AUC within users, log loss and NDCG@10 within requests, each over the rows with a
+label.  A feature of the user raises the first without changing any order within a request.
+Regression tasks are compared by RMSE in the label's own units, and on the scale of the label's
+transform, which both models are trained on.
 
 `objections` is the rule `evaluation.rules.beats`.  A candidate is refused if
 
@@ -109,7 +109,7 @@ def measure_binary(
     lists: np.ndarray,
     new: np.ndarray | None,
 ) -> Measured:
-    """The measures of a binary task: auc, auc_unmatched, gauc and ndcg@10, where they exist.
+    """Measures of a binary task: auc, auc_unmatched, gauc, log_loss and ndcg@10, where they exist.
 
     Args:
         resamples: the draws, of N rows.
@@ -123,7 +123,7 @@ def measure_binary(
     if new is not None:
         part = np.where(new, labels, np.nan)
         found[UNMATCHED] = unmatched_auc(resamples, part, scores), part
-    found["gauc"] = measured["gauc"], labels
+    found |= {name: (measured[name], labels) for name in ("gauc", "log_loss")}
     # A row without a label must not fill a place of its list: it gets a list of its own.
     masked = np.isnan(labels)
     own = np.where(masked, lists.max(initial=-1) + 1 + np.cumsum(masked), lists)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import ndcg_score, roc_auc_score
+from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from multigate.configs.errors import ConfigError
 from multigate.configs.sections.base import parse
@@ -75,7 +75,7 @@ def test_every_measure_by_another_way(fitted: Fitted) -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert list(found["tasks"]) == ["click", "dwell", "like"]
     click, y = found["tasks"]["click"]["measures"], fitted.labels[:, 0]
-    assert list(click) == ["auc", "auc_unmatched", "gauc", "ndcg@10"]
+    assert list(click) == ["auc", "auc_unmatched", "gauc", "log_loss", "ndcg@10"]
     new = unmatched(fitted.contract, fitted.rows)
     users = fitted.rows.codes("user_id")
     for side, scores in (("candidate", ours["click"]), ("production", fitted.theirs["click"])):
@@ -83,6 +83,7 @@ def test_every_measure_by_another_way(fitted: Fitted) -> None:
         assert click["auc_unmatched"][side]["value"] == pytest.approx(
             roc_auc_score(y[new], scores[new])
         )
+        assert click["log_loss"][side]["value"] == pytest.approx(log_loss(y, scores))
         assert click["auc_unmatched"][side]["rows"] == new.sum() < len(y)
         areas, weights, gains = [], [], []
         for user in range(users.max() + 1):
@@ -171,7 +172,12 @@ def test_users_with_one_row_each(fitted: Fitted) -> None:
     """No AUC within users; the rule looks at what there is."""
     users = np.arange(len(fitted.rows))
     found = fitted.against(fitted.noise("click"), users)
-    assert list(found["tasks"]["click"]["measures"]) == ["auc", "auc_unmatched", "ndcg@10"]
+    assert list(found["tasks"]["click"]["measures"]) == [
+        "auc",
+        "auc_unmatched",
+        "log_loss",
+        "ndcg@10",
+    ]
     assert len(objections(found)) == 2
 
 
@@ -207,7 +213,7 @@ def test_the_table_names_both(fitted: Fitted) -> None:
         fitted.baseline.title,
         "difference",
     ]
-    assert view.row_count == 2 + 4 + 2 + 4
+    assert view.row_count == 2 + 5 + 2 + 5
 
 
 def test_compare_demands_it(tiny: Any, fitted: Fitted, tmp_path: Path) -> None:
