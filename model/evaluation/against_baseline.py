@@ -120,7 +120,7 @@ def measure_binary(
     """
     measured = tasks.binary(resamples, labels, scores)
     found: Measured = {"auc": (measured["auc"], labels)}
-    if new is not None:
+    if new is not None and not new[~np.isnan(labels)].all():  # else it is the AUC of all rows
         part = np.where(new, labels, np.nan)
         found[UNMATCHED] = unmatched_auc(resamples, part, scores), part
     found |= {name: (measured[name], labels) for name in ("gauc", "log_loss")}

@@ -150,8 +150,9 @@ def baseline(found: Assessment) -> str:
         f"Against {compared['title']}",
         f"{compared['title']}, one model per task, trained in {compared['seconds']:.1f} s on the "
         "same examples and measured on the same rows and resamples. Losses stand here like wins. "
-        "▲ better and ▼ worse beyond chance; RMSE is relative. A feature of the user raises AUC "
-        "without changing any order within a request: see AUC within users and NDCG@10 as well.",
+        "▲ better and ▼ worse beyond chance; differences of RMSE and log loss are relative: "
+        "less is better. A feature of the user raises AUC without changing any order within a "
+        "request: see AUC within users and NDCG@10 as well.",
         sentences(compared["sentences"]),
         table(
             f"Differences from {compared['title']}",

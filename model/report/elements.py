@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
+from multigate.model.evaluation.paired import RELATIVE
 from multigate.model.report.style import STYLE
 
 SHOWN = {
@@ -133,7 +134,7 @@ def changed(found: Interval | None, metric: str, wins: bool | None) -> str:
         return '<span class="soft">none</span>'
 
     def show(value: float) -> str:
-        return f"{100 * value:+.2f} %" if metric.startswith("rmse") else f"{value:+.4f}"
+        return f"{100 * value:+.2f} %" if metric in RELATIVE else f"{value:+.4f}"
 
     kind = "" if wins is None else "better" if wins else "worse"
     mark = "" if wins is None else " ▲" if wins else " ▼"

@@ -104,6 +104,18 @@ def test_every_measure_by_another_way(fitted: Fitted) -> None:
     assert measured == pytest.approx(np.sqrt(np.mean(error**2)))
 
 
+def test_where_all_candidates_are_new_they_are_not_measured_twice(fitted: Fitted) -> None:
+    fewer = Fitted.__new__(Fitted)
+    new = unmatched(fitted.contract, fitted.rows)
+    fewer.__dict__ = fitted.__dict__ | {
+        "rows": fitted.rows.take(np.flatnonzero(new)),
+        "labels": fitted.labels[new],
+        "theirs": {name: scores[new] for name, scores in fitted.theirs.items()},
+    }
+    scores = {name: values[new] for name, values in fitted.noise("click").items()}
+    assert "auc_unmatched" not in fewer.against(scores)["tasks"]["click"]["measures"]
+
+
 def test_rows_without_a_label_fill_no_place_of_a_list(fitted: Fitted) -> None:
     """NDCG of like: its masked rows get the highest scores, which changes nothing."""
     masked = np.isnan(fitted.labels[:, 2])
