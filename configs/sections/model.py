@@ -193,8 +193,12 @@ class TrainConfig(Frozen):
     """Epochs without a better value of the monitor after which training stops; the best epoch's
     weights are kept."""
     seed: int = Field(0, ge=0)
-    lazy_embeddings: bool = False
-    """Update only the embedding rows of a batch's ids (lazy Adam) instead of all rows."""
+    embeddings: Literal["rows", "dense"] = "rows"
+    """Which rows of the embedding tables a step updates. `rows`: those of the batch's ids, each by
+    Adam over its own steps, so that the cost does not grow with the table. `dense`: all rows, as
+    Adam is defined: rows that are absent have a gradient of zero, and coast on."""
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """How the tables' two moments of Adam are stored; bfloat16 takes half the memory."""
     weight: str | None = None
     """Column of the examples that holds the rows' weights in the loss: a number feature, or another
     column. A row without a value has weight 1."""
@@ -218,10 +222,24 @@ class TrainConfig(Frozen):
     explosion: float = Field(20.0, gt=1)
     """Training stops when the loss of some steps is this many times its running median."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_lazy_embeddings(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "lazy_embeddings" in values:
+            raise contradiction(
+                f"lazy_embeddings: {values['lazy_embeddings']} is now embeddings: rows (the "
+                "default, in the place of true) or embeddings: dense (of false); write one of them"
+            )
+        return values
+
     @model_validator(mode="after")
     def _check_together(self) -> "TrainConfig":
+        if self.moments != "float32" and self.embeddings != "rows":
+            raise contradiction(
+                f"moments: expected float32 where embeddings is dense, received {self.moments}; "
+                "write embeddings: rows, or leave out moments"
+            )
         for key, value in (
-            ("lazy_embeddings", self.lazy_embeddings),
             ("precision: mixed_float16", self.precision == "mixed_float16"),
             ("ranking", self.ranking is not None),
         ):

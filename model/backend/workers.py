@@ -120,6 +120,46 @@ class Workers:
         parts = tf.split(total, [tf.size(value) for value in dense], num=len(dense))
         return [tf.reshape(part, tf.shape(v)) for part, v in zip(parts, dense, strict=True)]
 
+    def all_gather(
+        self, gradients: Sequence[tuple[Tensor, Tensor]], key: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The rows and values of all workers, one worker after the other, for each table.
+
+        A message is as long as the rows that the worker with most of them has touched.
+
+        Args:
+            gradients: rows (U,) int32 and values (U, d) float32 of each table; U may differ
+                between workers.
+            key: of the first message; it takes 1 + 2 numbers for each table.
+        """
+        import tensorflow as tf
+
+        if self.size == 1 or not gradients:
+            return list(gradients)
+        counts = self._gather(tf.stack([tf.size(rows) for rows, _ in gradients])[None], key)
+        found = []
+        for index, (rows, values) in enumerate(gradients):
+            of_worker = counts[:, index]  # (size,)
+            longest = tf.reduce_max(of_worker)
+            missing = longest - tf.size(rows)
+            all_rows = self._gather(tf.pad(rows, [[0, missing]]), key + 1 + 2 * index)
+            all_values = self._gather(tf.pad(values, [[0, missing], [0, 0]]), key + 2 + 2 * index)
+            real = tf.reshape(tf.sequence_mask(of_worker, longest), [-1])
+            found.append((tf.boolean_mask(all_rows, real), tf.boolean_mask(all_values, real)))
+        return found
+
+    def _gather(self, value: Tensor, key: int) -> Tensor:
+        """The tensors of all workers, of one shape, joined along their first axis."""
+        import tensorflow as tf
+
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tf.stop_gradient(value),
+            group_size=self.size,
+            group_key=_GROUP,
+            instance_key=key,
+            ordering_token=[],
+        )
+
     def fractions(self, counts: Sequence[Tensor]) -> list[Tensor]:
         """The worker's fraction of each count (a scalar) over all workers; 0 if the sum is 0."""
         import tensorflow as tf

@@ -97,12 +97,7 @@ def make_ranker(
         id_dropout: see `Ranker`; for training.
         ranking: see `Ranker`; for training.
     """
-    rows = {
-        contract.vocabulary_of(name): encoder.rows(name)
-        for name, feature in contract.features.items()
-        if not isinstance(feature, PositionFeature)
-        and getattr(feature, "scale", "buckets") == "buckets"
-    }
+    rows = table_rows(contract, encoder)
     counts = {
         name: (1 + unknown, encoder.counts[contract.vocabulary_of(name)])
         for name, feature in contract.features.items()
@@ -110,6 +105,16 @@ def make_ranker(
     }
     statistics = encoder.statistics
     return Ranker(contract, config, rows, statistics, seed, precision, counts, id_dropout, ranking)
+
+
+def table_rows(contract: Contract, encoder: Encoder) -> dict[str, int]:
+    """Number of rows of each embedding table, by the feature that owns it."""
+    return {
+        contract.vocabulary_of(name): encoder.rows(name)
+        for name, feature in contract.features.items()
+        if not isinstance(feature, PositionFeature)
+        and getattr(feature, "scale", "buckets") == "buckets"
+    }
 
 
 def load(folder: Path) -> Checkpoint:
@@ -140,8 +145,16 @@ def read_config(folder: Path) -> tuple[Config, FrozenContract]:
         ) from None
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; train again") from None
+    _rename_old_keys(values)
     config = parse(Config, values, str(path))
     return config, FrozenContract.read(ExamplesFolder(folder).contract)
+
+
+def _rename_old_keys(values: Any) -> None:
+    """Give options that a former version wrote their present names."""
+    train = values.get("train") if isinstance(values, dict) else None
+    if isinstance(train, dict) and "lazy_embeddings" in train:
+        train["embeddings"] = "rows" if train.pop("lazy_embeddings") else "dense"
 
 
 def read_history(folder: Path) -> list[Epoch]:

@@ -34,6 +34,7 @@ from multigate.configs.files import ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.model.data.hashing import hash_ids
 from multigate.model.data.ngrams import ngram_lists
+from multigate.model.data.vocabulary_index import VocabularyIndex
 
 Encoded = dict[str, np.ndarray]
 
@@ -95,6 +96,8 @@ class Encoder:
         self.vocabularies = dict(vocabularies)
         self.counts = {n: np.ones(len(values), np.int64) for n, values in vocabularies.items()}
         self.counts |= counts or {}
+        self._indices: dict[str, VocabularyIndex] = {}
+        """By owner; made when the first id is looked up."""
         for name, feature in contract.features.items():
             if isinstance(feature, IdFeature | IdListFeature):
                 if keeps_vocabulary(contract, name) and name not in self.vocabularies:
@@ -355,10 +358,13 @@ class Encoder:
             return np.where(np.asarray(values.is_valid()), buckets, 0).astype(np.int32)
         if feature.hash_buckets is not None:
             return 1 + _hash_distinct(values, feature.hash_buckets)
-        found = pc.index_in(values, value_set=self.vocabularies[owner])
-        codes = np.asarray(found.fill_null(-1)) + np.int32(1 + feature.oov_buckets)
-        unseen = np.asarray(pc.and_(found.is_null(), values.is_valid()))
-        codes[~np.asarray(values.is_valid())] = 0
+        if owner not in self._indices:
+            self._indices[owner] = VocabularyIndex(self.vocabularies[owner])
+        found = self._indices[owner].find(values)
+        codes = found + np.int32(1 + feature.oov_buckets)
+        given = np.asarray(values.is_valid())
+        unseen = (found < 0) & given
+        codes[~given] = 0
         if unseen.any():
             unknown = values.filter(pa.array(unseen))
             codes[unseen] = 1 + _hash_distinct(unknown, feature.oov_buckets)

@@ -11,7 +11,6 @@ low bits of the bytes.  Only the first 256 bytes of a text and its length count.
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 LONGEST = 256
 """Number of bytes of a text that count."""
@@ -47,9 +46,11 @@ def hash_ids(values: pa.Array, buckets: int) -> np.ndarray:
 def _polynomial(texts: pa.Array) -> np.ndarray:
     """The sum above, before mixing, of each text; (N,) uint64."""
     binary = texts.cast(pa.large_binary())
-    lengths = np.asarray(pc.binary_length(binary))
+    _, offsets, content = binary.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[binary.offset : binary.offset + len(binary) + 1]
+    lengths = np.diff(bounds)
     ends = np.cumsum(lengths)
-    data = np.frombuffer(b"".join(binary.to_pylist()), np.uint8)
+    data = np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]]
     place = np.arange(len(data)) - np.repeat(ends - lengths, lengths)  # in its own text
     terms = (data.astype(np.uint64) + np.uint64(1)) * POWERS[np.minimum(place, LONGEST - 1)]
     terms[place >= LONGEST] = 0

@@ -26,6 +26,7 @@ from multigate.configs.sections.model import ModelConfig
 from multigate.model.gates.parts.base import Tensor, derive_seed
 from multigate.model.ranker.attention import TargetAttention
 from multigate.model.ranker.sequence import SequenceEncoder
+from multigate.model.ranker.tables import Table, TablePart
 
 Of = Literal["user", "item", "pair"]
 """What a part of the output depends on: the user and the context, the item, or both."""
@@ -80,23 +81,25 @@ class Embedder(keras.layers.Layer):
             if not isinstance(feature, NumberFeature | VectorFeature)
             or (isinstance(feature, NumberFeature) and feature.scale == "buckets")
         }
-        self.tables = {}
+        by_width: dict[int, list[str]] = {}
         for owner in dict.fromkeys(self.owners.values()):
-            initializer = keras.initializers.RandomUniform(
-                -0.05, 0.05, seed=derive_seed(seed, "embedding", owner)
+            by_width.setdefault(table_width(contract, config, owner), []).append(owner)
+        self.shared = {
+            width: Table(
+                {owner: rows[owner] for owner in owners},
+                width,
+                {owner: derive_seed(seed, "embedding", owner) for owner in owners},
+                name=f"table_{width}",
             )
-            feature = self.features[owner]
-            like = owner  # whose width the table has
-            if isinstance(feature, IdListFeature) and feature.entry is not None:
-                like = contract.vocabulary_of(feature.entry.of)
-            self.tables[owner] = keras.layers.Embedding(
-                rows[owner],
-                config.embedding_dims.get(like, config.embedding_dim),
-                embeddings_initializer=initializer,
-                name=f"embedding_{owner}",
-            )
-        for table in self.tables.values():
-            table.build()
+            for width, owners in by_width.items()
+        }
+        """By width."""
+        self.tables: dict[str, TablePart] = {
+            owner: self.shared[width].parts[owner]
+            for width, owners in by_width.items()
+            for owner in owners
+        }
+        """By owner."""
         self.projections = {}
         for name, feature in self.features.items():
             if isinstance(feature, VectorFeature) and feature.project is not None:
@@ -194,33 +197,61 @@ class Embedder(keras.layers.Layer):
             (B, d), d the sum of the parts' `widths`.
         """
         wanted = set(self.widths if names is None else names)
-        parts: list[Tensor] = []
-        for name in self.widths:
-            if name in wanted:
-                parts.extend(self._parts(name, encoded, self.tables if tables is None else tables))
+        parts_of = [name for name in self.widths if name in wanted]
+        rows = self._look_up(parts_of, encoded, tables)
+        parts = [part for name in parts_of for part in self._parts(name, encoded, rows)]
         return keras.ops.concatenate(parts, axis=-1)
 
-    def _parts(
+    def _look_up(
         self,
-        name: str,
+        names: Iterable[str],
         encoded: Mapping[str, Tensor],
-        tables: Mapping[str, Callable[[Tensor], Tensor]],
+        tables: Mapping[str, Callable[[Tensor], Tensor]] | None,
+    ) -> dict[str, Tensor]:
+        """Rows (B, d) or (B, L, d) that some parts need, by feature; one gather for each width."""
+        needed: dict[str, None] = {}
+        for name in names:
+            if name in self.owners:
+                needed |= dict.fromkeys([name, *self.entries.get(name, ())])
+            if name in self.candidates:
+                needed[self.candidates[name]] = None
+        if tables is not None:
+            return {name: tables[self.owners[name]](encoded[name]) for name in needed}
+        found: dict[str, Tensor] = {}
+        for table in self.shared.values():
+            here = [name for name in needed if self.owners[name] in table.parts]
+            if not here:
+                continue
+            rows = table.look_up([(self.owners[name], encoded[name]) for name in here])
+            found |= dict(zip(here, rows, strict=True))
+        return found
+
+    def rows_read(self, table: Table) -> int:
+        """How many of a table's rows an example needs for all parts: K of `Table.look_up`."""
+        here = [self.features[name] for name, owner in self.owners.items() if owner in table.parts]
+        lists = [
+            one.as_list.max_length for one in here if isinstance(one, IdListFeature | TextFeature)
+        ]
+        return sum(lists) + len(here) - len(lists)
+
+    def _parts(
+        self, name: str, encoded: Mapping[str, Tensor], rows: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        """Columns of one part: tensors (B, .)."""
+        """Columns of one part, tensors (B, .), out of the rows that `_look_up` found."""
         value = encoded[name]
         if name not in self.features:
             return [self._column(value)]
         feature = self.features[name]
         if name in self.attentions:
-            return [self.attend(name, encoded, encoded, tables)]
+            return [self._attend(name, encoded, rows, encoded, rows, None)]
         if isinstance(feature, IdListFeature | TextFeature):
-            rows = self._rows(name, encoded, tables)  # (B, L, d)
+            entries = self._entries(name, encoded, rows)  # (B, L, d)
             if name in self.sequences:
-                part = self.sequences[name](rows, value != 0)
+                part = self.sequences[name](entries, value != 0)
             else:
-                part = self._pool(rows, value, feature.pooling)
+                part = self._pool(entries, value, feature.pooling)
         elif name in self.owners:
-            part = tables[self.owners[name]](value)  # (B, d)
+            part = rows[name]  # (B, d)
         else:
             vector = isinstance(feature, VectorFeature)
             part = keras.ops.cast(value, self.compute_dtype) if vector else self._column(value)
@@ -254,28 +285,39 @@ class Embedder(keras.layers.Layer):
         Returns:
             (N, d).
         """
-        tables = self.tables if tables is None else tables
-        look_up = tables[self.owners[name]]
-        ids = items[self.candidates[name]]
-        candidates = look_up(ids)
-        if len(ids.shape) == 2:
-            candidates = self._pool(candidates, ids, "mean")
-        rows = self._rows(name, lists, tables)
-        return self.attentions[name](rows, lists[name] != 0, candidates, user_index)
+        names = [name, *self.entries.get(name, ())]
+        candidate = self.candidates[name]
+        look_up: Mapping[str, Callable[[Tensor], Tensor]]
+        look_up = self.tables if tables is None else tables
+        of_lists = {one: look_up[self.owners[one]](lists[one]) for one in names}
+        of_items = {candidate: look_up[self.owners[candidate]](items[candidate])}
+        return self._attend(name, lists, of_lists, items, of_items, user_index)
 
-    def _rows(
+    def _attend(
         self,
         name: str,
-        encoded: Mapping[str, Tensor],
-        tables: Mapping[str, Callable[[Tensor], Tensor]],
+        lists: Mapping[str, Tensor],
+        of_lists: Mapping[str, Tensor],
+        items: Mapping[str, Tensor],
+        of_items: Mapping[str, Tensor],
+        user_index: Tensor | None,
     ) -> Tensor:
-        """Rows (B, L, d) of a list's entries: of the id, and of what else is known of the entry."""
-        rows = tables[self.owners[name]](encoded[name])
+        """`attend`, out of the rows of lists and items."""
+        ids, candidates = items[self.candidates[name]], of_items[self.candidates[name]]
+        if len(ids.shape) == 2:
+            candidates = self._pool(candidates, ids, "mean")
+        entries = self._entries(name, lists, of_lists)
+        return self.attentions[name](entries, lists[name] != 0, candidates, user_index)
+
+    def _entries(
+        self, name: str, encoded: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> Tensor:
+        """A list's entries (B, L, d): the rows of the ids, and of what else is known of each."""
+        found = rows[name]
         for other in self.entries.get(name, ()):
-            codes = encoded[other]
-            known = keras.ops.cast(codes != 0, rows.dtype)[..., None]
-            rows = rows + known * tables[self.owners[other]](codes)
-        return rows
+            known = keras.ops.cast(encoded[other] != 0, found.dtype)[..., None]
+            found = found + known * rows[other]
+        return found
 
     def _column(self, values: Tensor) -> Tensor:
         """Numbers (B,) as a column (B, 1)."""
@@ -305,6 +347,14 @@ class Embedder(keras.layers.Layer):
             and isinstance(feature, IdListFeature | TextFeature)
             and feature.pooling != "attention"
         )
+
+
+def table_width(contract: Contract, config: ModelConfig, owner: str) -> int:
+    """Width of an owner's rows; what is known of a history's entries is as wide as its ids."""
+    feature = contract.features[owner]
+    if isinstance(feature, IdListFeature) and feature.entry is not None:
+        owner = contract.vocabulary_of(feature.entry.of)
+    return config.embedding_dims.get(owner, config.embedding_dim)
 
 
 def _unchanged(shape: tuple[int, int], dtype: Any = None) -> Tensor:

@@ -182,6 +182,33 @@ class Ranker(keras.Model):
         shared, own = self.config.experts.count, self.config.experts.own
         return {task: own_experts(shared, own, t) for t, task in enumerate(self.contract.tasks)}
 
+    def row_variables(self) -> list[keras.Variable]:
+        """The variables of the embedding tables, of which a batch reads some rows."""
+        tables = list(self.embedder.shared.values())
+        if self.wide is not None and self.wide.shared is not None:
+            tables.append(self.wide.shared)
+        return [table.variable for table in tables]
+
+    def row_counts(self) -> list[int]:
+        """How many rows of each of `row_variables` an example reads in training."""
+        counts = [self.embedder.rows_read(table) for table in self.embedder.shared.values()]
+        if self.wide is not None and self.wide.shared is not None:
+            counts.append(len(self.wide.tables))
+        return counts
+
+    def train_step(self, *arguments: Any) -> Any:
+        """Keras's step; on JAX with gradients of the batch's rows, if the optimiser takes them.
+
+        Args:
+            arguments: the batch on TensorFlow; state and batch on JAX.
+        """
+        if backend.name() == "tensorflow" or not getattr(self.optimizer, "tables", None):
+            return super().train_step(*arguments)
+        from multigate.model.backend.row_step import train_step
+
+        tables = list(zip(self.row_variables(), self.row_counts(), strict=True))
+        return train_step(self, tables, *arguments)
+
     def embed(self, encoded: Mapping[str, Tensor], names: Iterable[str] | None = None) -> Tensor:
         """The embedder's output (B, d), or its columns of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
@@ -196,7 +223,11 @@ class Ranker(keras.Model):
         return encoded.get(self.contract.user + ID_HASH)
 
     def forward(
-        self, encoded: Mapping[str, Tensor], training: bool = False, positions: bool | None = None
+        self,
+        encoded: Mapping[str, Tensor],
+        training: bool = False,
+        positions: bool | None = None,
+        wide: Tensor | None = None,
     ) -> Forward:
         """Compute logits and routings; ids are taken as they are, without id dropout.
 
@@ -204,6 +235,7 @@ class Ranker(keras.Model):
             encoded: arrays by feature (see `model.data.encoding`), B rows each.
             training: whether dropout and the gates' noise are on.
             positions: whether to use the position tower; the same as `training` if None.
+            wide: what `Wide.look_up` found, if that is known already.
         """
         mixed = self.mixture(self.mixture_input(encoded), ids=self.ids(encoded), training=training)
         representations = mixed.outputs
@@ -215,7 +247,7 @@ class Ranker(keras.Model):
             for task, representation in zip(self.contract.tasks, representations, strict=True)
         }
         if self.wide is not None:
-            outputs = self.shift(outputs, self.wide(encoded))
+            outputs = self.shift(outputs, self.wide(encoded, wide))
         position = self.contract.position
         positions = training if positions is None else positions
         if positions and self.position_tower is not None and position is not None:
@@ -276,11 +308,13 @@ class Ranker(keras.Model):
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
         self._last.penalty, self._last.requests = None, encoded.get(REQUEST)
+        wide = None
         if training:
             encoded = self.id_dropout(encoded)
             if self.wide is not None:
-                self._last.penalty = self.wide_penalty * self.wide.penalty(encoded)
-        forward = self.forward(encoded, training, training or self.validates_positions)
+                wide = self.wide.look_up(encoded)
+                self._last.penalty = self.wide_penalty * self.wide.penalty(encoded, wide)
+        forward = self.forward(encoded, training, training or self.validates_positions, wide)
         self._last.forward = forward
         return forward.logits
 

@@ -5,7 +5,7 @@ those that did not run: every variable, both its moments and its gradient are re
 Keras's Adam makes about ten passes over them; TensorFlow's fused kernel makes one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ import keras
 
 from multigate.configs.sections.model import TrainConfig
 from multigate.model import backend
+from multigate.model.backend.rows import RowGradient, merge
 from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.training.row_adam import Step, TableState, settle, swap, update
 
 Tensor = Any
 
@@ -31,13 +33,10 @@ class Adam(keras.optimizers.Adam):
 
     Every variable is updated at every step, including embedding rows that the batch does not
     contain and experts that no row chose: their gradient is zero, but their decaying moments still
-    move them.  That is Adam's definition, and the default here.
+    move them.  That is Adam's definition.
 
-    With `lazy=True` only the embedding rows in the batch are updated, with their moments (rows that
-    occur twice have their gradients summed first).  The cost is then that of the batch's rows
-    instead of the table's.  It is another algorithm: a rare row keeps its momentum until its next
-    batch.  It applies to gradients that are `tf.IndexedSlices`, that is to `keras.layers.Embedding`
-    on TensorFlow; all other variables are updated as above.
+    `update_rows` names embedding tables of which a step updates the batch's rows only; see
+    `model.training.row_adam`.
 
     `global_clipnorm` bounds the norm of the whole gradient, after the sum over workers.  A table's
     rows that occur several times in a batch count with the sum of their gradients.
@@ -53,57 +52,123 @@ class Adam(keras.optimizers.Adam):
 
     Args:
         learning_rate: a number or a `keras.optimizers.schedules.LearningRateSchedule`.
-        lazy: update only the embedding rows in the batch.
         average: decay of the averaged weights, in [0, 1); None keeps none.
+        moments: how the moments of the tables of `update_rows` are stored, float32 or bfloat16.
         options: the other arguments of `keras.optimizers.Adam`.
-
-    Raises:
-        ValueError: `lazy` with a backend other than TensorFlow (whose gradients are dense) or
-            with `amsgrad`.
     """
 
     def __init__(
         self,
         learning_rate: Any = 0.001,
-        lazy: bool = False,
         average: float | None = None,
+        moments: str = "float32",
         **options: Any,
     ) -> None:
         super().__init__(learning_rate=learning_rate, **options)
-        if lazy and (backend.name() != "tensorflow" or self.amsgrad):
-            raise ValueError(
-                "lazy: expected the TensorFlow backend and amsgrad=False, "
-                f"received backend {backend.name()!r} and amsgrad={self.amsgrad}"
-            )
-        self.lazy = lazy
         self.average = average
+        self.moments = moments
         self.averages: list[Any] = []
-        """The averaged weights, in the order of the trained variables; empty without `average`."""
+        """The averaged weights, in the order of the trained variables; empty without `average`.
+        Those of tables lack the steps since a row's last one, see `averaged`."""
+        self.tables: dict[str, TableState] = {}
+        """By the index of each table's variable among the trained ones, as text."""
         self.workers: Workers | None = None
         """Processes over which gradients are summed; None for this process alone."""
+        self._of_rows: set[Any] = set()
+
+    def update_rows(self, tables: Iterable[Any]) -> None:
+        """Update only the batch's rows of these variables (N, d); call it before `build`.
+
+        Raises:
+            ValueError: the optimiser has an option that reads whole variables.
+        """
+        for option in (
+            "amsgrad",
+            "clipnorm",
+            "clipvalue",
+            "use_ema",
+            "gradient_accumulation_steps",
+        ):
+            if getattr(self, option):
+                raise ValueError(
+                    f"{option}: expected none where only a batch's rows are updated, received "
+                    f"{getattr(self, option)}; use `average` and `global_clipnorm`"
+                )
+        self._of_rows = {self._var_key(variable) for variable in tables}
 
     def build(self, variables: list[Any]) -> None:
         """Make the optimiser's variables for the variables to train."""
         super().build(variables)
         if self.average is not None:
             self.averages = self.add_optimizer_variables(variables, "average_of")
+        for index, variable in enumerate(variables):
+            if self._var_key(variable) in self._of_rows:
+                rows = (variable.shape[0],)
+                averages = self.average is not None
+                self.tables[str(index)] = TableState(
+                    self.add_variable(rows, dtype="int32", name=f"steps_{index}"),
+                    self._momentums[index],
+                    self._velocities[index],
+                    self.averages[index] if averages else None,
+                    self.add_variable(rows, dtype="int32", name=f"averaged_{index}")
+                    if averages
+                    else None,
+                )
+
+    def add_variable_from_reference(
+        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    ) -> Any:
+        """As Keras's; a table's moments have their own dtype."""
+        of_rows = self._var_key(reference_variable) in self._of_rows
+        if of_rows and name in ("momentum", "velocity") and self.moments != "float32":
+            shape = reference_variable.shape
+            return self.add_variable(shape, initializer, self.moments, name=f"{name}_of_rows")
+        return super().add_variable_from_reference(reference_variable, name, initializer)
 
     def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
         """Update the variables by the gradients, summed over all workers."""
+        variables = list(trainable_variables or self._trainable_variables)
+        if not self.built:
+            self.build(variables)
+        grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.workers is not None:
-            known = [index for index, gradient in enumerate(grads) if gradient is not None]
-            grads = list(grads)
-            totals = self.workers.all_reduce([grads[index] for index in known], key=3)
-            for index, total in zip(known, totals, strict=True):
-                grads[index] = total
+            grads = self._sum_over_workers(grads, variables)
         super().apply(grads, trainable_variables)
 
+    def _prepare(self, gradient: Any, variable: Any) -> Any:
+        """A gradient as `RowGradient` for a table of `update_rows`, else dense."""
+        if gradient is None or isinstance(gradient, RowGradient):
+            return gradient
+        size = variable.shape[0] if len(variable.shape) else 1
+        if not hasattr(gradient, "indices"):  # tf.IndexedSlices, on TensorFlow only
+            if self._var_key(variable) not in self._of_rows:
+                return gradient
+            return RowGradient(keras.ops.arange(size, dtype="int32"), gradient)
+        if self._var_key(variable) in self._of_rows:
+            return merge(gradient.indices, gradient.values, size)
+        import tensorflow as tf
+
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, size)
+
+    def _sum_over_workers(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """Gradients summed over the workers; of tables, they exchange the touched rows only."""
+        assert self.workers is not None
+        dense = [i for i, g in enumerate(grads) if g is not None and not isinstance(g, RowGradient)]
+        of_rows = [i for i, g in enumerate(grads) if isinstance(g, RowGradient)]
+        totals = self.workers.all_reduce([grads[i] for i in dense], key=3)
+        gathered = self.workers.all_gather([tuple(grads[i]) for i in of_rows], key=4)
+        found = list(grads)
+        for index, total in zip(dense, totals, strict=True):
+            found[index] = total
+        for index, (rows, values) in zip(of_rows, gathered, strict=True):
+            found[index] = merge(rows, values, variables[index].shape[0])
+        return found
+
     def _clip_gradients(self, grads: list[Tensor]) -> list[Tensor]:
-        """Clip by the global norm; Keras's own sums the squares of a row's parts."""
+        """Clip by the global norm; a table's rows count with the sum of their gradients."""
         if not self.global_clipnorm:
             return super()._clip_gradients(grads)
         ops = keras.ops
-        grads = [_sum_rows(gradient) for gradient in grads]
         norm = ops.sqrt(sum(ops.sum(ops.square(_values(g))) for g in grads if g is not None))
         scale = self.global_clipnorm / ops.maximum(norm, self.global_clipnorm)
         return [None if g is None else _scaled(g, scale) for g in grads]
@@ -117,7 +182,10 @@ class Adam(keras.optimizers.Adam):
         step = ops.cast(self.iterations, "float32")
         decay = ops.minimum(self.average, (1.0 + step) / (10.0 + step))
         keep = ops.where(step > 0, decay, 0.0)
-        for variable, average in zip(self._trainable_variables, self.averages, strict=True):
+        for index, average in enumerate(self.averages):
+            if str(index) in self.tables:
+                continue
+            variable = self._trainable_variables[index]
             share = ops.cast(1.0 - keep, average.dtype)
             average.assign(average + share * (ops.cast(variable, average.dtype) - average))
 
@@ -125,11 +193,21 @@ class Adam(keras.optimizers.Adam):
         self, grads: list[Tensor], trainable_variables: list[Any], learning_rate: Tensor
     ) -> None:
         """Compute the scalars of the step once, then update each variable."""
+        dense = []
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            if not isinstance(gradient, RowGradient):
+                dense.append((gradient, variable))
+                continue
+            index = self._get_variable_index(variable)
+            options = (self.beta_1, self.beta_2, self.epsilon, self.average)
+            step = Step(keras.ops.cast(self.iterations, "int32"), learning_rate, *options)
+            update(variable, self.tables[str(index)], gradient, step, seed=index)
         if backend.name() == "tensorflow" and not self.amsgrad:
             step = keras.ops.cast(self.iterations + 1, "float32")
             powers = [keras.ops.power(beta, step) for beta in (self.beta_1, self.beta_2)]
             learning_rate = (learning_rate, *powers)  # passed on to `update_step`
-        super()._backend_update_step(grads, trainable_variables, learning_rate)
+        if dense:
+            super()._backend_update_step(*map(list, zip(*dense, strict=True)), learning_rate)
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Any) -> None:
         """Update one variable; `learning_rate` comes from `_backend_update_step`."""
@@ -142,12 +220,6 @@ class Adam(keras.optimizers.Adam):
         index = self._get_variable_index(variable)
         m, v = self._momentums[index].value, self._velocities[index].value
         gradient = tf.cast(gradient, variable.dtype)
-        if isinstance(gradient, tf.IndexedSlices):
-            if self.lazy:
-                alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
-                self._update_rows(gradient, variable, m, v, alpha)
-                return
-            gradient = tf.convert_to_tensor(gradient)  # sums rows that occur twice
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=m.handle,
@@ -161,48 +233,19 @@ class Adam(keras.optimizers.Adam):
             grad=gradient,
         )
 
-    def _update_rows(self, gradient: Any, variable: Any, m: Any, v: Any, alpha: Tensor) -> None:
-        """Update the rows of a table that are in the batch; `alpha` is the bias-corrected rate."""
-        import tensorflow as tf
-
-        rows, positions = tf.unique(gradient.indices)
-        g = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
-        old_m, old_v = tf.gather(m, rows), tf.gather(v, rows)
-        new_m = old_m + (g - old_m) * (1 - self.beta_1)
-        new_v = old_v + (tf.square(g) - old_v) * (1 - self.beta_2)
-        m.scatter_update(tf.IndexedSlices(new_m, rows))
-        v.scatter_update(tf.IndexedSlices(new_v, rows))
-        variable.scatter_sub(
-            tf.IndexedSlices(alpha * new_m / (tf.sqrt(new_v) + self.epsilon), rows)
-        )
-
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same optimiser."""
-        return super().get_config() | {"lazy": self.lazy, "average": self.average}
-
-
-def _sum_rows(gradient: Any) -> Any:
-    """A table's gradient with one entry per row; any other gradient as it is."""
-    if not hasattr(gradient, "indices"):  # tf.IndexedSlices, on TensorFlow only
-        return gradient
-    import tensorflow as tf
-
-    rows, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+        return super().get_config() | {"average": self.average, "moments": self.moments}
 
 
 def _values(gradient: Any) -> Tensor:
-    return gradient.values if hasattr(gradient, "indices") else gradient
+    return gradient.values if isinstance(gradient, RowGradient) else gradient
 
 
 def _scaled(gradient: Any, scale: Tensor) -> Any:
-    if not hasattr(gradient, "indices"):
-        return gradient * keras.ops.cast(scale, gradient.dtype)
-    import tensorflow as tf
-
-    values = gradient.values * tf.cast(scale, gradient.values.dtype)
-    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    if isinstance(gradient, RowGradient):
+        return RowGradient(gradient.rows, gradient.values * scale)
+    return gradient * keras.ops.cast(scale, gradient.dtype)
 
 
 def decayed_variables(ranker: Ranker) -> list[Any]:
@@ -251,12 +294,14 @@ def make_optimizer(
     decays = ranker is not None and options.weight_decay > 0
     optimizer = Adam(
         rate,
-        lazy=options.lazy_embeddings,
         average=options.ema,
+        moments=options.moments,
         weight_decay=options.weight_decay if decays else None,
         global_clipnorm=options.clip_norm,
     )
     optimizer.workers = workers
+    if ranker is not None and options.embeddings == "rows":
+        optimizer.update_rows(ranker.row_variables())
     if ranker is not None and decays:
         decayed = {id(variable) for variable in decayed_variables(ranker)}
         optimizer.exclude_from_weight_decay(
@@ -282,11 +327,20 @@ def averaged(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> Ite
     if not inner.averages:
         yield
         return
-    trained = [to_numpy(variable) for variable in variables]
-    for variable, average in zip(variables, inner.averages, strict=True):
-        variable.assign(average.value)
+    trained = {}
+    for index, (variable, average) in enumerate(zip(variables, inner.averages, strict=True)):
+        state = inner.tables.get(str(index))
+        if state is not None:
+            settle(variable, state, int(inner.iterations), inner.average)
+            swap(variable, average)  # a copy would take as much memory as the table
+        else:
+            trained[index] = to_numpy(variable)
+            variable.assign(average.value)
     try:
         yield
     finally:
-        for variable, value in zip(variables, trained, strict=True):
-            variable.assign(value)
+        for index, (variable, average) in enumerate(zip(variables, inner.averages, strict=True)):
+            if index in trained:
+                variable.assign(trained[index])
+            else:
+                swap(variable, average)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from multigate.configs.config import Config
+from multigate.configs.contract import IdFeature
 from multigate.configs.errors import ModelError
+from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints import checkpoint, history
@@ -22,6 +24,8 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
 from multigate.model.data.feeds import make_feed
 from multigate.model.data.funnels import check_labels
+from multigate.model.ranker.embedder import table_width
+from multigate.model.ranker.tables import table_bytes
 from multigate.model.training import label_quantiles, snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.workspace import Workspace
@@ -114,6 +118,7 @@ def train(
         dropped = unknown_ids.dropout_shares(
             config.contract, config.model, unknown_ids.unknown_shares(config.contract, sample)
         )
+        _require_memory(config, encoder)
         ranker = checkpoint.make_ranker(
             config.contract,
             config.model,
@@ -164,6 +169,32 @@ def train(
         "resumed": loop.resumed,
         "started_from": started_from,
     }
+
+
+def _require_memory(config: Config, encoder: Encoder) -> None:
+    """Refuse embedding tables that do not fit into memory.
+
+    Raises:
+        ModelError: they do not.
+    """
+    sizes = {}
+    for owner, rows in checkpoint.table_rows(config.contract, encoder).items():
+        width = table_width(config.contract, config.model, owner)
+        sizes[owner] = (table_bytes(rows, width, config.train), f"{owner} {rows:,} x {width}")
+    largest = sorted(sizes.values(), reverse=True)[:3]
+    wide = config.model.wide is not None
+    for name, feature in config.contract.features.items() if wide else ():
+        if isinstance(feature, IdFeature) and config.contract.unknown_codes(name) is not None:
+            rows, width = encoder.rows(name), len(config.contract.tasks)
+            size = table_bytes(rows, width, config.train)
+            sizes[f"wide {name}"] = (size, f"wide term of {name} {rows:,} x {width}")
+    names = ", ".join(name for _, name in largest)
+    memory.require(
+        sum(size for size, _ in sizes.values()),
+        f"embedding tables with the optimiser's state (largest: {names})",
+        "choose a smaller model.embedding_dim, min_count or hash_buckets for fewer rows, "
+        "train.moments: bfloat16, or a machine with more",
+    )
 
 
 @contextmanager

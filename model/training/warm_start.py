@@ -254,9 +254,9 @@ def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> Non
             values[:, t] *= a[0]
             table.embeddings.assign(values)
         if ranker.position_tower is not None:
-            table = weights.to_numpy(ranker.position_tower.table.embeddings)
-            table[:, t] *= a[0]
-            ranker.position_tower.table.embeddings.assign(table)
+            effects = weights.to_numpy(ranker.position_tower.table.embeddings)
+            effects[:, t] *= a[0]
+            ranker.position_tower.table.embeddings.assign(effects)
 
 
 def _restandardise_input(

@@ -108,8 +108,6 @@ def run_on_jax(source, target):
     x = x[:64]  # no smaller batch at the end, which would be compiled too
     history = model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, batch_size=8, verbose=0)
     found["fit/losses"] = np.array(history.history["loss"])
-    with pytest.raises(ValueError, match="received backend 'jax'"):
-        Adam(lazy=True)
     np.savez(target, **found)
 
 

@@ -325,9 +325,8 @@ def test_workers_share_every_batch(tiny: Any, kind: str) -> None:
 
 
 def test_what_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    for options in ({"lazy_embeddings": True}, {"precision": "mixed_float16"}):
-        with pytest.raises(ConfigError, match="and data_parallel cannot go together"):
-            parse(TrainConfig, options | {"data_parallel": True}, "c.yaml")
+    with pytest.raises(ConfigError, match="and data_parallel cannot go together"):
+        parse(TrainConfig, {"precision": "mixed_float16", "data_parallel": True}, "c.yaml")
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {}}')
     with pytest.raises(ModelError, match=r"TF_CONFIG to hold JSON .* received '{\"cluster\": {}}'"):
         Workers()

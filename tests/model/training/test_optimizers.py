@@ -1,4 +1,4 @@
-"""Our Adam is Keras's Adam, to rounding, and lazy only where it says so."""
+"""Our Adam is Keras's Adam, to rounding, and updates rows alone only where it is told to."""
 
 import keras
 import numpy as np
@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
+from multigate.model.training import row_adam
 from multigate.model.training.optimizers import Adam, averaged, make_optimizer
 
 SHAPES = [(6, 4), (4,), ()]
@@ -82,25 +83,31 @@ def test_resumes_from_saved_variables_and_config():
 def test_saved_model_keeps_the_optimizer(tmp_path):
     x, y = tf.random.stateless_normal((8, 3), (0, 1)), tf.ones((8, 1))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(Adam(0.1, lazy=True), "mse")
+    model.compile(Adam(0.1, average=0.5), "mse")
     model.fit(x, y, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert isinstance(loaded.optimizer, Adam)
-    assert loaded.optimizer.lazy
+    assert loaded.optimizer.average == 0.5
     for each in (model, loaded):
         each.fit(x, y, epochs=2, shuffle=False, verbose=0)
     assert_same(loaded.get_weights(), model.get_weights())
 
 
-def table(optimizer, batches, rows=5):
+def table(optimizer, batches, rows=5, of_rows=True, compiled=False):
     """Train an embedding table on batches of row numbers, with one gradient per lookup."""
     variable = keras.Variable(np.ones((rows, 2), np.float32))
+    if of_rows:
+        optimizer.update_rows([variable])
     optimizer.build([variable])
-    for step, batch in enumerate(batches):
-        values = tf.random.stateless_normal((len(batch), 2), (step, 0))
-        gradient = tf.IndexedSlices(values, tf.constant(batch), tf.constant([rows, 2]))
-        optimizer.apply([gradient], [variable])
+
+    def step(values, numbers):
+        optimizer.apply([tf.IndexedSlices(values, numbers, tf.constant([rows, 2]))], [variable])
+
+    if compiled:
+        step = tf.function(step, reduce_retracing=True)
+    for number, batch in enumerate(batches):
+        step(tf.random.stateless_normal((len(batch), 2), (number, 0)), tf.constant(batch))
     return variable.numpy()
 
 
@@ -115,45 +122,125 @@ def densely(optimizer, batches, rows=5):
     return variable.numpy()
 
 
-def test_embedding_rows_are_updated_as_a_dense_gradient_would():
+def test_without_update_rows_a_table_is_updated_as_a_dense_gradient_would():
     batches = [[0, 1, 1], [2, 2, 2], [0, 4]]  # rows seen twice sum their gradients
     expected = densely(keras.optimizers.Adam(0.1), batches)
-    np.testing.assert_allclose(table(Adam(0.1), batches), expected, rtol=1e-5)
+    found = table(Adam(0.1), batches, of_rows=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_lazy_leaves_untouched_rows_alone():
-    batches = [[0, 1, 1], [2, 2], [2]]
-    lazy, exact = table(Adam(0.1, lazy=True), batches), table(Adam(0.1), batches)
-    np.testing.assert_array_equal(lazy[3:], np.ones((2, 2)))
-    np.testing.assert_allclose(table(Adam(0.1, lazy=True), batches[:1])[:2], lazy[:2])
-    assert not np.allclose(exact[:2], lazy[:2])  # momentum moves them on
-
-
-def test_lazy_equals_exact_where_every_row_is_touched():
-    batches = [[0, 1, 2, 3, 4, 4], [4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 1]]
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_row_of_every_batch_moves_as_under_dense_adam(compiled):
+    batches = [[0, 1, 2, 3, 4, 4], [4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 1]] * 4
+    expected = densely(keras.optimizers.Adam(0.1), batches)
     np.testing.assert_allclose(
-        table(Adam(0.1, lazy=True), batches), table(Adam(0.1), batches), rtol=1e-5
+        table(Adam(0.1), batches, compiled=compiled), expected, rtol=1e-5, atol=1e-6
     )
 
 
-def test_refuses_lazy_amsgrad():
-    with pytest.raises(ValueError, match=r"lazy: expected .* received .*amsgrad=True"):
-        Adam(lazy=True, amsgrad=True)
+def test_a_row_moves_as_under_adam_over_its_own_batches():
+    """Row 3 comes in batches 1, 50 and 51 of 60: three steps of Adam."""
+    batches = [[3, number % 3] if number in (1, 50, 51) else [number % 3] for number in range(60)]
+    found = table(Adam(0.1), batches)[3]
+    alone = keras.Variable(np.ones(2, np.float32))
+    theirs = keras.optimizers.Adam(0.1)
+    theirs.build([alone])
+    for number in (1, 50, 51):
+        theirs.apply([tf.random.stateless_normal((2, 2), (number, 0))[0]], [alone])
+    np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_rows_gradients_are_summed_before_they_are_clipped(lazy):
+def test_a_row_that_comes_once_moves_by_one_learning_rate_however_late():
+    late = [[0]] * 2000 + [[1]]
+    moved = np.abs(table(Adam(0.1), late, compiled=True)[1] - 1)
+    np.testing.assert_allclose(moved, 0.1, rtol=1e-3)
+    # Dense Adam: sqrt(1 - 0.999^2001) (1 - 0.9) / sqrt(1 - 0.999) = 2.9 learning rates at once.
+    moved = np.abs(table(Adam(0.1), late, of_rows=False, compiled=True)[1] - 1)
+    np.testing.assert_allclose(moved, 0.294, rtol=0.02)
+
+
+def test_rows_that_are_not_in_the_batch_stay_as_they_are():
+    batches = [[0, 1, 1], [2, 2], [2]]
+    np.testing.assert_array_equal(table(Adam(0.1), batches)[3:], np.ones((2, 2)))
+    np.testing.assert_array_equal(table(Adam(0.1), batches[:1])[:2], table(Adam(0.1), batches)[:2])
+
+
+@pytest.mark.parametrize(
+    "option", [{"amsgrad": True}, {"clipnorm": 1.0}, {"gradient_accumulation_steps": 2}]
+)
+def test_options_that_read_whole_tables_are_refused(option):
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=f"{name}: expected none .* received {value}"):
+        Adam(**option).update_rows([])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.99])
+def test_what_is_kept_of_an_average_is_the_product_over_the_steps(decay):
+    weights = [0.0, *(min(decay, (1 + j) / (10 + j)) for j in range(1, 1500))]
+    for last in (0, 1, 5, 40, 1499):
+        firsts = np.array([0, 1, 2, 7, 30, 700, 1499, last, last + 1])
+        expected = [np.prod(weights[first : last + 1]) for first in firsts]
+        found = row_adam.kept(firsts, np.int32(last), decay)
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-30)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_averages_of_rows_are_those_of_an_update_at_every_step(compiled):
+    batches = [[0, 1], [1, 1, 2], [2], [1], [0], [1], [1], [1]]
+    weights, expected = [], None
+    for step in range(len(batches)):
+        weights.append(table(Adam(0.1), batches[: step + 1]))
+        keep = 0.0 if step == 0 else min(0.5, (1 + step) / (10 + step))
+        expected = weights[-1] + keep * ((weights[-1] if step == 0 else expected) - weights[-1])
+    optimizer = Adam(0.1, average=0.5)
+    table(optimizer, batches, compiled=compiled)
+    on = optimizer._trainable_variables
+    np.testing.assert_allclose(on[0], weights[-1], rtol=1e-6)  # averaging changes no training
+    with averaged(optimizer, on):
+        np.testing.assert_allclose(on[0], expected, rtol=1e-5)
+        np.testing.assert_array_equal(on[0][3:], np.ones((2, 2)))  # never in a batch
+    np.testing.assert_array_equal(on[0], weights[-1])
+    with averaged(optimizer, on):  # and again, with no step between
+        np.testing.assert_allclose(on[0], expected, rtol=1e-5)
+
+
+def test_moments_in_bfloat16_are_rounded_without_bias():
+    """To the nearest, a second moment would stay where it is: 0.999 v rounds to v."""
+    optimizer = Adam(0.01, moments="bfloat16")
+    on = keras.Variable(np.zeros((1, 512), np.float32))
+    optimizer.update_rows([on])
+    optimizer.build([on])
+    assert str(optimizer._velocities[0].dtype) == "bfloat16"
+    ones = tf.ones((1, 512))
+    step = tf.function(
+        lambda size: optimizer.apply([tf.IndexedSlices(size * ones, [0], [1, 512])], [on])
+    )
+    step(tf.constant(1.0))
+    for _ in range(600):
+        step(tf.constant(0.0))
+    found = tf.cast(optimizer._velocities[0].value, tf.float32).numpy().mean()
+    assert found == pytest.approx(0.001 * 0.999**600, rel=0.03)  # 0.00055
+    plain = table(Adam(0.1), [[0, 1], [1, 2], [0, 0]])
+    rounded = table(Adam(0.1, moments="bfloat16"), [[0, 1], [1, 2], [0, 0]])
+    np.testing.assert_allclose(rounded, plain, atol=0.01)
+    assert (rounded != plain).any()
+
+
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_a_rows_gradients_are_summed_before_they_are_clipped(of_rows):
     """(1, 0) and (2, 0) on one row are a gradient of norm 3, not of sqrt(5)."""
-    optimizer = Adam(0.1, lazy=lazy, global_clipnorm=1.5)
+    optimizer = Adam(0.1, global_clipnorm=1.5)
     table = keras.Variable(np.zeros((3, 2), np.float32))
     other = keras.Variable(np.zeros(2, np.float32))
+    if of_rows:
+        optimizer.update_rows([table])
     optimizer.build([table, other])
     values = tf.constant([[1.0, 0.0], [2.0, 0.0]])
     rows = tf.IndexedSlices(values, tf.constant([1, 1]), tf.constant([3, 2]))
-    clipped, whole = optimizer._clip_gradients([rows, tf.constant([0.0, 4.0])])
-    # The norm is sqrt(3^2 + 4^2) = 5; all is multiplied by 1.5 / 5.
-    np.testing.assert_allclose(tf.convert_to_tensor(clipped), [[0, 0], [0.9, 0], [0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(whole, [0, 1.2], rtol=1e-6)
+    optimizer.apply([rows, tf.constant([0.0, 4.0])], [table, other])
+    # The norm is sqrt(3^2 + 4^2) = 5; all is multiplied by 1.5 / 5, and m is a tenth of it.
+    np.testing.assert_allclose(optimizer._momentums[0], [[0, 0], [0.09, 0], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(optimizer._momentums[1], [0, 0.12], rtol=1e-6)
     small = [tf.constant([0.3, 0.4]), None]
     assert optimizer._clip_gradients(small)[0].numpy().tolist() == small[0].numpy().tolist()
 

@@ -168,8 +168,8 @@ def test_lines_without_a_terminal(
     assert "\x1b" not in shown.err
 
 
-def test_lazy_embeddings_leave_unseen_rows_alone(tiny: Any, tmp_path: Path) -> None:
-    options = tiny.config.train.model_dump() | {"lazy_embeddings": True}
+def test_rows_that_training_never_sees_stay_as_they_are(tiny: Any, tmp_path: Path) -> None:
+    options = tiny.config.train.model_dump() | {"embeddings": "rows"}
     config = tiny.make_config(
         train=options, model=tiny.config.model.model_dump() | {"id_dropout": 0.0}
     )
