@@ -83,6 +83,16 @@ def set_rows(variable: Any, rows: Tensor, values: Tensor) -> None:
     variable.assign(variable.value.at[rows].set(values, mode="drop"))
 
 
+def subtract_rows(variable: Any, rows: Tensor, values: Tensor) -> None:
+    """Subtract from rows (U,), each at most once; see `set_rows`."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        variable.value.scatter_sub(tf.IndexedSlices(values, rows))
+        return
+    variable.assign(variable.value.at[rows].add(-values, mode="drop"))
+
+
 def merge(rows: Tensor, values: Tensor, size: int) -> RowGradient:
     """Sum the gradients of rows that occur several times.
 

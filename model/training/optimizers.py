@@ -17,7 +17,7 @@ from multigate.model.backend.rows import RowGradient, merge
 from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.training.row_adam import Step, TableState, settle, swap, update
+from multigate.model.training.row_adam import Step, TableState, hide_averages, show_averages, update
 
 Tensor = Any
 
@@ -69,7 +69,7 @@ class Adam(keras.optimizers.Adam):
         self.moments = moments
         self.averages: list[Any] = []
         """The averaged weights, in the order of the trained variables; empty without `average`.
-        Those of tables lack the steps since a row's last one, see `averaged`."""
+        None for tables of `update_rows`, which have theirs in `tables`."""
         self.tables: dict[str, TableState] = {}
         """By the index of each table's variable among the trained ones, as text."""
         self.workers: Workers | None = None
@@ -103,27 +103,27 @@ class Adam(keras.optimizers.Adam):
             self.averages = self.add_optimizer_variables(variables, "average_of")
         for index, variable in enumerate(variables):
             if self._var_key(variable) in self._of_rows:
-                rows = (variable.shape[0],)
                 averages = self.average is not None
                 self.tables[str(index)] = TableState(
-                    self.add_variable(rows, dtype="int32", name=f"steps_{index}"),
-                    self._momentums[index],
-                    self._velocities[index],
-                    self.averages[index] if averages else None,
-                    self.add_variable(rows, dtype="int32", name=f"averaged_{index}")
-                    if averages
-                    else None,
+                    variable, self.add_variable, averages, self.moments
                 )
 
-    def add_variable_from_reference(
-        self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
+    def add_optimizer_variables(
+        self, trainable_variables: list[Any], name: Any, initializer: Any = "zeros"
     ) -> Any:
-        """As Keras's; a table's moments have their own dtype."""
-        of_rows = self._var_key(reference_variable) in self._of_rows
-        if of_rows and name in ("momentum", "velocity") and self.moments != "float32":
-            shape = reference_variable.shape
-            return self.add_variable(shape, initializer, self.moments, name=f"{name}_of_rows")
-        return super().add_variable_from_reference(reference_variable, name, initializer)
+        """As Keras's, with None for the tables of `update_rows`: they have a `TableState`."""
+        others = [v for v in trainable_variables if self._var_key(v) not in self._of_rows]
+        found = super().add_optimizer_variables(others, name, initializer)
+        lists = []
+        for made in [found] if isinstance(name, str) else found:
+            left = iter(made)
+            lists.append(
+                [
+                    None if self._var_key(v) in self._of_rows else next(left)
+                    for v in trainable_variables
+                ]
+            )
+        return lists[0] if isinstance(name, str) else tuple(lists)
 
     def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
         """Update the variables by the gradients, summed over all workers."""
@@ -182,10 +182,9 @@ class Adam(keras.optimizers.Adam):
         step = ops.cast(self.iterations, "float32")
         decay = ops.minimum(self.average, (1.0 + step) / (10.0 + step))
         keep = ops.where(step > 0, decay, 0.0)
-        for index, average in enumerate(self.averages):
-            if str(index) in self.tables:
+        for variable, average in zip(self._trainable_variables, self.averages, strict=True):
+            if average is None:
                 continue
-            variable = self._trainable_variables[index]
             share = ops.cast(1.0 - keep, average.dtype)
             average.assign(average + share * (ops.cast(variable, average.dtype) - average))
 
@@ -331,16 +330,16 @@ def averaged(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> Ite
     for index, (variable, average) in enumerate(zip(variables, inner.averages, strict=True)):
         state = inner.tables.get(str(index))
         if state is not None:
-            settle(variable, state, int(inner.iterations), inner.average)
-            swap(variable, average)  # a copy would take as much memory as the table
+            # No copy: it would take as much memory as the table.
+            show_averages(variable, state, int(inner.iterations), inner.average)
         else:
             trained[index] = to_numpy(variable)
             variable.assign(average.value)
     try:
         yield
     finally:
-        for index, (variable, average) in enumerate(zip(variables, inner.averages, strict=True)):
+        for index, variable in enumerate(variables):
             if index in trained:
                 variable.assign(trained[index])
             else:
-                swap(variable, average)
+                hide_averages(variable, inner.tables[str(index)])

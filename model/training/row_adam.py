@@ -18,33 +18,81 @@ steps sqrt(v) would be |g|, and every step one learning rate long, however small
 PyTorch's `SparseAdam` and TensorFlow Addons' `LazyAdam` use the global t.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from multigate.model import backend
-from multigate.model.backend.rows import RowGradient, chunks, gather, set_rows
+from multigate.model.backend.rows import RowGradient, chunks, gather, set_rows, subtract_rows
 
 Tensor = Any
 
 
-class TableState(NamedTuple):
-    """The optimiser's variables of a table (N, d).
+class RowState(NamedTuple):
+    """What the optimiser knows of U rows.
 
     Attributes:
-        steps: (N,) int32, n of each row.
-        m: (N, d) first moments.
-        v: (N, d) second moments.
-        average: (N, d) averaged rows as of `averaged`; None without averages.
-        averaged: (N,) int32, how many steps of the training `average` has seen.
+        steps: (U, 1) n of each row.
+        m: (U, d) first moments.
+        v: (U, d) second moments.
+        averaged: (U, 1) how many steps of the training `lag` has seen; None without averages.
+        lag: (U, d) average minus row; None without averages.  Without a step of the row it shrinks
+            as `kept` says, so that it need not be written.
     """
 
-    steps: Any
-    m: Any
-    v: Any
-    average: Any
-    averaged: Any
+    steps: Tensor
+    m: Tensor
+    v: Tensor
+    averaged: Tensor | None
+    lag: Tensor | None
+
+
+class TableState:
+    """The optimiser's state of a table (N, d): one variable, so that a row's numbers lie together.
+
+    A step then reads two places of the memory for a row instead of six: its weights and its state.
+    Counts are stored as float32: they stop at 2^24, where both corrections have long been 1.
+
+    Args:
+        table: the table's variable.
+        add_variable: of the optimiser.
+        averages: whether to keep averaged rows.
+        moments: float32, or bfloat16: m and v in the two halves of one number.
+    """
+
+    def __init__(
+        self, table: Any, add_variable: Callable[..., Any], averages: bool, moments: str
+    ) -> None:
+        self.averages, self.halved, self.width = averages, moments == "bfloat16", table.shape[1]
+        widths = [1, self.width] if self.halved else [1, self.width, self.width]
+        widths += [1, self.width] if averages else []
+        self.ends = np.cumsum(widths).tolist()
+        self.variable = add_variable((table.shape[0], self.ends[-1]), name="rows_state")
+
+    def read(self, rows: Tensor) -> RowState:
+        """The state of rows (U,)."""
+        return self.split(gather(self.variable, rows))
+
+    def split(self, values: Tensor) -> RowState:
+        """The state out of the variable's rows (U, S)."""
+        parts = keras.ops.split(values, self.ends[:-1], axis=1)
+        average = parts[-2:] if self.averages else [None, None]
+        m, v = _halves(parts[1]) if self.halved else parts[1:3]
+        return RowState(parts[0], m, v, *average)
+
+    def write(self, rows: Tensor, state: RowState, step: Tensor, seed: int) -> None:
+        """Set the state of rows (U,); step and seed are those of the rounding to bfloat16."""
+        moments = [_joined(state.m, state.v, step, seed)] if self.halved else [state.m, state.v]
+        average = [state.averaged, state.lag] if self.averages else []
+        values = keras.ops.concatenate([state.steps, *moments, *average], axis=1)
+        set_rows(self.variable, rows, values)
+
+    def set_lag(self, rows: Tensor, averaged: Tensor, lag: Tensor) -> None:
+        """Set what rows (U,) hold in the place of their lags, and the step of it."""
+        values = gather(self.variable, rows)[:, : -1 - self.width]
+        set_rows(self.variable, rows, keras.ops.concatenate([values, averaged, lag], axis=1))
 
 
 class Step(NamedTuple):
@@ -79,27 +127,19 @@ def update(table: Any, state: TableState, gradient: RowGradient, step: Step, see
     """
     ops = keras.ops
     rows, g = gradient
-    steps = gather(state.steps, rows) + 1  # (U,)
-    m = ops.cast(gather(state.m, rows), "float32")
-    v = ops.cast(gather(state.v, rows), "float32")
-    m = m + (g - m) * (1 - step.beta_1)
-    v = v + (ops.square(g) - v) * (1 - step.beta_2)
-    n = ops.cast(steps, "float32")[:, None]
+    before = state.read(rows)
+    n = before.steps + 1.0  # (U, 1)
+    m = before.m + (g - before.m) * (1 - step.beta_1)
+    v = before.v + (ops.square(g) - before.v) * (1 - step.beta_2)
     correction = ops.sqrt(1 - ops.power(step.beta_2, n)) / (1 - ops.power(step.beta_1, n))
-    old = gather(table, rows)
-    new = old - step.rate * correction * m / (ops.sqrt(v) + step.epsilon)
+    change = step.rate * correction * m / (ops.sqrt(v) + step.epsilon)
+    averaged, lag = before.averaged, before.lag
     if step.decay is not None:
-        before = gather(state.averaged, rows)
-        share = kept(before, step.number - 1, step.decay)[:, None]
-        average = old + (gather(state.average, rows) - old) * share  # as of the step before
-        now = kept(step.number, step.number, step.decay)
-        set_rows(state.average, rows, new + (average - new) * now)
-        # The maximum is `number + 1`; it makes XLA read `before` first and write in place.
-        set_rows(state.averaged, rows, ops.maximum(before, step.number + 1))
-    set_rows(state.steps, rows, steps)
-    set_rows(state.m, rows, stored(m, state.m.dtype, step.number, 2 * seed))
-    set_rows(state.v, rows, stored(v, state.v.dtype, step.number, 2 * seed + 1))
-    set_rows(table, rows, new)
+        lag = lag * kept(averaged, step.number - 1, step.decay) + change
+        lag = lag * kept(step.number, step.number, step.decay)
+        averaged = ops.zeros_like(averaged) + ops.cast(step.number + 1, "float32")
+    state.write(rows, RowState(n, m, v, averaged, lag), step.number, seed)
+    subtract_rows(table, rows, change)
 
 
 def kept(first: Tensor, last: Tensor, decay: float) -> Tensor:
@@ -127,59 +167,69 @@ def kept(first: Tensor, last: Tensor, decay: float) -> Tensor:
     return ops.where((first <= 0) & (last >= 0), 0.0, product)
 
 
-def settle(table: Any, state: TableState, steps: int, decay: float) -> None:
-    """Bring the averages of all rows up to the last of so many steps, a few rows at a time."""
-    if not steps:
-        return
+def show_averages(table: Any, state: TableState, steps: int, decay: float) -> None:
+    """Put the averages after so many steps into the table, and its rows in the place of lags."""
+    for rows in _parts(table):
+        weights, before = gather(table, rows), state.read(rows)
+        lag = before.lag * kept(before.averaged, steps - 1, decay)
+        set_rows(table, rows, weights + lag)
+        state.set_lag(rows, keras.ops.zeros_like(before.averaged) + float(steps), weights)
+
+
+def hide_averages(table: Any, state: TableState) -> None:
+    """Undo `show_averages`: the rows are, bit for bit, what they were."""
+    for rows in _parts(table):
+        average, before = gather(table, rows), state.read(rows)
+        set_rows(table, rows, before.lag)
+        state.set_lag(rows, before.averaged, average - before.lag)
+
+
+def _parts(table: Any) -> Iterable[np.ndarray]:
+    """The numbers of all rows, few at a time where rows are written in place."""
     if backend.name() != "tensorflow":  # every write copies the whole variable
-        share = kept(state.averaged.value, steps - 1, decay)[:, None]
-        weights = table.value
-        state.average.assign(weights + (state.average.value - weights) * share)
-        state.averaged.assign(keras.ops.full_like(state.averaged.value, steps))
-        return
-    for _, rows in chunks(0, table.shape[0]):
-        weights, average = gather(table, rows), gather(state.average, rows)
-        share = kept(gather(state.averaged, rows), steps - 1, decay)[:, None]
-        set_rows(state.average, rows, weights + (average - weights) * share)
-        set_rows(state.averaged, rows, np.full(len(rows), steps, np.int32))
+        return [np.arange(table.shape[0], dtype=np.int32)]
+    return [rows for _, rows in chunks(0, table.shape[0])]
 
 
-def swap(table: Any, other: Any) -> None:
-    """Exchange the values of two variables (N, d), bit for bit, a few rows at a time."""
-    if backend.name() != "tensorflow":
-        one, two = table.value, other.value
-        table.assign(two)
-        other.assign(one)
-        return
-    for _, rows in chunks(0, table.shape[0]):
-        one, two = gather(table, rows), gather(other, rows)
-        set_rows(table, rows, two)
-        set_rows(other, rows, one)
+def _joined(m: Tensor, v: Tensor, step: Tensor, seed: int) -> Tensor:
+    """Moments (U, d) in one number each: m in the upper half, v in the lower, as bfloat16.
 
-
-def stored(values: Tensor, dtype: str, step: Tensor, seed: int) -> Tensor:
-    """Values (U, d) as a moment's variable stores them.
-
-    Numbers are rounded to bfloat16 up or down at random, such that the mean is right.  To the
-    nearest, a second moment would never change: a step changes it by 0.1 %, and neighbouring
-    numbers are 0.4 % apart.
+    They are rounded up or down at random, such that the mean is right.  To the nearest, v would
+    never change: a step changes it by 0.1 %, and neighbouring numbers are 0.4 % apart.
     """
-    if dtype == "float32":
-        return values
     if backend.name() == "tensorflow":
         import tensorflow as tf
 
+        both = tf.bitwise.bitwise_and
         noise = tf.random.stateless_uniform(
-            tf.shape(values), [tf.cast(step, tf.int32), seed], None, None, tf.uint32
+            tf.shape(m), [tf.cast(step, tf.int32), seed], None, None, tf.uint32
         )
-        noise = tf.bitwise.bitwise_and(noise, tf.constant(0xFFFF, tf.uint32))
-        bits = tf.bitcast(values, tf.uint32) + noise
-        bits = tf.bitwise.bitwise_and(bits, tf.constant(0xFFFF0000, tf.uint32))
-        return tf.cast(tf.bitcast(bits, tf.float32), tf.bfloat16)
+        upper = tf.bitcast(m, tf.uint32) + both(noise, tf.constant(0xFFFF, tf.uint32))
+        lower = tf.bitcast(v, tf.uint32) + tf.bitwise.right_shift(noise, 16)
+        upper = both(upper, tf.constant(0xFFFF0000, tf.uint32))
+        bits = tf.bitwise.bitwise_or(upper, tf.bitwise.right_shift(lower, 16))
+        return tf.bitcast(bits, tf.float32)
     import jax
     import jax.numpy as jnp
 
-    key = jax.random.fold_in(jax.random.key(seed), step)
-    noise = jax.random.bits(key, values.shape, jnp.uint32) & 0xFFFF
-    bits = (jax.lax.bitcast_convert_type(values, jnp.uint32) + noise) & 0xFFFF0000
-    return jax.lax.bitcast_convert_type(bits, jnp.float32).astype(jnp.bfloat16)
+    noise = jax.random.bits(jax.random.fold_in(jax.random.key(seed), step), m.shape, jnp.uint32)
+    upper = jax.lax.bitcast_convert_type(m, jnp.uint32) + (noise & 0xFFFF)
+    lower = jax.lax.bitcast_convert_type(v, jnp.uint32) + (noise >> 16)
+    return jax.lax.bitcast_convert_type((upper & 0xFFFF0000) | (lower >> 16), jnp.float32)
+
+
+def _halves(joined: Tensor) -> tuple[Tensor, Tensor]:
+    """M and v (U, d) out of `_joined`."""
+    if backend.name() == "tensorflow":
+        import tensorflow as tf
+
+        bits = tf.bitcast(joined, tf.uint32)
+        upper = tf.bitwise.bitwise_and(bits, tf.constant(0xFFFF0000, tf.uint32))
+        lower = tf.bitwise.left_shift(bits, 16)
+        return tf.bitcast(upper, tf.float32), tf.bitcast(lower, tf.float32)
+    import jax
+    import jax.numpy as jnp
+
+    bits = jax.lax.bitcast_convert_type(joined, jnp.uint32)
+    halves = (bits & 0xFFFF0000, bits << 16)
+    return tuple(jax.lax.bitcast_convert_type(half, jnp.float32) for half in halves)
