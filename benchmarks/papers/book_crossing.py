@@ -133,6 +133,7 @@ def make_values() -> dict[str, Any]:
             "learning_rate": 3e-4,
             "weight_decay": 0.0,
             "clip_norm": None,
+            "embeddings": "dense",
             "monitor": "loss",
             "patience": 4,
         },

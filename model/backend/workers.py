@@ -32,6 +32,8 @@ from multigate.model.backend.peers import wait_for_peers
 Tensor = Any
 
 _GROUP = 1_000  # key of the collectives' group of all workers; TensorFlow's own keys start at 0
+_ROWS = 1_000  # number of the first message with rows of tables
+_LENGTHS = np.ceil(16 * 1.125 ** np.arange(150)).astype(np.int32)  # up to 6e8 rows
 
 
 class Workers:
@@ -125,12 +127,14 @@ class Workers:
     ) -> list[tuple[Tensor, Tensor]]:
         """The rows and values of all workers, one worker after the other, for each table.
 
-        A message is as long as the rows that the worker with most of them has touched.
+        A message is as long as that of the worker that has touched most rows, or a little longer:
+        TensorFlow wants one shape for each number of a message, so lengths are those of `_LENGTHS`,
+        each with a number of its own.
 
         Args:
             gradients: rows (U,) int32 and values (U, d) float32 of each table; U may differ
                 between workers.
-            key: of the first message; it takes 1 + 2 numbers for each table.
+            key: of the first message, which tells the workers how many rows there are.
         """
         import tensorflow as tf
 
@@ -140,15 +144,18 @@ class Workers:
         found = []
         for index, (rows, values) in enumerate(gradients):
             of_worker = counts[:, index]  # (size,)
-            longest = tf.reduce_max(of_worker)
-            missing = longest - tf.size(rows)
-            all_rows = self._gather(tf.pad(rows, [[0, missing]]), key + 1 + 2 * index)
-            all_values = self._gather(tf.pad(values, [[0, missing], [0, 0]]), key + 2 + 2 * index)
-            real = tf.reshape(tf.sequence_mask(of_worker, longest), [-1])
+            place = tf.searchsorted(_LENGTHS, tf.reduce_max(of_worker)[None])[0]
+            length = tf.gather(_LENGTHS, place)
+            missing = length - tf.size(rows)
+            number = _ROWS + 2 * len(_LENGTHS) * index + place
+            all_rows = self._gather(tf.pad(rows, [[0, missing]]), number)
+            padded = tf.pad(values, [[0, missing], [0, 0]])
+            all_values = self._gather(padded, number + len(_LENGTHS))
+            real = tf.reshape(tf.sequence_mask(of_worker, length), [-1])
             found.append((tf.boolean_mask(all_rows, real), tf.boolean_mask(all_values, real)))
         return found
 
-    def _gather(self, value: Tensor, key: int) -> Tensor:
+    def _gather(self, value: Tensor, key: Any) -> Tensor:
         """The tensors of all workers, of one shape, joined along their first axis."""
         import tensorflow as tf
 

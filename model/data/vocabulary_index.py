@@ -36,7 +36,7 @@ class VocabularyIndex:
         if not len(self.values) or not len(ids):
             return np.full(len(ids), -1, np.int32)
         column = pl.Series(ids)
-        hashes = column.hash(_SEED).to_numpy()
+        hashes = _hashes(column)
         found = self._probe(hashes)
         known = np.flatnonzero(found >= 0)
         same = self._column.gather(found[known]).eq_missing(
@@ -74,7 +74,7 @@ class VocabularyIndex:
 
         The number of slots is a power of two.
         """
-        hashes = self._column.hash(_SEED).to_numpy()
+        hashes = _hashes(self._column)
         bits = int(2 * len(hashes)).bit_length()  # between a quarter and a half is in use
         shift = np.uint64(64 - bits)
         slots = np.full(1 << bits, -1, np.int32)
@@ -87,3 +87,8 @@ class VocabularyIndex:
             left = left[slots[here] != left]
             slot[left] = (slot[left] + 1) & (len(slots) - 1)
         return hashes, slots, shift
+
+
+def _hashes(column: pl.Series) -> np.ndarray:
+    """64-bit hash (N,) of each id."""
+    return column.hash(_SEED).to_numpy()

@@ -215,7 +215,9 @@ def _joined(m: Tensor, v: Tensor, step: Tensor, seed: int) -> Tensor:
     noise = jax.random.bits(jax.random.fold_in(jax.random.key(seed), step), m.shape, jnp.uint32)
     upper = jax.lax.bitcast_convert_type(m, jnp.uint32) + (noise & 0xFFFF)
     lower = jax.lax.bitcast_convert_type(v, jnp.uint32) + (noise >> 16)
-    return jax.lax.bitcast_convert_type((upper & 0xFFFF0000) | (lower >> 16), jnp.float32)
+    return jax.lax.bitcast_convert_type(
+        (upper & jnp.uint32(0xFFFF0000)) | (lower >> 16), jnp.float32
+    )
 
 
 def _halves(joined: Tensor) -> tuple[Tensor, Tensor]:
@@ -231,5 +233,5 @@ def _halves(joined: Tensor) -> tuple[Tensor, Tensor]:
     import jax.numpy as jnp
 
     bits = jax.lax.bitcast_convert_type(joined, jnp.uint32)
-    halves = (bits & 0xFFFF0000, bits << 16)
+    halves = (bits & jnp.uint32(0xFFFF0000), bits << 16)
     return tuple(jax.lax.bitcast_convert_type(half, jnp.float32) for half in halves)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import pyarrow as pa
 
 from multigate.configs.contract import (
     Contract,
@@ -42,6 +43,7 @@ from multigate.configs.sections.model import ModelConfig
 from multigate.configs.statistics import NumberStatistics, Statistics, VectorStatistics
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
+from multigate.model.data.vocabulary_index import VocabularyIndex
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
 
@@ -106,9 +108,7 @@ def start(
             fresh = weights.to_numpy(named[key])
             if found[key].shape[1:] != fresh.shape[1:]:
                 continue  # `assign` refuses it by name
-            found[key], moved = _move_rows(
-                found[key], fresh, old.to_pylist(), new.to_pylist(), offset
-            )
+            found[key], moved = _move_rows(found[key], fresh, old, new, offset)
             tables.setdefault(name, moved)
     found = _with_task_weighting(found, named)
     weights.assign(ranker, found, path)
@@ -203,7 +203,7 @@ def _with_task_weighting(
 
 
 def _move_rows(
-    old: np.ndarray, fresh: np.ndarray, before: list[Any], after: list[Any], offset: int
+    old: np.ndarray, fresh: np.ndarray, before: pa.Array, after: pa.Array, offset: int
 ) -> tuple[np.ndarray, MovedValues]:
     """An embedding table for another vocabulary, out of the old one.
 
@@ -214,13 +214,11 @@ def _move_rows(
         after: the new one.
         offset: number of rows before the first value's row.
     """
-    place = {value: offset + index for index, value in enumerate(before)}
-    kept = [(offset + index, place[value]) for index, value in enumerate(after) if value in place]
+    found = VocabularyIndex(before).find(after)
+    kept = np.flatnonzero(found >= 0)
     table = fresh.copy()
     table[:offset] = old[:offset]
-    if kept:
-        targets, sources = np.asarray(kept).T
-        table[targets] = old[sources]
+    table[offset + kept] = old[offset + found[kept]]
     counts: MovedValues = {
         "kept": len(kept),
         "new": len(after) - len(kept),

@@ -402,3 +402,15 @@ def test_ranking_terms_need_a_task_that_counts():
         if task["type"] == "binary":
             task["weight"] = 0.0
     assert "train.ranking: needs a binary task with a weight above 0" in refusal(values)
+
+
+def test_what_replaced_lazy_embeddings_is_named():
+    values = preset()
+    values["train"]["lazy_embeddings"] = True
+    assert "lazy_embeddings: True is now embeddings: rows" in refusal(values)
+
+
+def test_halved_moments_need_updates_of_rows():
+    values = preset()
+    values["train"] |= {"embeddings": "dense", "moments": "bfloat16"}
+    assert "moments: expected float32 where embeddings is dense, received" in refusal(values)

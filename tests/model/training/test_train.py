@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.model.backend import memory
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
@@ -182,6 +183,37 @@ def test_rows_that_training_never_sees_stay_as_they_are(tiny: Any, tmp_path: Pat
     # Row 1 is for unseen values: training has none.
     np.testing.assert_array_equal(before["embeddings/user_id"][1], after["embeddings/user_id"][1])
     assert (before["embeddings/user_id"][2:] != after["embeddings/user_id"][2:]).any(axis=1).all()
+
+
+def test_a_checkpoint_of_the_former_version_loads(tiny: Any, tmp_path: Path) -> None:
+    """Its configuration says `lazy_embeddings`; its arrays are those of today."""
+    checkpoint.create(tmp_path, tiny.config, tiny.examples)
+    encoder = Encoder.read(tmp_path)
+    ranker = checkpoint.make_ranker(tiny.config.contract, tiny.config.model, encoder, seed=5)
+    weights.save(ranker, tmp_path / checkpoint.WEIGHTS)
+    path = tmp_path / checkpoint.CONFIG
+    for lazy, embeddings in ((False, "dense"), (True, "rows")):
+        values = json.loads(path.read_text())
+        for key in ("embeddings", "moments"):
+            values["train"].pop(key, None)
+        path.write_text(json.dumps(values | {"train": values["train"] | {"lazy_embeddings": lazy}}))
+        loaded = checkpoint.load(tmp_path)
+        assert loaded.config.train.embeddings == embeddings
+        for name, value in weights.copy(ranker).items():
+            np.testing.assert_array_equal(weights.copy(loaded.ranker)[name], value)
+
+
+def test_tables_that_do_not_fit_are_refused_before_training(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 2**20)
+    config = tiny.make_config(model=tiny.config.model.model_dump() | {"embedding_dim": 100_000})
+    with pytest.raises(
+        ModelError,
+        match=r"embedding tables .*\(largest: item_id \d+ x 100000, .*\) take .* MiB of memory, "
+        r"1\.0 MiB are free; choose a smaller model\.embedding_dim",
+    ):
+        train.train(config, tiny.examples, tmp_path / "c", progress=False)
 
 
 def test_what_cannot_be_trained(tiny: Any, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""On JAX too a step updates the rows of its batch alone, and as dense Adam where all are in it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from multigate.configs.config import Config
+from multigate.configs.sections.base import parse
+from multigate.model import backend
+from multigate.model.checkpoints import checkpoint, weights
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import read_split
+from multigate.model.data.feeds import to_arrays
+from multigate.model.training.optimizers import averaged, make_optimizer
+
+config, examples, target = sys.argv[1:]
+assert backend.name() == "jax"
+config = parse(Config, json.loads(Path(config).read_text()), config)
+encoder = Encoder.read(Path(examples))
+rows = read_split(Path(examples), "train", encoder)
+inputs, targets = to_arrays(rows, config.contract, encoder.statistics)
+found = {}
+for name, count, changes in (
+    ("rows", 8, {}), ("halved", 8, {"moments": "bfloat16"}), ("dense", 8, {"embeddings": "dense"}),
+    ("few", 1, {}),
+):
+    options = config.train.model_copy(update=changes)
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
+    before = weights.copy(ranker)
+    ranker.compile(optimizer=make_optimizer(options, 10, ranker=ranker))
+    ranker.optimizer.build(ranker.trainable_variables)
+    size = len(targets) if count > 1 else 4
+    batch = {key: value[:size] for key, value in inputs.items()}
+    for _ in range(count):
+        ranker.fit(batch, targets[:size], batch_size=size, shuffle=False, verbose=0)
+    with averaged(ranker.optimizer, ranker.trainable_variables):
+        found |= {f"{name}/average/{key}": value for key, value in weights.copy(ranker).items()}
+    found |= {f"{name}/weights/{key}": value for key, value in weights.copy(ranker).items()}
+found |= {f"before/{key}": value for key, value in before.items()}
+found["codes"] = inputs["user_id"][:4]
+np.savez(target, **found)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    folder = tmp_path_factory.mktemp("rows")
+    model = tiny.config.model.model_dump() | {"id_dropout": 0.0}
+    model["experts"] |= {"count": 2}
+    train = {"learning_rate": 0.01, "ema": 0.9, "clip_norm": 1.0}
+    config = tiny.make_config(model=model, train=train)
+    (folder / "config.json").write_text(config.model_dump_json())
+    paths = [folder / "config.json", tiny.examples, folder / "found.npz"]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, paths)],
+        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(np.load(folder / "found.npz"))
+
+
+@pytest.mark.slow
+def test_rows_of_every_batch_move_as_under_dense_adam(trained: dict[str, np.ndarray]) -> None:
+    names = [name for name in trained if name.startswith("rows/")]
+    assert names
+    for name in names:
+        dense = trained[name.replace("rows", "dense", 1)]
+        np.testing.assert_allclose(trained[name], dense, atol=2e-5, err_msg=name)
+        halved = trained[name.replace("rows", "halved", 1)]
+        np.testing.assert_allclose(halved, dense, atol=0.02, err_msg=name)
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_in_the_batch_stay(trained: dict[str, np.ndarray]) -> None:
+    name = "embeddings/user_id"
+    moved = np.flatnonzero((trained[f"few/weights/{name}"] != trained[f"before/{name}"]).any(1))
+    assert set(moved) == set(trained["codes"])
+    np.testing.assert_array_equal(
+        trained[f"few/average/{name}"], trained[f"few/weights/{name}"]
+    )  # after one step the average is the weights
