@@ -127,6 +127,14 @@ def make_experts(
     ]
 
 
+def are_alike(experts: Sequence[keras.layers.Layer]) -> bool:
+    """Whether all are `Expert`s that differ in their weights alone, so that they can be stacked."""
+    if any(type(expert) is not Expert for expert in experts):
+        return False
+    kinds = {(tuple(e.units), e.stack[0].activation, e.dropout, e.compute_dtype) for e in experts}
+    return len(kinds) == 1
+
+
 def call_expert(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:
     """Call an expert, with `training` if it has that argument."""
     if "training" in inspect.signature(expert.call).parameters:

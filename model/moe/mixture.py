@@ -147,8 +147,21 @@ class Mixture(keras.layers.Layer):
         )  # (T, B, E)
         # In training, the zeros of a straight-through gate carry gradient.
         dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
-        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense)
+        most = self._most_experts(bool(training))
+        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense, most)
         return Mixed(outputs, routings, experts_per_row)
+
+    def _most_experts(self, training: bool) -> int:
+        """The largest number of experts that a row can use, by what the gates promise."""
+        soft: set[int] = set()
+        selected = 0
+        for gate, choice in zip(self.gates, self.choices, strict=True):
+            found = gate.properties
+            if found.sparse_in_training if training else found.sparse_at_inference:
+                selected += gate.num_selected
+            else:
+                soft |= set(choice)
+        return min(len(self.experts), len(soft) + selected)
 
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same layer."""
