@@ -13,8 +13,9 @@ import keras
 from multigate.model import backend
 from multigate.model.gates.parts.base import Gate, Routing, Tensor
 from multigate.model.moe.dispatch import mix
-from multigate.model.moe.experts import check_row_wise
+from multigate.model.moe.experts import are_alike, check_row_wise
 from multigate.model.moe.own import spread_routing
+from multigate.model.moe.stack import ExpertStack
 
 
 class Mixed(NamedTuple):
@@ -71,6 +72,8 @@ class Mixture(keras.layers.Layer):
         self.experts = list(experts)
         self.gates = list(gates)
         self.choices = [list(choice) for choice in choices]
+        self.stack: ExpertStack | None = None
+        """The experts' variables, where they are stacked: alike dense experts on JAX."""
         if backend.name() == "tensorflow":
             self.supports_jit = False  # the number of rows per expert is dynamic
 
@@ -86,6 +89,9 @@ class Mixture(keras.layers.Layer):
             ValueError: an expert's output shape is unknown, or differs from the first expert's.
         """
         expected = None
+        unbuilt = not any(expert.built for expert in self.experts)
+        if backend.name() == "jax" and unbuilt and len(x_shape) == 2 and are_alike(self.experts):
+            self.stack = ExpertStack(self.experts, x_shape[-1], name="stack")
         for expert in self.experts:
             if not expert.built:
                 expert.build(x_shape)
@@ -106,6 +112,14 @@ class Mixture(keras.layers.Layer):
         for gate in self.gates:
             if not gate.built:
                 gate.build(gate_input_shape or x_shape)
+
+    @property
+    def kernels(self) -> list[Any]:
+        """The variables that hold the experts' kernels."""
+        if self.stack is not None:
+            return self.stack.kernels
+        variables = [v for expert in self.experts for v in expert.trainable_variables]
+        return [variable for variable in variables if len(variable.shape) > 1]
 
     def harden(self) -> None:
         """Switch every gate's inference to the form that is served, see `Gate.harden`."""
