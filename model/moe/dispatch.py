@@ -1,6 +1,7 @@
 """Sparse dispatch: run each expert on the rows that give it weight, and mix the results per task.
 
-One function, one implementation per backend: TensorFlow has dynamic row counts, JAX static ones.
+One function, one implementation per backend: TensorFlow has dynamic row counts, JAX static shapes.
+On JAX, alike dense experts run as one stack, and experts of other layers one by one.
 """
 
 from collections.abc import Sequence

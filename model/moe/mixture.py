@@ -13,9 +13,9 @@ import keras
 from multigate.model import backend
 from multigate.model.gates.parts.base import Gate, Routing, Tensor
 from multigate.model.moe.dispatch import mix
-from multigate.model.moe.experts import are_alike, check_row_wise
+from multigate.model.moe.experts import check_row_wise
 from multigate.model.moe.own import spread_routing
-from multigate.model.moe.stack import ExpertStack
+from multigate.model.moe.stack import ExpertStack, can_stack
 
 
 class Mixed(NamedTuple):
@@ -89,8 +89,7 @@ class Mixture(keras.layers.Layer):
             ValueError: an expert's output shape is unknown, or differs from the first expert's.
         """
         expected = None
-        unbuilt = not any(expert.built for expert in self.experts)
-        if backend.name() == "jax" and unbuilt and len(x_shape) == 2 and are_alike(self.experts):
+        if can_stack(self.experts, x_shape):
             self.stack = ExpertStack(self.experts, x_shape[-1], name="stack")
         for expert in self.experts:
             if not expert.built:

@@ -27,7 +27,7 @@ def mix_ragged(plan: Plan, x: Tensor, weights: Tensor, layers: list[Layer], keys
         )
         of_pairs = bias.astype(plan.dtype).at[sorted_expert].get(mode="clip")
         h = plan.activation(product.astype(plan.dtype) + of_pairs)
-        if plan.dropout:
+        if seed is not None and plan.dropout:
             h = h * dropout_mask(seed[0], plan.dropout, h)
     y = h.at[place].get(unique_indices=True).reshape(B, S, -1)
     y = jnp.where((expert < E)[:, :, None], y, 0).astype(weights.dtype)

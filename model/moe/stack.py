@@ -7,13 +7,14 @@ and assign, and checkpoints name them by expert.  So each backend loads the othe
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import keras
 import numpy as np
 
+from multigate.model import backend
 from multigate.model.gates.parts.base import Tensor
-from multigate.model.moe.experts import Expert
+from multigate.model.moe.experts import Expert, are_alike
 
 
 class StackSlice:
@@ -60,6 +61,15 @@ class StackSlice:
         return self.value
 
 
+def can_stack(
+    experts: Sequence[keras.layers.Layer], x_shape: Sequence[int | None]
+) -> TypeGuard[Sequence[Expert]]:
+    """Whether experts share stacked variables: on JAX, if they are alike and not built yet."""
+    if backend.name() != "jax" or len(x_shape) != 2 or x_shape[-1] is None:
+        return False
+    return are_alike(experts) and not any(expert.built for expert in experts)
+
+
 class ExpertStack(keras.layers.Layer):
     """Builds the layers of alike experts on stacked variables, with each one's own initial values.
 
@@ -72,7 +82,7 @@ class ExpertStack(keras.layers.Layer):
         width: D of their input.
     """
 
-    def __init__(self, experts: Sequence[Expert], width: int, **kwargs: Any) -> None:
+    def __init__(self, experts: Sequence[Expert], width: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.kernels: list[keras.Variable] = []
         self.biases: list[keras.Variable] = []
