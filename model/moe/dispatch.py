@@ -19,7 +19,7 @@ def mix(
     weights: Tensor,
     training: bool = False,
     dense: bool = False,
-    most: int | None = None,
+    max_per_row: int | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Sum over e of weights[t, b, e] * experts[e](x)[b], for every task t and row b.
 
@@ -32,8 +32,8 @@ def mix(
         weights: (T, B, E); an expert runs on row b if some task's weight for it is not zero.
         training: passed on to the experts.
         dense: run every expert on every row, for gates with gradient at zero weights.
-        most: the largest number of experts that a row uses, if the gates promise one below E.
-            JAX needs it for its static shapes.
+        max_per_row: the largest number of experts that a row uses; None for E.  JAX needs it for
+            its static shapes, and makes the outputs NaN if a row uses more.
 
     Returns:
         T tensors (B, ...) of the weights' dtype, and the mean number of experts evaluated per row,
@@ -46,7 +46,7 @@ def mix(
     if len(x.shape) == 2 and are_alike(experts):
         from multigate.model.moe import stack_jax
 
-        return stack_jax.mix(experts, x, weights, training, dense, most or len(experts))
+        return stack_jax.mix(experts, x, weights, training, dense, max_per_row or len(experts))
     from multigate.model.moe import dispatch_jax
 
     return dispatch_jax.mix(experts, x, weights, training, dense)

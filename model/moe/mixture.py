@@ -160,11 +160,11 @@ class Mixture(keras.layers.Layer):
         )  # (T, B, E)
         # In training, the zeros of a straight-through gate carry gradient.
         dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
-        most = self._most_experts(bool(training))
-        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense, most)
+        max_per_row = self._max_per_row(bool(training))
+        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense, max_per_row)
         return Mixed(outputs, routings, experts_per_row)
 
-    def _most_experts(self, training: bool) -> int:
+    def _max_per_row(self, training: bool) -> int:
         """The largest number of experts that a row can use, by what the gates promise."""
         soft: set[int] = set()
         selected = 0

@@ -1,4 +1,4 @@
-"""What runs a stack of dense experts on JAX needs to know: the plan, the layers, the pairs.
+"""Inputs of a stack of dense experts on JAX: the plan, the layers, and keys to sort the pairs by.
 
 A *pair* is an (expert, row) that some task chose; it is evaluated once.
 """
@@ -27,13 +27,13 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is known of a computation before it runs.
+    """What is fixed when a computation is compiled.
 
     Attributes:
         activation: of every layer.
         dropout: rate; 0 outside training.
-        dtype: that the experts compute in.
-        tile: pairs of one step.
+        dtype: in which the experts compute.
+        tile: number of pairs of one expert that run together.
         keep: whether the layers' results are kept for the gradient.
     """
 
@@ -44,20 +44,20 @@ class Plan(NamedTuple):
     keep: bool
 
 
-def pair_keys(used: Tensor, most: int) -> Tensor:
+def pair_keys(used: Tensor, max_per_row: int) -> Tensor:
     """Each row's experts as numbers (B, S) to sort the pairs by: expert * B + row.
 
     Where a row uses fewer than S experts, the others are E * B + row.
 
     Args:
         used: (B, E) bool.
-        most: S, a bound of the number of experts that a row uses.
+        max_per_row: S, the largest number of experts that a row uses.
     """
     B, E = used.shape
-    if most < E:
-        # (B, E) how many experts up to this one the row uses; a sum is slower than this product.
+    if max_per_row < E:
+        # (B, E) how many experts up to this one the row uses; `cumsum` is slower than this product.
         count = used.astype(jnp.float32) @ jnp.triu(jnp.ones((E, E), jnp.float32))
-        place = jnp.arange(most, dtype=jnp.float32)
+        place = jnp.arange(max_per_row, dtype=jnp.float32)
         expert = jnp.sum(count[:, :, None] <= place, axis=1, dtype=jnp.int32)  # (B, S)
     else:
         expert = jnp.where(used, jnp.arange(E, dtype=jnp.int32), E)

@@ -35,7 +35,7 @@ def mix(
     weights: Tensor,
     training: bool,
     dense: bool,
-    most: int,
+    max_per_row: int,
 ) -> tuple[list[Tensor], Tensor]:
     """See `dispatch.mix`.  The experts differ in their variables alone."""
     T, B, E = weights.shape
@@ -45,7 +45,7 @@ def mix(
     if not dense:  # no gradient for one task's zero where another task chose the pair
         weights = jnp.where(weights != 0, weights, 0)
     experts_per_row = jnp.sum(used, dtype=weights.dtype) / max(B, 1)
-    most = E if dense else most
+    max_per_row = E if dense else max_per_row
     if B == 0:
         return [jnp.zeros((0, units[-1]), weights.dtype)] * T, experts_per_row
     run = mix_tiles if jax.default_backend() == "cpu" else mix_ragged
@@ -60,19 +60,19 @@ def mix(
             for layer in layers
         ]
         rows = len(x)
-        size = rows * most * sum(units) * jnp.dtype(first.compute_dtype).itemsize
+        size = rows * max_per_row * sum(units) * jnp.dtype(first.compute_dtype).itemsize
         plan = Plan(
             first.stack[0].activation,
             first.dropout if training else 0.0,
             first.compute_dtype,
-            _tile(rows * most // E),
+            _tile(rows * max_per_row // E),
             size <= _KEEP_BYTES,
         )
-        keys = pair_keys(used, most)  # (B, S)
+        keys = pair_keys(used, max_per_row)  # (B, S)
         mixed = run(plan, x, weights, layers, keys)  # (B, T, U)
-        # A gate with more non-zero weights than it promised would lose some: show it.
-        lost = jnp.any(jnp.sum(used, axis=1) > most)
-        return (jnp.where(lost, jnp.nan, mixed),)
+        # Pairs beyond those that the gates promised are dropped: the guard on the loss must see it.
+        dropped = jnp.any(jnp.sum(used, axis=1) > max_per_row)
+        return (jnp.where(dropped, jnp.nan, mixed),)
 
     divided = shard_rows(compute, B, inputs=(0, 1, 0, 0, None), outputs=(0,))
     (mixed,) = divided(x, weights, used, jnp.arange(B), layers)  # (B, T, U)
@@ -108,5 +108,5 @@ def _fold(seeds: Tensor, number: Tensor) -> Tensor:
 
 
 def _tile(mean: int) -> int:
-    """Pairs of one step, for experts with so many on average: a power of two."""
+    """Size of the tiles, a power of two, for experts with so many pairs on average."""
     return int(min(256, max(32, 2 ** (mean // 2).bit_length())))

@@ -142,7 +142,7 @@ def run_on_jax(source, target):
     weights = jnp.ones((2, 6, E))
     mixture, x = make("topk")
     for most in (E - 1, E):
-        outputs, _ = dispatch.mix(mixture.experts, x[:6], weights, most=most)
+        outputs, _ = dispatch.mix(mixture.experts, x[:6], weights, max_per_row=most)
         found[f"most/{most}"] = np.stack(outputs)
 
     model = keras.Sequential([Total(make("topk")[0])])

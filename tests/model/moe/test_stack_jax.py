@@ -93,6 +93,7 @@ def runs(way: str, most: int, **options: Any) -> Callable[..., Any]:
     return mixed
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_dense_computation(
@@ -132,6 +133,7 @@ def test_the_keys_sort_pairs_by_expert_by_hand(most: int) -> None:
     assert keys.size == 3 * most
 
 
+@pytest.mark.slow
 def test_dropout_draws_the_same_mask_for_the_gradient() -> None:
     T, B, E = 2, 30, 3
     rng = np.random.default_rng(0)
@@ -172,6 +174,7 @@ def test_dropout_keeps_the_mean(run: Callable[..., Any]) -> None:
     assert len(np.unique(y[:, 0], axis=0)) > 100
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_has_gradients_in_full(way: str, dtype: str) -> None:
