@@ -3,16 +3,18 @@
 A step is forward, backward and optimiser update of: a dense layer (D -> D, so that gradients flow
 on to what lies below, as they do to embeddings) -> mixture -> one linear head per task -> MSE.
 
-    ours        Mixture with per-example Top-k gates and the fused Adam
+    ours        Mixture with per-example Top-k gates and `model.training.optimizers.Adam`
     moesart     the same with MOESART gates
     dense       (a) stacked weights and einsum, Top-k gates, Keras's Adam
     reference   (b) every expert evaluated on every row, DSelect-k gates, Keras's Adam, as in the
                 public DSelect-k code
 
-Contenders take turns, a few steps each, over fresh batches; medians are reported.  A second table
-shows DSelect-k's step as its bits saturate.  Takes about five minutes on two cores; --quick one.
+Contenders take turns, a few steps each, over fresh batches; medians are reported, of wall time and
+of the process's CPU time.  A second table shows DSelect-k's step as its bits saturate.  A process
+has one Keras backend, so each backend runs in a process of its own, one after another.  Takes about
+five minutes per backend on two cores; --quick one.
 
-    python benchmarks/train_step.py [--quick] [--write]
+    python benchmarks/train_step.py [--backend tensorflow jax] [--quick] [--write]
 """
 
 import argparse
@@ -20,18 +22,20 @@ import datetime
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from multigate.model import gates
+from multigate.model import backend, gates
 from multigate.model.moe.experts import make_experts
 from multigate.model.moe.mixture import Mixture
 from multigate.model.training.optimizers import Adam
@@ -40,6 +44,7 @@ D = U = 256
 T = K = 2
 DOCS = Path(__file__).parent.parent / "docs"
 CONTENDERS = ("ours", "moesart", "dense", "reference")
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX"}
 
 
 def make_gates(name: str, E: int) -> list[gates.Gate]:
@@ -55,7 +60,7 @@ class DenseMixture(keras.layers.Layer):
         self.kernel = self.add_weight(shape=(E, D, U), initializer="glorot_uniform")
         self.bias = self.add_weight(shape=(E, U), initializer="zeros")
 
-    def call(self, x: tf.Tensor, training: bool = False) -> list[tf.Tensor]:
+    def call(self, x: Any, training: bool = False) -> list[Any]:
         """T tensors: representations (B, U) from a mixture, predictions (B, 1) from the model."""
         y = keras.ops.relu(keras.ops.einsum("bd,edu->beu", x, self.kernel) + self.bias)
         weights = [gate(x, training=training).weights for gate in self.gates]
@@ -70,7 +75,7 @@ class ReferenceMixture(keras.layers.Layer):
         self.gates = make_gates("dselect_k", E)
         self.experts = make_experts(E, [U], seed=0)
 
-    def call(self, x: tf.Tensor, training: bool = False) -> list[tf.Tensor]:
+    def call(self, x: Any, training: bool = False) -> list[Any]:
         """T tensors: representations (B, U) from a mixture, predictions (B, 1) from the model."""
         y = keras.ops.stack([expert(x) for expert in self.experts], axis=2)  # (B, U, E)
         weights = [gate(x, training=training).weights for gate in self.gates]
@@ -86,7 +91,7 @@ class Model(keras.Model):
         self.mixture = mixture
         self.heads = [keras.layers.Dense(1) for _ in range(T)]
 
-    def call(self, x: tf.Tensor, training: bool = False) -> list[tf.Tensor]:
+    def call(self, x: Any, training: bool = False) -> list[Any]:
         """T tensors: representations (B, U) from a mixture, predictions (B, 1) from the model."""
         outputs = self.mixture(self.bottom(x), training=training)
         outputs = getattr(outputs, "outputs", outputs)
@@ -102,13 +107,33 @@ def make_mixture(name: str, E: int) -> keras.layers.Layer:
     return Mixture(make_experts(E, [U], seed=0), make_gates(gate, E))
 
 
+def make_model(name: str, E: int, B: int) -> Model:
+    """A contender's model, built."""
+    keras.utils.set_random_seed(0)
+    model = Model(make_mixture(name, E))
+    model(next(make_batches(B)))
+    return model
+
+
+def make_batches(B: int) -> Any:
+    """Several batches (B, D), over and over."""
+    rng = np.random.default_rng(B)
+    batches = [rng.normal(size=(B, D)).astype(np.float32) for _ in range(16)]
+    return itertools.cycle([keras.ops.convert_to_tensor(batch) for batch in batches])
+
+
 def make_step(model: Model, optimizer: keras.optimizers.Optimizer, B: int) -> Callable[[], None]:
     """One training step, on the next of several batches."""
-    batches = itertools.cycle([tf.random.stateless_normal((B, D), (seed, B)) for seed in range(16)])
-    y = tf.random.stateless_normal((B, 1), (0, 1))
-    model(next(batches))
+    optimizer.build(model.trainable_variables)
+    labels = np.random.default_rng(0).normal(size=(B, 1)).astype(np.float32)
+    make = make_tensorflow_step if backend.name() == "tensorflow" else make_jax_step
+    return make(model, optimizer, make_batches(B), keras.ops.convert_to_tensor(labels))
+
+
+def make_tensorflow_step(model: Model, optimizer: Any, batches: Any, y: Any) -> Callable[[], None]:
+    import tensorflow as tf
+
     variables = model.trainable_variables
-    optimizer.build(variables)
 
     @tf.function(jit_compile=False)
     def step(x: tf.Tensor) -> tf.Tensor:
@@ -120,28 +145,66 @@ def make_step(model: Model, optimizer: keras.optimizers.Optimizer, B: int) -> Ca
     return lambda: step(next(batches)).numpy()
 
 
+def make_jax_step(model: Model, optimizer: Any, batches: Any, y: Any) -> Callable[[], None]:
+    import jax
+
+    def loss_of(trained: Any, rest: Any, x: Any) -> Any:
+        outputs, rest = model.stateless_call(trained, rest, x, training=True)
+        return sum(keras.ops.mean((o - y) ** 2) for o in outputs), rest
+
+    def step(trained: Any, rest: Any, moments: Any, x: Any) -> Any:
+        (loss, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, rest, x)
+        trained, moments = optimizer.stateless_apply(moments, gradients, trained)
+        return loss, trained, rest, moments
+
+    lists = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    state = [[keras.ops.copy(v.value) for v in variables] for variables in lists]
+    x = next(batches)
+    start = time.perf_counter()
+    compiled = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, x).compile()
+    seconds = time.perf_counter() - start
+
+    def run() -> None:
+        loss, *state[:] = compiled(*state, next(batches))
+        loss.block_until_ready()
+
+    run.compile_seconds = seconds
+    return run
+
+
 def measure(steps: dict, rounds: int, burst: int = 4) -> dict:
-    """Median milliseconds of each step; a burst's first refills the caches and is left out."""
+    """Median milliseconds of each step, wall and CPU; a burst's first refills the caches."""
     times = {key: [] for key in steps}
     for count in range(rounds + 1):
         for key, step in steps.items():
             for number in range(burst):
-                start = time.perf_counter()
+                start = time.perf_counter(), time.process_time()
                 step()
+                taken = time.perf_counter() - start[0], time.process_time() - start[1]
                 if count and number:  # the first round traces and warms up
-                    times[key].append(1e3 * (time.perf_counter() - start))
-    return {key: float(np.median(values)) for key, values in times.items()}
+                    times[key].append(1e3 * np.array(taken))
+    return {key: np.median(values, axis=0).tolist() for key, values in times.items()}
 
 
-def compare(sizes: list[int], B: int, rounds: int) -> dict[tuple[str, int], float]:
-    """Milliseconds by (contender, E)."""
+def compare(sizes: list[int], B: int, rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds, and seconds to compile, by contender and E."""
     steps = {}
     for E, name in itertools.product(sizes, CONTENDERS):
-        keras.utils.set_random_seed(0)
         theirs = name in ("dense", "reference")
         optimizer = keras.optimizers.Adam() if theirs else Adam()
-        steps[name, E] = make_step(Model(make_mixture(name, E)), optimizer, B)
-    return measure(steps, rounds)
+        steps[name, E] = make_step(make_model(name, E, B), optimizer, B)
+    times = measure(steps, rounds)
+    return [
+        {
+            "B": B,
+            "E": E,
+            "name": name,
+            "wall": times[name, E][0],
+            "cpu": times[name, E][1],
+            "compile": getattr(step, "compile_seconds", None),
+        }
+        for (name, E), step in steps.items()
+    ]
 
 
 def saturate(E: int, B: int, rounds: int) -> list[tuple[float, float, float]]:
@@ -151,33 +214,35 @@ def saturate(E: int, B: int, rounds: int) -> list[tuple[float, float, float]]:
     """
     steps, levels = {}, {}
     for scale in (0.0, 0.3, 1.0, 3.0, 30.0, 3000.0):
-        keras.utils.set_random_seed(0)
-        model = Model(make_mixture("dselect_k", E))
-        steps[scale] = make_step(model, Adam(0.0), B)
+        model = make_model("dselect_k", E, B)
         for seed, gate in enumerate(model.mixture.gates):
-            kernel = tf.random.stateless_normal(gate.bit_kernel.shape, (seed, 7))
+            kernel = np.random.default_rng(seed).normal(size=gate.bit_kernel.shape)
             gate.bit_kernel.assign(scale * kernel / D**0.5)
-        x = model.bottom(tf.random.stateless_normal((B, D), (0, B)))
-        mixed = model.mixture(x)
-        bits = np.mean([r.diagnostics["convergence"] for r in mixed.routings])
+        mixed = model.mixture(model.bottom(next(make_batches(B))))
+        bits = np.mean([float(r.diagnostics["convergence"]) for r in mixed.routings])
         levels[scale] = float(bits), float(mixed.experts_per_row)
+        steps[scale] = make_step(model, Adam(0.0), B)
     times = measure(steps, rounds)
-    return [(*levels[scale], times[scale]) for scale in steps]
+    return [(*levels[scale], times[scale][0]) for scale in steps]
 
 
-def format_costs(costs: dict[int, dict[tuple[str, int], float]], sizes: list[int]) -> str:
+Costs = dict[tuple[int, int, str], dict[str, Any]]  # by B, E and contender
+
+
+def format_costs(costs: Costs, sizes: list[int]) -> str:
+    compiles = any(cell["compile"] is not None for cell in costs.values())
+    columns = [*(f"{name}, ms" for name in CONTENDERS), "ours, CPU ms"]
+    columns += ["dense / ours", "reference / ours", *(["compile ours, s"] if compiles else [])]
     lines = [
-        "| batch | E | "
-        + " | ".join(f"{name}, ms" for name in CONTENDERS)
-        + " | dense / ours | reference / ours |",
-        "|---:|---:|" + "---:|" * (len(CONTENDERS) + 2),
+        "| batch | E | " + " | ".join(columns) + " |",
+        "|---:|---:|" + "---:|" * len(columns),
     ]
-    for B, table in costs.items():
-        for E in sizes:
-            row = [table[name, E] for name in CONTENDERS]
-            cells = [f"{ms:.1f}" for ms in row]
-            cells += [f"{table[name, E] / row[0]:.1f}" for name in ("dense", "reference")]
-            lines.append(f"| {B} | {E} | " + " | ".join(cells) + " |")
+    for B, E in itertools.product(sorted({B for B, _, _ in costs}), sizes):
+        ours, *_ = row = [costs[B, E, name] for name in CONTENDERS]
+        cells = [f"{cell['wall']:.1f}" for cell in row] + [f"{ours['cpu']:.1f}"]
+        cells += [f"{costs[B, E, name]['wall'] / ours['wall']:.1f}" for name in CONTENDERS[2:]]
+        cells += [f"{ours['compile']:.1f}"] if compiles else []
+        lines.append(f"| {B} | {E} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -187,28 +252,33 @@ def format_saturation(levels: list[tuple[float, float, float]]) -> str:
     return "\n".join(lines)
 
 
-def summarise(costs: dict[int, dict[tuple[str, int], float]]) -> dict[str, float]:
-    large, small = costs[2048], costs[512]
-    ratios = {
-        "speedup_dense_E64_B2048": large["dense", 64] / large["ours", 64],
-        "speedup_reference_E64_B2048": large["reference", 64] / large["ours", 64],
-        "cost_E64_over_E8_B2048": large["ours", 64] / large["ours", 8],
-        "cost_E64_over_E8_B512": small["ours", 64] / small["ours", 8],
-        "speedup_dense_E8_B2048": large["dense", 8] / large["ours", 8],
+def summarise(costs: Costs) -> dict[str, float]:
+    def ratio(one: tuple[int, int, str], other: tuple[int, int, str], time: str = "wall") -> float:
+        return round(costs[one][time] / costs[other][time], 2)
+
+    ours = {(B, E): (B, E, "ours") for B in (512, 2048) for E in (8, 64)}
+    return {
+        "speedup_dense_E64_B2048": ratio((2048, 64, "dense"), ours[2048, 64]),
+        "speedup_reference_E64_B2048": ratio((2048, 64, "reference"), ours[2048, 64]),
+        "speedup_dense_E8_B2048": ratio((2048, 8, "dense"), ours[2048, 8]),
+        "cost_E64_over_E8_B2048": ratio(ours[2048, 64], ours[2048, 8]),
+        "cost_E64_over_E8_B512": ratio(ours[512, 64], ours[512, 8]),
+        "cpu_E64_over_E8_B2048": ratio(ours[2048, 64], ours[2048, 8], "cpu"),
+        "cpu_E64_over_E8_B512": ratio(ours[512, 64], ours[512, 8], "cpu"),
     }
-    return {name: round(ratio, 2) for name, ratio in ratios.items()}
 
 
-def draw(costs: dict[int, dict[tuple[str, int], float]], sizes: list[int], path: Path) -> None:
+def draw(costs: Costs, sizes: list[int], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(costs), figsize=(10, 4), sharey=True)
-    for axis, (B, table) in zip(axes, costs.items(), strict=True):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    for axis, B in zip(axes, (512, 2048), strict=True):
         for name in CONTENDERS:
-            axis.plot(sizes, [table[name, E] for E in sizes], marker="o", label=name)
+            times = [costs[B, E, name]["wall"] for E in sizes]
+            axis.plot(sizes, times, marker="o", label=name)
         axis.set(xscale="log", yscale="log", xlabel="experts E", title=f"batch {B}")
         axis.set_xticks(sizes, [str(E) for E in sizes])
         axis.minorticks_off()
@@ -220,26 +290,50 @@ def draw(costs: dict[int, dict[tuple[str, int], float]], sizes: list[int], path:
     figure.savefig(path, dpi=120)
 
 
+def run_backend(name: str, sizes: list[int], rounds: int) -> dict[str, Any]:
+    """The measurements on one backend, from a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", json.dumps([sizes, rounds])],
+        env=os.environ | {"KERAS_BACKEND": name},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--backend", nargs="+", choices=BACKENDS, default=["tensorflow"], help="Keras backends"
+    )
     parser.add_argument("--quick", action="store_true", help="E = 8 and 64 only, fewer rounds")
     parser.add_argument("--write", action="store_true", help="write docs/results and the picture")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # [sizes, rounds], see `run_backend`
     arguments = parser.parse_args()
-    if arguments.quick and arguments.write:
-        parser.error("--write: expected a full run, received --quick")
+    if arguments.measure:
+        sizes, rounds = json.loads(arguments.measure)
+        costs = [cell for B in (512, 2048) for cell in compare(sizes, B, rounds)]
+        print(json.dumps({"costs": costs, "levels": saturate(32, 2048, rounds)}))
+        return
+    if arguments.write and (arguments.quick or set(arguments.backend) != set(BACKENDS)):
+        parser.error("--write: expected a full run with --backend tensorflow jax")
     sizes = [8, 64] if arguments.quick else [8, 16, 32, 64, 128]
-    rounds = 3 if arguments.quick else 8
-    costs = {B: compare(sizes, B, rounds) for B in (512, 2048)}
-    levels = saturate(32, 2048, rounds)
-    ratios = summarise(costs)
-    report = [
-        format_costs(costs, sizes),
-        "DSelect-k while its bits saturate, E = 32, batch 2048:",
-        format_saturation(levels),
-    ]
+    report, ratios = [], {}
+    for name in arguments.backend:
+        found = run_backend(name, sizes, 3 if arguments.quick else 8)
+        costs = {(cell["B"], cell["E"], cell["name"]): cell for cell in found["costs"]}
+        ratios[name] = summarise(costs)
+        report += [
+            f"## {BACKENDS[name]}",
+            format_costs(costs, sizes),
+            "DSelect-k while its bits saturate, E = 32, batch 2048:",
+            format_saturation(found["levels"]),
+        ]
+        if arguments.write and name == "tensorflow":
+            draw(costs, sizes, DOCS / "pictures" / "train_step.png")
     print("\n\n".join(report))
     if arguments.write:
-        draw(costs, sizes, DOCS / "pictures" / "train_step.png")
         path = DOCS / "results" / "train_step.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         measured = f"Measured {datetime.date.today()} on a {os.cpu_count()}-core CPU machine"
@@ -248,11 +342,12 @@ def main() -> None:
         rest = path.read_text().partition(mark)[2] if path.exists() else "\n"
         head = [
             "# Cost of a training step",
-            f"{measured} with `python benchmarks/train_step.py --write`; k = {K}, T = {T}, "
-            f"D = U = {D}. Times are medians in milliseconds.",
+            f"{measured} with `python benchmarks/train_step.py --backend tensorflow jax --write`; "
+            f"k = {K}, T = {T}, D = U = {D}. Times are medians in milliseconds, wall time unless "
+            "CPU time is named.",
             *report,
             f"```json\n{json.dumps(ratios)}\n```",
-            "![cost against experts](../pictures/train_step.png)",
+            "![cost against experts, on TensorFlow](../pictures/train_step.png)",
             mark,
         ]
         path.write_text("\n\n".join(head) + rest)

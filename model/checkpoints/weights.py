@@ -24,6 +24,7 @@ import numpy as np
 
 from multigate.configs.errors import ModelError
 from multigate.configs.files import write_bytes
+from multigate.model.moe.experts import Expert
 from multigate.model.ranker.ranker import Ranker
 
 
@@ -40,7 +41,9 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     for name, variable in ranker.embedder.rescaled.items():
         named[f"numbers/{name}"] = variable
     for name, layer in _layers(ranker):
-        for index, variable in enumerate(layer.weights):
+        # The layer of an expert may hold parts of stacked variables, which Keras does not list.
+        weights = layer.named_weights() if isinstance(layer, Expert) else layer.weights
+        for index, variable in enumerate(weights):
             # Not the variable's path: Keras numbers layers by all that the process has made.
             named[f"{name}/{index}_{variable.name}"] = variable
     return named

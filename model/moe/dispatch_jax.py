@@ -1,9 +1,11 @@
-"""Dispatch on JAX: shapes are static under jit, so an expert runs at the smallest fitting capacity.
+"""Dispatch on JAX for experts of any layers: each runs at the smallest capacity with enough rows.
 
-Each expert is compiled for a few capacities (row counts): 0, B, and B halved several times, down
-to 32 rows.  While the program runs, the number of rows that chose the expert picks the capacity.
-The largest one holds the whole batch, so no row is dropped, whatever the routing.  Spare places run
-on some row of the batch with weight zero.
+Alike dense experts run as a stack instead, see `stack_jax`.
+
+Shapes are static under jit.  So each expert is compiled for a few capacities (row counts): 0, B,
+and B halved several times, down to 32 rows.  While the program runs, the number of rows that chose
+the expert picks the capacity.  The largest one holds the whole batch, so no row is dropped.  Spare
+places run on some row of the batch with weight zero.
 
 If several devices share a batch (`model.backend.devices`), each does this for its own rows: B is
 then the number of its rows, and each picks its own capacities.
@@ -34,6 +36,8 @@ def mix(
     """See `dispatch.mix`."""
     T, B, _ = weights.shape
     used = jnp.any((weights != 0) | dense, axis=0)  # (B, E)
+    if not dense:  # no gradient for one task's zero where another task chose the pair
+        weights = jnp.where(weights != 0, weights, 0)
     state = [[variable.value for variable in expert.variables] for expert in experts]
 
     def compute(

@@ -16,6 +16,16 @@ from multigate.model.gates.parts.base import Gate, Tensor, derive_seed
 _MIXING = (keras.layers.BatchNormalization, keras.layers.MixUp, keras.layers.CutMix)
 
 
+class ExpertDense(keras.layers.Dense):
+    """A dense layer that may use a part of a stacked variable, see `stack.ExpertStack`."""
+
+    def build_on(self, kernel: Any, bias: Any) -> None:
+        """Build the layer on a kernel (D, U) and a bias (U,), instead of variables of its own."""
+        self._kernel, self.bias = kernel, bias
+        self.input_spec = keras.layers.InputSpec(min_ndim=2, axes={-1: kernel.shape[0]})
+        self.built = True
+
+
 @keras.saving.register_keras_serializable("multigate")
 class Expert(keras.layers.Layer):
     """Dense layers of the given widths, each followed by dropout.
@@ -51,7 +61,7 @@ class Expert(keras.layers.Layer):
                 seed=derive_seed(seed, f"weights {index}")
             )
             self.stack.append(
-                keras.layers.Dense(
+                ExpertDense(
                     width,
                     activation=activation,
                     kernel_initializer=initializer,
@@ -68,6 +78,15 @@ class Expert(keras.layers.Layer):
                         name=f"dropout_{index}",
                     )
                 )
+
+    @property
+    def dense_layers(self) -> list[ExpertDense]:
+        """The layers that have weights."""
+        return [layer for layer in self.stack if isinstance(layer, ExpertDense)]
+
+    def named_weights(self) -> list[Any]:
+        """Kernel (D, U) and bias (U,) of each layer: variables, or parts of stacked ones."""
+        return [weight for layer in self.dense_layers for weight in (layer.kernel, layer.bias)]
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         """Build the layers in order."""
@@ -125,6 +144,14 @@ def make_experts(
         )
         for number in range(num_experts)
     ]
+
+
+def are_alike(experts: Sequence[keras.layers.Layer]) -> bool:
+    """Whether all are `Expert`s that differ in their weights alone, so that they can be stacked."""
+    if any(type(expert) is not Expert for expert in experts):
+        return False
+    kinds = {(tuple(e.units), e.stack[0].activation, e.dropout, e.compute_dtype) for e in experts}
+    return len(kinds) == 1
 
 
 def call_expert(expert: keras.layers.Layer, x: Tensor, training: bool) -> Tensor:

@@ -15,6 +15,7 @@ from multigate.model.gates.parts.base import Gate, Routing, Tensor
 from multigate.model.moe.dispatch import mix
 from multigate.model.moe.experts import check_row_wise
 from multigate.model.moe.own import spread_routing
+from multigate.model.moe.stack import ExpertStack, can_stack
 
 
 class Mixed(NamedTuple):
@@ -71,6 +72,8 @@ class Mixture(keras.layers.Layer):
         self.experts = list(experts)
         self.gates = list(gates)
         self.choices = [list(choice) for choice in choices]
+        self.stack: ExpertStack | None = None
+        """The experts' variables, where they are stacked: alike dense experts on JAX."""
         if backend.name() == "tensorflow":
             self.supports_jit = False  # the number of rows per expert is dynamic
 
@@ -86,6 +89,8 @@ class Mixture(keras.layers.Layer):
             ValueError: an expert's output shape is unknown, or differs from the first expert's.
         """
         expected = None
+        if can_stack(self.experts, x_shape):
+            self.stack = ExpertStack(self.experts, x_shape[-1], name="stack")
         for expert in self.experts:
             if not expert.built:
                 expert.build(x_shape)
@@ -106,6 +111,14 @@ class Mixture(keras.layers.Layer):
         for gate in self.gates:
             if not gate.built:
                 gate.build(gate_input_shape or x_shape)
+
+    @property
+    def kernels(self) -> list[Any]:
+        """The variables that hold the experts' kernels."""
+        if self.stack is not None:
+            return self.stack.kernels
+        variables = [v for expert in self.experts for v in expert.trainable_variables]
+        return [variable for variable in variables if len(variable.shape) > 1]
 
     def harden(self) -> None:
         """Switch every gate's inference to the form that is served, see `Gate.harden`."""
@@ -147,8 +160,21 @@ class Mixture(keras.layers.Layer):
         )  # (T, B, E)
         # In training, the zeros of a straight-through gate carry gradient.
         dense = bool(training) and any(gate.properties.straight_through for gate in self.gates)
-        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense)
+        max_per_row = self._max_per_row(bool(training))
+        outputs, experts_per_row = mix(self.experts, x, weights, bool(training), dense, max_per_row)
         return Mixed(outputs, routings, experts_per_row)
+
+    def _max_per_row(self, training: bool) -> int:
+        """The largest number of experts that a row can use, by what the gates promise."""
+        soft: set[int] = set()
+        selected = 0
+        for gate, choice in zip(self.gates, self.choices, strict=True):
+            found = gate.properties
+            if found.sparse_in_training if training else found.sparse_at_inference:
+                selected += gate.num_selected
+            else:
+                soft |= set(choice)
+        return min(len(self.experts), len(soft) + selected)
 
     def get_config(self) -> dict[str, Any]:
         """Arguments from which `from_config` builds the same layer."""

@@ -256,8 +256,8 @@ def decayed_variables(ranker: Ranker) -> list[Any]:
     """
     poolings = [*ranker.embedder.attentions.values(), *ranker.embedder.sequences.values()]
     crosses = [] if ranker.cross is None else [ranker.cross]
-    layers = [*poolings, *crosses, *ranker.mixture.experts, *ranker.towers.values()]
-    return [
+    layers: list[Any] = [*poolings, *crosses, *ranker.towers.values()]
+    return ranker.mixture.kernels + [
         variable
         for layer in layers
         for variable in layer.trainable_variables
