@@ -276,6 +276,11 @@ class ExportConfig(Frozen):
     items: Literal["none", "features", "precomputed"] = "none"
     """Whether the file holds the features of known items, so that a call can send ids alone.
     `precomputed` also holds the items' half of the first layers, E * width numbers per item."""
+    dispatch: Literal["auto", "selected", "fused"] = "auto"
+    """How experts run behind gates that select them for each example: `selected` runs each on the
+    rows that select it; `fused` runs all on all rows in one product, which is faster where experts
+    are few or small; `auto` takes the cheaper by a cost model, and `selected` from 16 experts on.
+    The sparsity report says which and why."""
     xla: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Compile mixture and towers with XLA on batches that are padded to these sizes (ascending).
     Each size is compiled when it first occurs; the warm-up requests have all of them. Larger

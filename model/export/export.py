@@ -114,6 +114,8 @@ def export(
         items,
         precompute=options.items == "precomputed",
         buckets=options.xla,
+        dispatch=options.dispatch,
+        experts_per_row=predictions.experts_per_row,
     )
     try:
         with new_folder(target) as folder:

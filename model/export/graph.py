@@ -1,6 +1,6 @@
 """The serving graph: raw features in, scores out; what depends on the user is computed once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,18 +10,25 @@ import tensorflow as tf
 from multigate.configs.contract import MATCH, PRESENT, Combine
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.padding import Padding
-from multigate.model.export import calibration as calibrations
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.example_signatures import example_signatures, set_methods
+from multigate.model.export.frozen.columns import Columns
 from multigate.model.export.frozen.cross import FrozenCross
-from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
+from multigate.model.export.frozen.embedding import FrozenEmbedder, FrozenWide
+from multigate.model.export.frozen.encoding import (
+    GraphEncoder,
+    layout_of,
+    raw_inputs,
+    refuse_huge,
+)
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.frozen.matches import fingerprints, matches
-from multigate.model.export.frozen.mixture import FrozenMixture
-from multigate.model.export.frozen.user_half import Halves
-from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
-from multigate.model.ranker import scores
-from multigate.model.ranker.embedder import Of
+from multigate.model.export.frozen.mixture import Dispatch, FrozenMixture
+from multigate.model.export.frozen.towers import FrozenTowers
+from multigate.model.export.frozen.trained import wide_tables
+from multigate.model.export.frozen.user_half import Halves, broadcast_index
+from multigate.model.export.frozen.weights import StoredAs
+from multigate.model.export.served_scores import ServedScores
 from multigate.model.ranker.ranker import Ranker
 
 Tensor = Any
@@ -31,6 +38,7 @@ ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
 """Names of the signatures over raw values."""
 
 _ROWS_DIFFER = "inputs: expected as many users, or user indices, as items"
+_OVERFLOW = "inputs: expected numbers that cross layers can multiply, received larger ones"
 
 UNSEEN, EXPERTS = "unseen/", "experts"
 """Outputs of `watch`: prefix of the counts of unseen ids, and the number of experts."""
@@ -63,6 +71,8 @@ class ServingGraph:
         items: features of the known items.
         precompute: whether the file also stores what known items add to the first layers.
         buckets: sizes to which batches are padded for XLA; none: not compiled.
+        dispatch: as in `FrozenMixture`.
+        experts_per_row: as in `FrozenMixture`.
     """
 
     def __init__(
@@ -74,30 +84,40 @@ class ServingGraph:
         items: ItemTable | None = None,
         precompute: bool = False,
         buckets: Sequence[int] = (),
+        dispatch: Dispatch = "auto",
+        experts_per_row: float | None = None,
     ) -> None:
         self.contract = encoder.contract
         self.user_names = [name for name, _ in self.contract.of_side("user", "context")]
         self.item_names = [name for name, _ in self.contract.of_side("item")]
         self._ranker = ranker
-        self._statistics = encoder.statistics
-        self._calibration = calibration or {}
         self._encode = GraphEncoder(encoder)
-        self._tables = {
-            owner: StoredMatrix(table.embeddings.value.numpy(), stored_as, axis=1).take
-            for owner, table in ranker.embedder.tables.items()
+        layouts = {
+            "user": layout_of(self.contract, self.user_names),
+            "item": layout_of(self.contract, self.item_names),
         }
-        embedder = ranker.embedder
-        self._user_parts = embedder.parts_of("user")
-        self._item_parts = embedder.parts_of("item")
-        self._pair_parts = embedder.parts_of("pair")
+        self._embed = FrozenEmbedder(ranker.embedder, layouts, stored_as)
+        self._pair_parts = ranker.embedder.parts_of("pair")
         self._lists = [n.removesuffix(MATCH) for n in self._pair_parts if n.endswith(MATCH)]
-        of = [embedder.of[name] for name in embedder.widths]
-        self._runs = _runs(list(zip(of, embedder.widths.values(), strict=True)))
-        of_column = np.repeat(of, list(embedder.widths.values()))  # (D,)
-        columns = np.concatenate([np.flatnonzero(of_column == one) for one in _HALVES])
-        user_width = int((of_column == "user").sum())
-        wide = {} if ranker.wide is None else ranker.wide.weights_of(self.contract.features)
-        self._wide = {name: tf.Variable(value, trainable=False) for name, value in wide.items()}
+        starts = dict(
+            zip(
+                ranker.embedder.widths,
+                np.cumsum([0, *ranker.embedder.widths.values()]).tolist(),
+                strict=False,
+            )
+        )
+        pairs = [
+            starts[name] + place
+            for name in self._pair_parts
+            for place in range(ranker.embedder.widths[name])
+        ]
+        columns = np.concatenate(
+            [self._embed.columns["user"], self._embed.columns["item"], np.array(pairs, np.int64)]
+        )
+        self._in_order = np.argsort(columns)
+        user_width = len(self._embed.columns["user"])
+        wide = wide_tables(ranker)
+        self._wide = FrozenWide(wide, layouts) if wide else None
         self._cross = None
         if ranker.cross is not None:
             self._cross = FrozenCross(ranker.cross, columns, user_width)
@@ -108,16 +128,20 @@ class ServingGraph:
             columns,
             user_width,
             stored_as,
-            static_shapes=bool(buckets),
+            bool(buckets),
+            dispatch,
+            experts_per_row,
         )
+        self._towers = FrozenTowers(ranker)
+        self._scores = ServedScores(ranker, encoder.statistics, calibration or {})
         self._buckets = Padding(buckets) if buckets else None
         self._items = items
         self._precomputed = precompute and items is not None
         self.item_bytes = 0 if items is None else items.bytes()
         """Size of the item table, including precomputed halves."""
         if items is not None and precompute:
-            columns_of_items = ranker.embedder(items.encoded, names=self._item_parts)
-            self.item_bytes += self.mixture.precompute_items(columns_of_items.numpy())
+            packed = layouts["item"].pack(items.encoded).map(tf.constant)
+            self.item_bytes += self.mixture.precompute_items(self._embed("item", packed).numpy())
 
     def signatures(self) -> dict[str, Any]:
         """All signatures as concrete functions."""
@@ -184,15 +208,17 @@ class ServingGraph:
     def watch(self, user_index: Tensor, task_weights: Tensor, **raw: Tensor) -> dict[str, Tensor]:
         """Signature `watch`."""
         counts = {}
-        for name in [*self.user_names, *self.item_names]:
-            buckets = self.contract.unknown_codes(name)
-            if buckets is None:
-                continue
-            codes = self._encode(raw, [name])[name]
-            unseen = (codes >= 1) & (codes <= buckets)
-            if name + PRESENT in raw:  # do not count the default of a missing id
-                unseen &= raw[name + PRESENT]
-            counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
+        for names in (self.user_names, self.item_names):
+            encoded, _ = self._encode.encode(raw, names)
+            for name in names:
+                buckets = self.contract.unknown_codes(name)
+                if buckets is None:
+                    continue
+                codes = encoded[name]
+                unseen = (codes >= 1) & (codes <= buckets)
+                if name + PRESENT in raw:  # do not count the default of a missing id
+                    unseen &= raw[name + PRESENT]
+                counts[UNSEEN + name] = tf.math.count_nonzero(unseen, dtype=tf.int32)
         given = self._inputs(raw, user_index)
         experts = self.mixture.count_experts(
             given.halves, given.gate_input, given.ids, tf.size(user_index)
@@ -208,10 +234,7 @@ class ServingGraph:
             outputs = self._outputs(given.halves, given.gate_input, given.ids)
         else:
             outputs = self._compiled(given.halves, given.gate_input, given.ids, self._buckets)
-        if given.wide is not None:
-            outputs = self._ranker.shift(outputs, given.wide)
-        logits = calibrations.apply(self._calibration, self._ranker.logits(outputs))
-        return scores.scores(self.contract, self._statistics, logits)
+        return self._scores(outputs, given.wide)
 
     def _inputs(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None
@@ -219,27 +242,31 @@ class ServingGraph:
         """What raw values become before the mixture; arguments as in `_score`."""
         if user_index is None:
             raw = self._check_rows(raw)
-        users = self._encode(raw, self.user_names)
-        table = None if rows is None else self._items
-        sent = self._encode(raw, self.item_names) if table is None else {}
-
-        def items(names: list[str] | None = None) -> dict[str, Tensor]:
-            # Only what is read: a table's column that is never read is not in the file.
-            return sent if table is None else table.features(rows, names)
-
-        candidates = sorted(set(self._ranker.embedder.candidates.values()))
-        pair = self._pairs(raw, users, items(candidates), user_index, rows)
+        users, checks = self._encode.encode(raw, self.user_names)
+        if rows is None:
+            items, more = self._encode.encode(raw, self.item_names)
+            checks += more
+        else:
+            assert self._items is not None
+            items = self._items.features(rows)
+        broadcast = None
+        if user_index is not None and self._buckets is None:
+            broadcast = broadcast_index(user_index, raw[self.contract.user])
+        pair = self._pairs(raw, users, items, user_index, rows)
+        user_half = self._embed("user", users)
+        with tf.control_dependencies(refuse_huge(checks)):
+            user_half = tf.identity(user_half)
 
         def item_half() -> Tensor:
-            columns = self._embed(items(), self._item_parts)
+            columns = self._embed("item", items)
             return columns if pair is None else tf.concat([columns, pair], axis=1)
 
-        user_half = self._embed(users, self._user_parts)
         known = rows is not None and self._precomputed
         if known:
-            halves = Halves(user_half, rows, user_index, pair)
+            whole = halves = Halves(user_half, rows, user_index, pair, broadcast)
         else:
-            halves = self._crossed(Halves(user_half, item_half(), user_index))
+            whole = Halves(user_half, item_half(), user_index, broadcast=broadcast)
+            halves = self._crossed(whole)
         ids = None
         if any(gate.reads_ids for gate in self._ranker.mixture.gates):
             ids = self._encode.id_hash(self.contract.user, raw)
@@ -247,10 +274,12 @@ class ServingGraph:
                 ids = tf.gather(ids, user_index)
 
         def gate_input() -> Tensor:
-            return self._in_order(halves._replace(item=item_half()) if known else halves)
+            user, item = halves.user, item_half() if known else halves.item
+            if user_index is not None and self._cross is None:
+                user = tf.gather(user, user_index)
+            return tf.gather(tf.concat([user, item], axis=1), self._in_order, axis=1)
 
-        known_items = items([name for name in self._wide if name in self.item_names])
-        return _Inputs(halves, gate_input, ids, self._wide_term(users, known_items, user_index))
+        return _Inputs(halves, gate_input, ids, self._wide_term(users, items, whole))
 
     def _crossed(self, halves: Halves) -> Halves:
         """What cross layers make of the input: whole rows, none of them once per user."""
@@ -258,6 +287,10 @@ class ServingGraph:
             return halves
         with tf.name_scope("cross"):
             whole = self._cross(halves)  # (N, D)
+        # Products of large numbers overflow, and a relu would turn NaN into 0.
+        finite = tf.reduce_all(tf.math.is_finite(whole))
+        with tf.control_dependencies([tf.debugging.Assert(finite, [_OVERFLOW])]):
+            whole = tf.identity(whole)
         return Halves(whole[:, :0], whole, None)
 
     def _check_rows(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -270,8 +303,8 @@ class ServingGraph:
     def _pairs(
         self,
         raw: dict[str, Tensor],
-        users: dict[str, Tensor],
-        items: dict[str, Tensor],
+        users: Mapping[str, Tensor],
+        items: Mapping[str, Tensor],
         user_index: Tensor | None,
         rows: Tensor | None,
     ) -> Tensor | None:
@@ -280,7 +313,7 @@ class ServingGraph:
         found = self._matches(raw, user_index, rows)
         for name in embedder.attentions:
             with tf.name_scope(f"attention_{name}"):
-                found[name] = embedder.attend(name, users, items, self._tables, user_index)
+                found[name] = embedder.attend(name, users, items, self._embed.tables, user_index)
         columns = [found[name] for name in self._pair_parts]
         return tf.concat(columns, axis=1) if columns else None
 
@@ -303,34 +336,21 @@ class ServingGraph:
             found = matches(self.contract, prints, self._lists, user_index)
             return {name: column[:, None] for name, column in found.items()}
 
-    def _wide_term(
-        self, users: dict[str, Tensor], items: dict[str, Tensor], user_index: Tensor | None
-    ) -> Tensor | None:
+    def _wide_term(self, users: Columns, items: Columns, halves: Halves) -> Tensor | None:
         """What the wide term adds to the towers' outputs, (N, T); None if there is none."""
-        if not self._wide:
+        if self._wide is None:
             return None
-        parts = []
-        with tf.name_scope("wide"):
-            for encoded, index in ((users, user_index), (items, None)):
-                effects = [
-                    tf.gather(table.read_value(), encoded[name])
-                    for name, table in self._wide.items()
-                    if name in encoded
-                ]
-                if effects:
-                    effect = tf.add_n(effects)
-                    parts.append(effect if index is None else tf.gather(effect, index))
-            return tf.add_n(parts)
+        of_users, of_items = self._wide("user", users), self._wide("item", items)
+        if of_users is None:
+            return of_items
+        of_users = halves.of_rows(of_users)
+        return of_users if of_items is None else of_items + of_users
 
     def _outputs(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None
-    ) -> dict[str, Tensor]:
-        """The towers' outputs by task, (N, K)."""
-        mixed = self.mixture(halves, gate_input, ids)
-        return {
-            task: self._ranker.towers[task](output)
-            for task, output in zip(self.contract.tasks, mixed, strict=True)
-        }
+    ) -> Tensor:
+        """The towers' outputs, (T, N, K)."""
+        return self._towers(self.mixture(halves, gate_input, ids))
 
     def _compiled(
         self,
@@ -338,7 +358,7 @@ class ServingGraph:
         gate_input: Callable[[], Tensor],
         ids: Tensor | None,
         buckets: Padding,
-    ) -> dict[str, Tensor]:
+    ) -> Tensor:
         """`_outputs`, compiled by XLA for padded batches."""
         rows = tf.shape(halves.item)[0]
         by_row = halves.user if halves.user_index is None else halves.user_index
@@ -359,7 +379,7 @@ class ServingGraph:
             if reads_columns:
                 given["whole"] = gate_input()
 
-        def compute(**padded: Tensor) -> dict[str, Tensor]:
+        def compute(**padded: Tensor) -> Tensor:
             inside = Halves(
                 padded["user"], padded["item"], padded.get("user_index"), padded.get("pair")
             )
@@ -367,22 +387,7 @@ class ServingGraph:
 
         compiled = tf.function(compute, jit_compile=True, autograph=False)
         found = compiled(**{name: buckets.pad(value) for name, value in given.items()})
-        return {task: z[:rows] for task, z in found.items()}
-
-    def _embed(self, encoded: dict[str, Tensor], names: list[str]) -> Tensor:
-        """Columns (N, d) of some parts."""
-        return self._ranker.embedder(encoded, names=names, tables=self._tables)
-
-    def _in_order(self, halves: Halves) -> Tensor:
-        """Columns of users, items and pairs in the contract's order, (N, D)."""
-        user = halves.user
-        if halves.user_index is not None:
-            user = tf.gather(user, halves.user_index)
-        widths = {of: [width for one, width in self._runs if one == of] for of in _HALVES}
-        whole = tf.concat([user, halves.item], axis=1)  # first users, then items, then pairs
-        pieces = iter(tf.split(whole, [width for of in _HALVES for width in widths[of]], axis=1))
-        parts = {of: [next(pieces) for _ in widths[of]] for of in _HALVES}
-        return tf.concat([parts[of].pop(0) for of, _ in self._runs], axis=1)
+        return found[:, :rows]
 
 
 def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
@@ -395,10 +400,6 @@ def combine(rule: Combine, task_scores: Tensor, weights: Tensor) -> Tensor:
         return tf.reduce_sum(weights * task_scores, axis=1)
     logs = tf.math.log(tf.maximum(task_scores, rule.epsilon))
     return tf.exp(tf.reduce_sum(weights * logs, axis=1))
-
-
-_HALVES: tuple[Of, ...] = ("user", "item", "pair")
-"""Order of the columns in `Halves` and in the kernels of the first layers."""
 
 
 class _Inputs(NamedTuple):
@@ -415,14 +416,3 @@ class _Inputs(NamedTuple):
     gate_input: Callable[[], Tensor]
     ids: Tensor | None
     wide: Tensor | None
-
-
-def _runs(columns: list[tuple[Of, int]]) -> list[tuple[Of, int]]:
-    """Join adjacent parts that depend on the same: what on, and the width of each run."""
-    runs: list[tuple[Of, int]] = []
-    for of, width in columns:
-        if runs and runs[-1][0] == of:
-            runs[-1] = (of, runs[-1][1] + width)
-        else:
-            runs.append((of, width))
-    return runs

@@ -47,12 +47,12 @@ def text(
         f"candidate needs {sparsity['experts_per_row']:.2f} of them, {flops['rank']:,} "
         f"floating-point operations instead of {flops['dense']:,}.",
     ]
-    if sparsity["dense"]:
-        lines.append(
-            "Batches are compiled by XLA, where every expert runs on every row."
-            if config.export.xla
-            else "A softmax gate weights every expert, so none can be left out."
-        )
+    how = {
+        "constant": "The experts in the file run on every row",
+        "dispatch": "An expert runs on the rows that select it",
+        "fused": "All experts run on every row, as one product",
+    }
+    lines.append(f"{how[sparsity['mode']]} ({sparsity['reason']}).")
     for name, change in sparsity["hardening"].items():
         lines.append(f"Hardening the gates changed {_changed(name, change)}")
         if (loss := change.get("log_loss")) is not None:

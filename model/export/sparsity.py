@@ -55,19 +55,22 @@ class Items(TypedDict):
 
 
 class SparsityReport(TypedDict):
-    """What `sparsity.json` holds; see `FrozenMixture` for `mode` and `kept`.
+    """What `sparsity.json` holds; see `FrozenMixture` for `mode`, `reason` and `kept`.
 
-    `experts_per_row` is the mean number of experts that a test row needs, `ceiling` the number of
-    experts over it.
+    `dense` is true in mode `fused`.  `selected_per_row` is the mean number of experts that a test
+    row selects, `experts_per_row` that of experts that evaluate it, `ceiling` the number of experts
+    over the latter.
     """
 
     mode: str
+    reason: str
     dense: bool
     experts: int
     experts_in_file: int
     kept: list[int]
     tasks: dict[str, TaskSparsity]
     rows: int
+    selected_per_row: float
     experts_per_row: float
     ceiling: float
     flops_per_candidate: Flops
@@ -98,7 +101,7 @@ def report(
         parity: result of the comparison with the Keras model.
     """
     E = len(ranker.mixture.experts)
-    per_row = {"constant": len(mixture.kept), "dense": E, "dispatch": experts_per_row}[mixture.mode]
+    per_row = {"constant": len(mixture.kept), "fused": E, "dispatch": experts_per_row}[mixture.mode]
     kernels = [
         layer.kernel.shape for layer in ranker.mixture.experts[0].stack if hasattr(layer, "kernel")
     ]
@@ -120,7 +123,8 @@ def report(
     of_user, of_pair = _before_mixture(ranker)
     return {
         "mode": mixture.mode,
-        "dense": mixture.mode == "dense",
+        "reason": mixture.reason,
+        "dense": mixture.mode == "fused",
         "experts": E,
         "experts_in_file": len(mixture.kept),
         "kept": mixture.kept,
@@ -135,6 +139,7 @@ def report(
             for task, gate in zip(ranker.contract.tasks, ranker.mixture.gates, strict=True)
         },
         "rows": rows,
+        "selected_per_row": experts_per_row,
         "experts_per_row": per_row,
         "ceiling": E / per_row,
         "flops_per_candidate": {

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from multigate.model import backend
 from multigate.model.gates.parts.base import Properties, Routing, Tensor, derive_seed, entropy
 from multigate.model.gates.parts.linear import product
 from multigate.model.gates.parts.schedule import (
@@ -138,7 +139,7 @@ class DSelectK(ScheduledGate):
         alpha = softmax(mix)  # (B, k)
         if self.hardened and not training:
             # Rounding bit by bit could land on an unreachable code; the largest p cannot.
-            reachable = ops.one_hot(ops.argmax(reachable, axis=-1), E, dtype=p.dtype)
+            reachable = ops.one_hot(backend.argmax(reachable), E, dtype=p.dtype)
         weights = ops.sum(alpha[..., None] * reachable, axis=1)  # (B, E)
         if not (self.hardened and not training):
             total = ops.sum(weights, axis=-1, keepdims=True)

@@ -35,7 +35,7 @@ class FrozenCross:
         """The crossed input (N, D), columns in the order of `halves`."""
         user, low = halves.user, self._first.user(halves.user)  # (M, Du), (M, r)
         if halves.user_index is not None:
-            user, low = (tf.gather(x, halves.user_index) for x in (user, low))
+            user, low = tf.gather(user, halves.user_index), halves.of_rows(low)
         low = low + self._first.item(halves.item, None)  # (N, r)
         x = first = tf.concat([user, halves.item], axis=1)  # (N, D)
         for layer, (down, up, bias) in enumerate(self._layers):

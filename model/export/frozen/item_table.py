@@ -24,6 +24,8 @@ from multigate.configs.errors import ExportError
 from multigate.configs.files import ExamplesFolder
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.raw import raw_values
+from multigate.model.export.frozen.columns import Columns
+from multigate.model.export.frozen.encoding import layout_of
 from multigate.model.export.frozen.matches import fingerprints
 
 Tensor = Any
@@ -78,9 +80,8 @@ class ItemTable:
             tf.constant(keys, dtype), tf.range(len(keys), dtype=tf.int32)
         )
         self._rows = tf.lookup.StaticHashTable(initializer, -1)
-        self._values = {
-            name: tf.Variable(values, trainable=False) for name, values in self.encoded.items()
-        }
+        packed = layout_of(contract, self.names).pack(self.encoded)
+        self._blocks = packed.map(lambda values: tf.Variable(values, trainable=False))
         self._complete = tf.Variable(self.complete, trainable=False)
         matched = {name for names in contract.matches().values() for name in names} - {self.item}
         raw = raw_values(contract, table, sorted(matched))
@@ -106,10 +107,9 @@ class ItemTable:
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(known), [message])]):
             return tf.identity(rows)
 
-    def features(self, rows: Tensor, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Encoded item features of rows (N,) of the table: all of `encoded`, or some."""
-        wanted = self._values if names is None else names
-        return {name: tf.gather(self._values[name].read_value(), rows) for name in wanted}
+    def features(self, rows: Tensor) -> Columns:
+        """Encoded item features of rows (N,) of the table."""
+        return self._blocks.map(lambda values: tf.gather(values.read_value(), rows))
 
     def fingerprints(self, rows: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
         """Fingerprints of item features, see `model.export.frozen.matches`, of rows (N,)."""

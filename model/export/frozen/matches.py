@@ -15,7 +15,6 @@ from multigate.model.export.frozen.encoding import last_values
 
 Tensor = Any
 
-_MISSING = -1  # fingerprint of a missing value
 _FINGERPRINTS = 2**62  # of texts; two of them are equal by chance once in 2^62 times
 _ODD = 0x9E3779B97F4A7C15  # multiplication by it is one to one; then one bit of 64 is dropped
 
@@ -23,7 +22,7 @@ _ODD = 0x9E3779B97F4A7C15  # multiplication by it is one to one; then one bit of
 def fingerprints(
     contract: Contract, raw: dict[str, Tensor], names: Iterable[str]
 ) -> dict[str, Tensor]:
-    """Integers, 0 or more, that are equal where raw ids are equal; -1 where one is missing.
+    """Integers that are equal where raw ids are equal; 0 where one is missing, never -1.
 
     Args:
         contract: the features.
@@ -38,21 +37,27 @@ def fingerprints(
         feature: Any = contract.features[name]
         values = raw[name]
         if isinstance(feature, IdListFeature):
-            values, present = last_values(feature, values, raw[name + LENGTH])
-        else:
-            present = raw.get(name + PRESENT, tf.ones_like(values, tf.bool))
-        if values.dtype == tf.string:
-            present &= values != ""
-        if feature.missing == "default" and not isinstance(feature, IdListFeature):
+            length = raw[name + LENGTH]
+            found[name] = last_values(_fingerprint(values), length, feature.max_length)
+            continue
+        if feature.missing == "default":
+            present = raw[name + PRESENT]
+            if values.dtype == tf.string:
+                present &= values != ""
             values = tf.where(present, values, tf.constant(feature.default, values.dtype))
-            present = tf.ones_like(present)
-        if values.dtype == tf.string:
-            values = tf.strings.to_hash_bucket_fast(values, _FINGERPRINTS)
-        else:
-            mixed = tf.bitcast(values, tf.uint64) * tf.constant(_ODD, tf.uint64)
-            values = tf.bitcast(tf.bitwise.right_shift(mixed, tf.ones((), tf.uint64)), tf.int64)
-        found[name] = tf.where(present, values, tf.constant(_MISSING, tf.int64))
+        found[name] = _fingerprint(values)
+        if feature.missing == "indicator":
+            found[name] *= tf.cast(raw[name + PRESENT], tf.int64)
     return found
+
+
+def _fingerprint(values: Tensor) -> Tensor:
+    """Fingerprints of raw ids, which are present unless they are empty texts."""
+    if values.dtype == tf.string:
+        prints = 1 + tf.strings.to_hash_bucket_fast(values, _FINGERPRINTS)
+        return prints * tf.cast(values != "", tf.int64)
+    mixed = tf.bitcast(values, tf.uint64) * tf.constant(_ODD, tf.uint64)
+    return 1 + tf.bitcast(tf.bitwise.right_shift(mixed, tf.ones((), tf.uint64)), tf.int64)
 
 
 def matches(
@@ -77,7 +82,7 @@ def matches(
         for candidate in contract.matches()[name]:
             ids = prints[candidate]
             # A missing value equals none of the list's, missing ones included.
-            ids = tf.where(ids == _MISSING, tf.constant(_MISSING - 1, tf.int64), ids)
+            ids -= tf.cast(tf.equal(ids, 0), tf.int64)
             wide = ids[:, :, None] if len(ids.shape) == 2 else ids[:, None, None]
             # Not `==`, which is False where the shapes differ.
             equal = tf.cast(tf.equal(values[:, None, :], wide), tf.float32)  # (N, K, L)

@@ -4,15 +4,12 @@ A pair column depends on a user and an item together, such as how often the item
 user's history.
 """
 
-from collections.abc import Iterable
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
-from multigate.model.gates.parts.base import Gate
 
 Tensor = Any
 
@@ -27,31 +24,62 @@ class Halves(NamedTuple):
         user_index: (N,) int32, each item's row of `user`; None if M = N and row n belongs to n.
         pair: (N, Dp) columns of pairs, beside precomputed items; None if there are none, or if
             `item` has them.
+        broadcast: what `of_rows` takes of users: `user_index`, or one 0 if M = 1.
     """
 
     user: Tensor
     item: Tensor
     user_index: Tensor | None
     pair: Tensor | None = None
+    broadcast: Tensor | None = None
+
+    def of_rows(self, of_users: Tensor) -> Tensor:
+        """Users' (M, ...) as (N, ...), or as (1, ...) where one user has all the rows."""
+        if self.user_index is None:
+            return of_users
+        return tf.gather(of_users, self.user_index if self.broadcast is None else self.broadcast)
+
+
+def broadcast_index(user_index: Tensor, users: Tensor) -> Tensor:
+    """`Halves.broadcast` of user_index (N,) into users (M, ...).
+
+    One user's row is added to all items as it is, instead of being copied N times.
+    """
+    rows = tf.size(user_index)
+    one = tf.equal(tf.shape(users)[0], 1)
+    return user_index[: tf.where(one, tf.minimum(rows, 1), rows)]
 
 
 class SplitKernel:
-    """A kernel (D, U) that multiplies users, items or both.
+    """x @ kernel + bias for users, items or both.
 
-    It is one variable and the halves are slices of it, so that the file holds it once.
+    The kernel (D, U) is one variable and the halves are slices of it, so that the file holds it
+    once.
+
+    Attributes:
+        width: U.
 
     Args:
         kernel: (D, U), first the rows of users, then of items, then of pairs.
         user_width: Du.
-        stored_as: how the file stores it.
+        bias: (U,); none if it is None.
+        stored_as: how the file stores the kernel.
     """
 
     def __init__(
-        self, kernel: np.ndarray, user_width: int, stored_as: StoredAs = "float32"
+        self,
+        kernel: np.ndarray,
+        user_width: int,
+        bias: np.ndarray | None = None,
+        stored_as: StoredAs = "float32",
     ) -> None:
         self._kernel = StoredMatrix(kernel, stored_as, axis=0)
+        self.width = kernel.shape[1]
         self._user_width = user_width
         self._value = kernel
+        self._bias = None
+        if bias is not None and bias.any():
+            self._bias = tf.Variable(bias, trainable=False)
         self._products: tf.Variable | None = None
         self._pairs_from = len(kernel)
 
@@ -62,12 +90,17 @@ class SplitKernel:
         self._products = tf.Variable(products, trainable=False)
         return int(products.nbytes)
 
-    def both(self, x: Tensor) -> Tensor:
-        """Products (n, U) of whole rows (n, D)."""
-        return tf.matmul(x, self._kernel.read())
+    def __call__(self, halves: Halves) -> Tensor:
+        """Products (N, U) of all rows."""
+        if halves.user_index is None:
+            whole = tf.concat([halves.user, halves.item], axis=1)  # (N, D)
+            return self._add_bias(tf.matmul(whole, self._kernel.read()))
+        with tf.name_scope("user_half"):
+            once = self._add_bias(self.user(halves.user))  # (M, U)
+        return self.item(halves.item, halves.pair) + halves.of_rows(once)
 
     def user(self, x: Tensor) -> Tensor:
-        """Products (m, U) of users (m, Du)."""
+        """Products (m, U) of users (m, Du), without the bias."""
         return tf.matmul(x, self._kernel.slice(None, self._user_width))
 
     def item(self, x: Tensor, pair: Tensor | None) -> Tensor:
@@ -79,48 +112,5 @@ class SplitKernel:
             return products + tf.matmul(pair, self._kernel.slice(self._pairs_from, None))
         return tf.matmul(x, self._kernel.slice(self._user_width, None))
 
-
-class GateKernels:
-    """The kernels (D, .) of gates that read their input through `linear.product` only.
-
-    Args:
-        gates: all gates; those that read their input in another way are left out.
-        columns: (D,) which column of the gates' input each column of `Halves` is.
-        user_width: Du.
-    """
-
-    def __init__(self, gates: Iterable[Gate], columns: np.ndarray, user_width: int) -> None:
-        self._kernels = {
-            id(variable): SplitKernel(variable.value.numpy()[columns], user_width)
-            for gate in gates
-            if gate.reads_products and not gate.static
-            for variable, _ in gate.linear_maps()
-        }
-
-    def precompute_items(self, items: np.ndarray) -> int:
-        """`SplitKernel.precompute_items` of every kernel; return the size in bytes."""
-        return sum(kernel.precompute_items(items) for kernel in self._kernels.values())
-
-    def input(self, halves: Halves) -> "GateInput":
-        """What these gates get instead of a tensor (N, D)."""
-        return GateInput(halves, self._kernels)
-
-
-class GateInput:
-    """A gate's input that gives its products with kernels, not its values."""
-
-    def __init__(self, halves: Halves, kernels: dict[int, SplitKernel]) -> None:
-        self._halves = halves
-        self._kernels = kernels
-
-    def product(self, kernel: Any) -> Tensor:
-        """The input (N, D) times one of the gates' kernels (D, U), (N, U)."""
-        split = self._kernels[id(kernel)]
-        if self._halves.user_index is None:
-            return split.both(self._whole)
-        user = tf.gather(split.user(self._halves.user), self._halves.user_index)
-        return split.item(self._halves.item, self._halves.pair) + user
-
-    @cached_property
-    def _whole(self) -> Tensor:
-        return tf.concat([self._halves.user, self._halves.item], axis=1)
+    def _add_bias(self, products: Tensor) -> Tensor:
+        return products if self._bias is None else tf.nn.bias_add(products, self._bias)

@@ -29,13 +29,16 @@ class StoredMatrix:
     """A matrix as the file stores it; reading it gives float32.
 
     Args:
-        value: (R, C) float32, already rounded by `rounded`.
+        value: (R, C), or several kernels (S, R, C); float32, already rounded by `rounded`.
         stored_as: how it is stored.
-        axis: along which the entries share a scale: 0 for a kernel, where a channel is a column;
-            1 for an embedding table, where it is a row.
+        axis: along which the entries share a scale: 0 for a kernel, where a channel is a column
+            (1 for several); 1 for an embedding table, where it is a row.
+        whole: what `value` is a part of along `axis`, if its scales are those of the whole.
     """
 
-    def __init__(self, value: np.ndarray, stored_as: StoredAs, axis: int) -> None:
+    def __init__(
+        self, value: np.ndarray, stored_as: StoredAs, axis: int, whole: np.ndarray | None = None
+    ) -> None:
         self.shape = value.shape
         self._axis = axis
         self._scale: tf.Variable | None = None
@@ -43,12 +46,12 @@ class StoredMatrix:
         if stored_as == "bfloat16":
             stored = value.astype(tf.bfloat16.as_numpy_dtype)
         elif stored_as == "int8":
-            stored, scale = _quantise(value, axis)
+            stored, scale = _quantise(value, axis, whole)
             self._scale = tf.Variable(scale, trainable=False)
         self._variable = tf.Variable(stored, trainable=False)
 
     def read(self) -> Tensor:
-        """The matrix (R, C)."""
+        """The matrix (R, C), or the kernels (S, R, C)."""
         value = tf.convert_to_tensor(self._variable)
         if value.dtype != tf.float32:
             value = tf.cast(value, tf.float32)
@@ -91,9 +94,11 @@ def round_weights(ranker: Ranker, stored_as: StoredAs) -> None:
         table.embeddings.assign(rounded(_numpy(table.embeddings), stored_as, 1))
 
 
-def _quantise(value: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+def _quantise(
+    value: np.ndarray, axis: int, whole: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Integers of the shape of `value`, and scales that broadcast with them."""
-    largest = np.abs(value).max(axis=axis, keepdims=True)
+    largest = np.abs(value if whole is None else whole).max(axis=axis, keepdims=True)
     scale = np.where(largest > 0, largest / _LARGEST, 1.0).astype(np.float32)
     return np.clip(np.rint(value / scale), -_LARGEST, _LARGEST).astype(np.int8), scale
 

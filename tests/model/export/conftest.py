@@ -104,6 +104,8 @@ def make_config(**changes: Any) -> Config:
             "split": {"by": "time", "validation": 0.1, "test": 0.1},
         },
         "model": model | changes.pop("model", {}),
+        # Six experts of ten units: `auto` would run all of them on every row.
+        "export": {"dispatch": "selected"} | changes.pop("export", {}),
     }
     return parse(Config, values | changes, "case")
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.model.export.test_graph import Exported
-from tests.model.export.test_own_experts import evaluated_rows
+import tensorflow as tf
+from tests.model.export.test_graph import Exported, evaluated_rows, read_plain_prices
 from tests.model.export.test_poolings import assert_scores_equal, contract_with, matmul_rows
 
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
+from multigate.model.data.raw import take
 from multigate.model.export.export import export
 
 MODEL: dict[str, Any] = {"cross": {"layers": 2, "rank": 3}}
@@ -47,7 +48,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> Non
     for M in (1, 5):
         raw, table = model.request(np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M)
         assert_scores_equal(model, model.call("rank", raw), model.expected(table))
-        rows = evaluated_rows(model, raw)
+        rows = evaluated_rows(model, "rank", raw)
         assert sum(rows.values()) == model.selected(table)
 
 
@@ -56,6 +57,18 @@ def test_the_first_product_is_computed_once_per_user(case, tmp_path) -> None:
     raw, _ = model.request(np.arange(5), np.arange(60), np.arange(60) % 5)
     shapes = matmul_rows(model, raw, "cross")
     assert sorted(shapes) == sorted([(5, 3), (60, 3), (60, 34), (60, 3), (60, 34)])
+
+
+def test_numbers_that_cross_layers_cannot_multiply_are_refused(case, tmp_path) -> None:
+    """Two layers make products of three numbers, and a relu would turn NaN into 0."""
+    checkpoint = make(case, model=MODEL | {"gate": {"name": "hash"}})
+    read_plain_prices(checkpoint)
+    model = Exported(checkpoint, tmp_path / "m", case.examples)
+    raw = take(model.raw("user", "item", "context"), slice(3))
+    raw["price__present"] = np.ones(3, bool)
+    raw["price"] = np.float32([5, 1e17, 5])  # within the limit of single numbers
+    with pytest.raises(tf.errors.InvalidArgumentError, match="that cross layers can multiply"):
+        model.call("serving_default", raw)
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,13 @@ def test_the_contract_and_the_reports(case, version) -> None:
     assert sparsity["parity"]["rows"] == 1200
     assert sparsity["parity"]["largest_difference"] <= 1e-5
     assert 2 <= sparsity["experts_per_row"] <= 6
+    assert sparsity["reason"] == "export.dispatch is selected"
     flops = sparsity["flops_per_candidate"]
     assert flops["minimum"] < flops["rank"] < flops["sparse"] < flops["dense"]
     card = (version / "assets.extra" / "README.md").read_text(encoding="utf-8")
     assert frozen.schema_fingerprint in card
     assert "`position` was used in training only" in card
+    assert "An expert runs on the rows that select it (export.dispatch is selected)." in card
 
 
 def test_flops_by_hand(case, tmp_path) -> None:
@@ -212,14 +214,14 @@ def test_unused_experts_take_no_room(case, tmp_path) -> None:
 
 def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) -> None:
     checkpoint = case.checkpoint()
-    real = exporting.ServingGraph.save
 
-    def save_another(self, folder) -> None:
-        self._ranker.towers["like"].head.bias.assign_add([0.01])
-        real(self, folder)
-        self._ranker.towers["like"].head.bias.assign_add([-0.01])
+    class Another(exporting.ServingGraph):
+        def __init__(self, ranker, *arguments, **options) -> None:
+            ranker.towers["like"].head.bias.assign_add([0.01])
+            super().__init__(ranker, *arguments, **options)
+            ranker.towers["like"].head.bias.assign_add([-0.01])
 
-    monkeypatch.setattr(exporting.ServingGraph, "save", save_another)
+    monkeypatch.setattr(exporting, "ServingGraph", Another)
     with pytest.raises(ExportError, match=r"parity: test row \d+ differs by .*like"):
         export(checkpoint, case.examples, tmp_path / "models")
     assert not (tmp_path / "models").exists()

@@ -19,6 +19,8 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.gates import GateConfig
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values, take
+from multigate.model.export.frozen.mixture import Dispatch, choose_mode
+from multigate.model.export.frozen.trained import DenseLayer
 from multigate.model.export.graph import ServingGraph, combine
 from multigate.model.export.parity import check_parity, expected_scores, relative_differences
 
@@ -66,13 +68,18 @@ DISPATCHED = [
 class Exported:
     """A servable on disk, called as a server calls it, beside the Keras model that it came from."""
 
-    def __init__(self, checkpoint: Path, folder: Path, examples: Path) -> None:
+    def __init__(
+        self, checkpoint: Path, folder: Path, examples: Path, dispatch: Dispatch = "selected"
+    ) -> None:
         loaded = checkpoints.load(checkpoint)
         self.ranker, self.encoder = loaded.ranker, loaded.encoder
         for gate in self.ranker.mixture.gates:
             gate.harden()
         self.contract = self.encoder.contract
-        self.servable = ServingGraph(self.ranker, self.encoder)
+        gates = self.ranker.mixture.gates
+        if not all(gate.static or gate.properties.sparse_at_inference for gate in gates):
+            dispatch = "auto"
+        self.servable = ServingGraph(self.ranker, self.encoder, dispatch=dispatch)
         self.folder = folder
         self.servable.save(folder)
         self.graph = tf.Graph()
@@ -234,24 +241,64 @@ def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
         model.call("classify", {"inputs": np.array([b"not an example"], object)})
 
 
-def evaluated_rows(
-    exported: Exported, signature: str, raw: dict[str, Any], layers: int = 1
-) -> dict[int, int]:
-    """Rows of each expert's matrix products, as the runtime recorded their shapes while it ran."""
+def products(exported: Exported, signature: str, raw: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Name and shape of each matrix product of a call, as the runtime recorded them."""
     trace = tf.compat.v1.RunMetadata()
     full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
     exported.call(signature, raw, options=full, run_metadata=trace)
+    return [
+        (node.node_name, tuple(axis.size for axis in node.output[0].tensor_description.shape.dim))
+        for device in trace.step_stats.dev_stats
+        for node in device.node_stats
+        if re.search(r" = \w*MatMul\w*\(", node.timeline_label)
+    ]
+
+
+def evaluated_rows(
+    exported: Exported, signature: str, raw: dict[str, Any], layers: int = 1
+) -> dict[int, int]:
+    """Rows of each expert's matrix products."""
     rows: dict[int, list[int]] = {}
-    for device in trace.step_stats.dev_stats:
-        for node in device.node_stats:
-            found = re.search(r"/expert_(\d+)/", node.node_name)
-            if found and re.search(r" = \w*MatMul\(", node.timeline_label):
-                shape = node.output[0].tensor_description.shape
-                rows.setdefault(int(found[1]), []).append(shape.dim[0].size)
+    for name, shape in products(exported, signature, raw):
+        if found := re.search(r"/expert_(\d+)/", name):
+            rows.setdefault(int(found[1]), []).append(shape[0])
     for counts in rows.values():
         assert len(counts) == layers
         assert len(set(counts)) == 1
     return {expert: counts[0] for expert, counts in rows.items()}
+
+
+@pytest.fixture(scope="module")
+def fused(case, tmp_path_factory) -> Callable[[str], Exported]:
+    """As `exported`, with all experts on all rows."""
+    made: dict[str, Exported] = {}
+
+    def get(gate: str) -> Exported:
+        if gate not in made:
+            folder, options = tmp_path_factory.mktemp(gate) / "model", (GATES | MORE_GATES)[gate]
+            checkpoint = case.checkpoint(model={"gate": options})
+            made[gate] = Exported(checkpoint, folder, case.examples, "fused")
+        return made[gate]
+
+    return get
+
+
+@pytest.mark.parametrize("gate", DISPATCHED)
+def test_all_experts_in_one_product_score_like_the_keras_model(fused, gate) -> None:
+    model = fused(gate)
+    assert model.servable.mixture.mode == "fused"
+    received = model.call("serving_default", model.raw("user", "item", "context"))
+    assert_scores_equal(model, received, model.expected(model.table))
+    for M, N in ((1, 60), (5, 60), (1, 0), (2, 0), (0, 0)):
+        users, items, index = np.arange(M), np.arange(40, 40 + N), np.arange(N) * 7 % max(M, 1)
+        raw, table = model.request(users, items, index)
+        received = model.call("rank", raw)
+        if N:
+            assert_scores_equal(model, received, model.expected(table))
+            found = [shape for n, shape in products(model, "rank", raw) if "/first_layers/" in n]
+            gates = 0 if gate == "hash" else found[0][1] - 60
+            assert sorted(found) == sorted([(M, 60 + gates), (N, 60 + gates)])
+        assert received["score"].shape == (N,)
 
 
 @pytest.mark.parametrize("gate", DISPATCHED)
@@ -283,8 +330,9 @@ def test_experts_that_no_static_gate_selects_do_not_run(exported) -> None:
     model = exported("topk_static_single")
     kept = model.servable.mixture.kept
     assert 1 <= len(kept) <= 3
-    rows = evaluated_rows(model, "serving_default", model.raw("user", "item", "context"))
-    assert rows == dict.fromkeys(kept, 600)
+    found = products(model, "serving_default", model.raw("user", "item", "context"))
+    of_experts = [shape for name, shape in found if "/towers/" not in name and len(shape) == 2]
+    assert of_experts == [(600, 10 * len(kept))]
 
 
 def test_gates_of_different_kinds(case, tmp_path) -> None:
@@ -297,7 +345,7 @@ def test_gates_of_different_kinds(case, tmp_path) -> None:
 
     gates["dwell"] = GATES["softmax"]
     exported = Exported(case.checkpoint(model={"gates": gates}), tmp_path / "b", case.examples)
-    assert exported.servable.mixture.mode == "dense"
+    assert exported.servable.mixture.mode == "fused"
     received = exported.call("serving_default", rows)
     assert_scores_equal(exported, received, exported.expected(exported.table))
 
@@ -358,10 +406,8 @@ def test_rows_that_all_select_the_same_experts(exported, gate) -> None:
         assert_scores_equal(model, model.call("rank", raw), model.expected(pairs))
 
 
-@pytest.mark.parametrize("gate", ["hash", "topk"])
-def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> None:
-    """NaN in front of a relu would become 0, and the score a finite one of no input at all."""
-    checkpoint = case.checkpoint(model={"gate": GATES[gate]})
+def read_plain_prices(checkpoint: Path) -> None:
+    """Leave out the logarithm of prices, which keeps every number small."""
     for name in ("config.json", "contract.json"):
         values = json.loads((checkpoint / name).read_text())
         values["contract"]["features"]["price"]["transform"] = "identity"
@@ -369,6 +415,13 @@ def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> 
             contract = parse(Contract, values["contract"], name)
             values["schema_fingerprint"] = contract.schema_fingerprint()
         (checkpoint / name).write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("gate", ["hash", "topk"])
+def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> None:
+    """NaN in front of a relu would become 0, and the score a finite one of no input at all."""
+    checkpoint = case.checkpoint(model={"gate": GATES[gate]})
+    read_plain_prices(checkpoint)
     model = Exported(checkpoint, tmp_path / "m", case.examples)
     raw = take(model.raw("user", "item", "context"), slice(3))
     raw["price__present"] = np.ones(3, bool)
@@ -381,6 +434,62 @@ def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> 
         raw["price"] = np.float32([5, price, 5])
         with pytest.raises(tf.errors.InvalidArgumentError, match="price: expected a number within"):
             model.call("serving_default", raw)
+
+
+@pytest.mark.parametrize("gate", ["topk", "dselect_k", "moesart"])
+def test_gates_of_one_kind_run_as_one(exported, gate) -> None:
+    """Three tasks: one selection for all, and one product of all kernels."""
+    model = exported(gate)
+    raw, _ = model.request(np.arange(1), np.arange(40), np.zeros(40, int))
+    trace = tf.compat.v1.RunMetadata()
+    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+    model.call("rank", raw, options=full, run_metadata=trace)
+    ran = [n for device in trace.step_stats.dev_stats for n in device.node_stats]
+    selections = [n for n in ran if "/gate_" in n.node_name and " = ArgMax(" in n.timeline_label]
+    assert len(selections) == (1 if gate == "dselect_k" else 2)  # the largest, and the second
+    assert {n.output[0].tensor_description.shape.dim[0].size for n in selections} == {40 * 3}
+    assert not [n for n in ran if "CheckNumerics" in n.timeline_label]
+
+
+def test_gates_of_other_settings_run_on_their_own(case, tmp_path) -> None:
+    gates = {"click": GATES["topk"], "dwell": {"name": "topk", "num_selected": 3}}
+    checkpoint = case.checkpoint(model={"gate": GATES["topk"], "gates": gates})
+    for dispatch in ("selected", "fused"):
+        model = Exported(checkpoint, tmp_path / dispatch, case.examples, dispatch)
+        received = model.call("serving_default", model.raw("user", "item", "context"))
+        assert_scores_equal(model, received, model.expected(model.table))
+
+
+def test_auto_takes_the_cheaper_mode() -> None:
+    """With the constants of the module, for 100 rows and two selected of E experts."""
+
+    def layers(width: int, units: int) -> list[DenseLayer]:
+        kernel, bias = np.zeros((width, units), np.float32), np.zeros(units, np.float32)
+        return [DenseLayer(kernel, bias, tf.nn.relu)]
+
+    assert choose_mode(layers(40, 10), 20, 8, 4.0)[0] == "fused"  # small: dispatch cannot pay
+    assert choose_mode(layers(600, 512), 100, 8, 2.0)[0] == "dispatch"
+    assert choose_mode(layers(600, 512), 100, 8, 8.0)[0] == "fused"  # nothing to skip
+    mode, reason = choose_mode(layers(40, 10), 20, 16, 4.0)
+    assert mode == "dispatch"
+    assert reason.startswith("16 experts, at least 16; estimated microseconds of 100 candidates")
+
+
+def test_the_configuration_overrides_the_mode(case) -> None:
+    loaded = checkpoints.load(case.checkpoint())
+    made = {
+        dispatch: ServingGraph(loaded.ranker, loaded.encoder, dispatch=dispatch).mixture
+        for dispatch in typing.get_args(Dispatch)
+    }
+    assert {d: mixture.mode for d, mixture in made.items()} == {
+        "auto": "fused",
+        "selected": "dispatch",
+        "fused": "fused",
+    }
+    assert made["selected"].reason == "export.dispatch is selected"
+    softmax = checkpoints.load(case.checkpoint(model={"gate": GATES["softmax"]}))
+    with pytest.raises(ExportError, match=r"selected needs gates that select .* Softmax"):
+        ServingGraph(softmax.ranker, softmax.encoder, dispatch="selected")
 
 
 def test_a_user_index_out_of_range_is_refused(exported) -> None:

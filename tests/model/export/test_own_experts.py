@@ -1,15 +1,18 @@
 """Own experts in the exported graph: parity, and only the selected experts run."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
-from tests.model.export.test_graph import Exported, assert_scores_equal
+from tests.model.export.test_graph import (
+    Exported,
+    assert_scores_equal,
+    evaluated_rows,
+    products,
+)
 
 from multigate.model.assessment.gates import choosable, expert_names, findings
 from multigate.model.checkpoints import checkpoint as checkpoints
@@ -30,20 +33,6 @@ GATES: dict[str, dict[str, Any]] = {
 
 def own_model(gate: str) -> dict[str, Any]:
     return {"experts": EXPERTS, "gate": GATES[gate]}
-
-
-def evaluated_rows(exported: Exported, raw: dict[str, Any]) -> dict[int, int]:
-    """Rows of each expert's matrix product, as the runtime recorded its shape."""
-    trace = tf.compat.v1.RunMetadata()
-    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
-    exported.call("rank", raw, options=full, run_metadata=trace)
-    rows = {}
-    for device in trace.step_stats.dev_stats:
-        for node in device.node_stats:
-            found = re.search(r"/expert_(\d+)/", node.node_name)
-            if found and re.search(r" = \w*MatMul\(", node.timeline_label):
-                rows[int(found[1])] = node.output[0].tensor_description.shape.dim[0].size
-    return rows
 
 
 def selected(exported: Exported, table: pa.Table) -> np.ndarray:
@@ -73,13 +62,17 @@ def test_the_graph_scores_like_the_keras_model_on_the_selected_experts(
     assert_scores_equal(model, received, model.expected(model.table))
     raw, table = model.request(np.arange(5), np.arange(40, 240), np.arange(200) % 5)
     assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+    if gate in ("softmax", "topk_static"):
+        kept = model.servable.mixture.kept
+        assert len(kept) == (9 if gate == "softmax" else (selected(model, table) > 0).sum())
+        gates = 3 * 5 if gate == "softmax" else 0
+        shapes = [s for name, s in products(model, "rank", raw) if "/first_layers/" in name]
+        assert sorted(shapes) == [(5, 10 * len(kept) + gates), (200, 10 * len(kept) + gates)]
+        return
     wanted = selected(model, table)
-    if gate == "topk_static":
-        wanted = np.where(wanted > 0, 200, 0)
-    rows = evaluated_rows(model, raw)
+    rows = evaluated_rows(model, "rank", raw)
     assert [rows.get(number, 0) for number in range(9)] == wanted.tolist()
-    if gate != "softmax":
-        assert wanted.sum() < 9 * 200
+    assert wanted.sum() < 9 * 200
 
 
 def test_export_and_its_reports_know_own_experts(case, tmp_path) -> None:

@@ -2,14 +2,12 @@
 
 import copy
 import json
-import re
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tests.model.export.conftest import CONTRACT
-from tests.model.export.test_graph import Exported
+from tests.model.export.test_graph import Exported, products
 
 from multigate.model.export.export import export
 from multigate.model.export.parity import relative_differences
@@ -29,16 +27,7 @@ def assert_scores_equal(model: Exported, received: dict[str, Any], expected: Any
 
 def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tuple[int, ...]]:
     """Shapes of the results of the matrix products under a name, as the runtime recorded them."""
-    trace = tf.compat.v1.RunMetadata()
-    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
-    exported.call("rank", raw, options=full, run_metadata=trace)
-    found = []
-    for device in trace.step_stats.dev_stats:
-        for node in device.node_stats:
-            if scope in node.node_name and re.search(r" = \w*MatMul\w*\(", node.timeline_label):
-                shape = node.output[0].tensor_description.shape
-                found.append(tuple(axis.size for axis in shape.dim))
-    return found
+    return [shape for name, shape in products(exported, "rank", raw) if scope in name]
 
 
 @pytest.mark.parametrize("pooling", ["attention", "sequence"])

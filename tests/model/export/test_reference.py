@@ -11,6 +11,7 @@ from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.data.raw import raw_values
 from multigate.model.export import reference
 from multigate.model.export.export import export
+from multigate.model.export.frozen.mixture import Dispatch
 from multigate.model.export.graph import ServingGraph
 
 
@@ -106,7 +107,8 @@ def test_watch_counts_the_experts_that_are_evaluated(case, gate, counts) -> None
     loaded = checkpoints.load(case.checkpoint(model={"gate": gate}))
     for one in loaded.ranker.mixture.gates:
         one.harden()
-    servable = ServingGraph(loaded.ranker, loaded.encoder)
+    dispatch: Dispatch = "auto" if gate["name"] == "softmax" else "selected"
+    servable = ServingGraph(loaded.ranker, loaded.encoder, dispatch=dispatch)
     table = pq.read_table(case.examples / "test").slice(0, 200)
     users, items = servable.user_names, servable.item_names
     raw = raw_values(loaded.encoder.contract, table, [*users, *items])

@@ -1,0 +1,57 @@
+"""The towers of all tasks as an exported graph computes them."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from multigate.model.export.frozen.experts import LaterLayers
+from multigate.model.export.frozen.trained import DenseLayer, tower_layers
+from multigate.model.ranker.ranker import Ranker
+
+Tensor = Any
+
+
+class FrozenTowers:
+    """The towers of a trained ranker.
+
+    Hidden layers run one by one, because one large product of matrices is faster than its part of a
+    batched one; what gives the outputs is small and batched.
+
+    Axes: T tasks, N rows, K outputs, the largest number that a tower has.
+
+    Args:
+        ranker: the trained one.
+    """
+
+    def __init__(self, ranker: Ranker) -> None:
+        layers = [tower_layers(ranker.towers[task]) for task in ranker.contract.tasks]
+        self._hidden = [
+            [(_constant(layer.kernel), _constant(layer.bias), layer.activation) for layer in hidden]
+            for *hidden, _ in layers
+        ]
+        most = max(len(last.bias) for *_, last in layers)
+        self._last = LaterLayers([[_padded(last, most)] for *_, last in layers])
+
+    def __call__(self, mixed: Tensor) -> Tensor:
+        """Outputs (T, N, K) of inputs (T, N, U); those beyond a tower's own are 0."""
+        with tf.name_scope("towers"):
+            if any(self._hidden):
+                each = tf.unstack(mixed, len(self._hidden))
+                for t, hidden in enumerate(self._hidden):
+                    for kernel, bias, activation in hidden:
+                        each[t] = activation(tf.nn.bias_add(tf.matmul(each[t], kernel), bias))
+                mixed = tf.stack(each)
+            return self._last(mixed)
+
+
+def _constant(value: np.ndarray) -> tf.Variable:
+    return tf.Variable(value, trainable=False)
+
+
+def _padded(layer: DenseLayer, outputs: int) -> DenseLayer:
+    """The layer with outputs of 0 added."""
+    more = outputs - len(layer.bias)
+    return layer._replace(
+        kernel=np.pad(layer.kernel, [(0, 0), (0, more)]), bias=np.pad(layer.bias, (0, more))
+    )
