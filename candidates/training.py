@@ -22,7 +22,7 @@ from multigate.candidates.pairs import (
     read_pairs,
 )
 from multigate.candidates.retrieval import Retrieval, recall_of_pairs
-from multigate.configs.config import Config
+from multigate.configs.config import Config, parse_stored
 from multigate.configs.contract import (
     PRESENT,
     FrozenContract,
@@ -33,7 +33,6 @@ from multigate.configs.contract import (
 )
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
-from multigate.configs.sections.base import parse
 from multigate.model.data.encoding import Encoder
 
 CONFIG, WEIGHTS, HISTORY = "config.json", "weights.npz", "history.json"
@@ -123,7 +122,7 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
         raise ModelError(
             f"{folder}: {reason}; expected a folder that `multigate candidates train` wrote"
         ) from None
-    config = parse(Config, values, str(folder / CONFIG))
+    config = parse_stored(values, str(folder / CONFIG))
     frozen = FrozenContract.read(ExamplesFolder(folder).contract)
     encoder = Encoder.read(folder)
     model = make(encoder, config)

@@ -2,6 +2,7 @@
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -298,6 +299,26 @@ def _has_session(log: Log) -> bool:
     if isinstance(log, EventLog) and log.feedback is not None:
         columns.append(log.feedback.columns)
     return all(getattr(part, "session", None) is not None for part in columns)
+
+
+def parse_stored(values: Any, where: str) -> Config:
+    """A configuration that stands beside weights, perhaps of a former version.
+
+    Options that were renamed since get their present names.
+
+    Args:
+        values: of its JSON.
+        where: the file, for messages.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+    train = values.get("train") if isinstance(values, dict) else None
+    if isinstance(train, dict) and "lazy_embeddings" in train:
+        train = dict(train)
+        train["embeddings"] = "rows" if train.pop("lazy_embeddings") else "dense"
+        values = values | {"train": train}
+    return parse(Config, values, where)
 
 
 def load(source: str | Path) -> Config:

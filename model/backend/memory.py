@@ -9,9 +9,14 @@ from pathlib import Path
 from multigate.configs.errors import ModelError
 from multigate.model import backend
 
-_V2 = ("memory.max", "memory.current", "inactive_file")
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""Files of the limit and the usage, and the part of the usage that is given back on demand."""
+_V2 = ("memory.max", "memory.current", "inactive_file", "active_file")
+_V1 = (
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+    "total_active_file",
+)
+"""Files of the limit and the usage, and the parts of the usage that are given back on demand."""
 
 
 def require(needed: int, what: str, advice: str) -> None:
@@ -70,13 +75,13 @@ def _of_container(root: Path) -> Iterator[int]:
                 yield from _left(folder, names)
 
 
-def _left(folder: Path, names: tuple[str, str, str]) -> Iterator[int]:
+def _left(folder: Path, names: tuple[str, ...]) -> Iterator[int]:
     """Bytes that a group's limit leaves, if it has one."""
-    limit, usage, given_back = names
+    limit, usage, *given_back = names
     try:
         most, used = (folder / limit).read_text().strip(), int((folder / usage).read_text())
         for line in (folder / "memory.stat").read_text().splitlines():
-            if line.split()[0] == given_back:
+            if line.split()[0] in given_back:
                 used -= int(line.split()[1])
     except (OSError, ValueError):
         return

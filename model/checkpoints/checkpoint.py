@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from multigate.configs.config import Config
+from multigate.configs.config import Config, parse_stored
 from multigate.configs.contract import Contract, FrozenContract, IdFeature, PositionFeature
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, write_json
-from multigate.configs.sections.base import parse
 from multigate.configs.sections.model import ModelConfig, Ranking
 from multigate.model.checkpoints import weights
 from multigate.model.checkpoints.history import Epoch
@@ -145,16 +144,8 @@ def read_config(folder: Path) -> tuple[Config, FrozenContract]:
         ) from None
     except ValueError as error:
         raise ModelError(f"{path}: not valid JSON: {error}; train again") from None
-    _rename_old_keys(values)
-    config = parse(Config, values, str(path))
+    config = parse_stored(values, str(path))
     return config, FrozenContract.read(ExamplesFolder(folder).contract)
-
-
-def _rename_old_keys(values: Any) -> None:
-    """Give options that a former version wrote their present names."""
-    train = values.get("train") if isinstance(values, dict) else None
-    if isinstance(train, dict) and "lazy_embeddings" in train:
-        train["embeddings"] = "rows" if train.pop("lazy_embeddings") else "dense"
 
 
 def read_history(folder: Path) -> list[Epoch]:

@@ -26,6 +26,8 @@ class VocabularyIndex:
     """
 
     def __init__(self, values: pa.Array) -> None:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()  # hashes are of the values, not of their places
         self.values = values
 
     def __len__(self) -> int:

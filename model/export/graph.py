@@ -242,6 +242,8 @@ class ServingGraph:
         """What raw values become before the mixture; arguments as in `_score`."""
         if user_index is None:
             raw = self._check_rows(raw)
+        else:
+            user_index = self._check_index(user_index, raw)
         users, checks = self._encode.encode(raw, self.user_names)
         if rows is None:
             items, more = self._encode.encode(raw, self.item_names)
@@ -292,6 +294,12 @@ class ServingGraph:
         with tf.control_dependencies([tf.debugging.Assert(finite, [_OVERFLOW])]):
             whole = tf.identity(whole)
         return Halves(whole[:, :0], whole, None)
+
+    def _check_index(self, user_index: Tensor, raw: dict[str, Tensor]) -> Tensor:
+        """Refuse another number of indices than of items: a single one would serve every item."""
+        same = tf.equal(tf.size(user_index), tf.shape(raw[self.contract.item])[0])
+        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
+            return tf.identity(user_index)
 
     def _check_rows(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         """Refuse a call with fewer users than items: a single user would meet every item."""

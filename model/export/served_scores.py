@@ -14,6 +14,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model.export.calibration import Calibration
 from multigate.model.ranker import funnel, scores
 from multigate.model.ranker.heads.head import Head
+from multigate.model.ranker.heads.location import Location
 from multigate.model.ranker.ranker import Ranker
 
 Tensor = Any
@@ -64,7 +65,7 @@ class ServedScores:
             shifted = self._shifted(outputs.shape[2])
             effect = tf.transpose(wide)[:, :, None]  # (T, N, 1)
             outputs += effect if shifted.all() else effect * shifted
-        if outputs.shape[2] == 1:
+        if all(isinstance(self._heads[task], Location) for task in tasks):
             logits = outputs[:, :, 0]
         else:
             each = zip(tasks, tf.unstack(outputs, len(tasks)), strict=True)

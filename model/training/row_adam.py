@@ -4,14 +4,15 @@ A dense gradient says 0 for every row that is not in the batch.  To Adam that is
 lets the row's moments decay, and the row coasts on.  A row's only gradient, at a late step of dense
 Adam, moves it by (1 - beta_1) / sqrt(1 - beta_2) = 3.2 learning rates at once and by 32 in all.
 Here a row that is absent has no gradient.  Each row has its own step count n, and the gradients
-that it gets at its own steps 1, 2, .. n go into Adam as it is defined (Kingma and Ba 2015,
-algorithm 1):
+that it gets at its own steps 1, 2, .. n go into Adam (Kingma and Ba 2015, the form at the end of
+section 2, as Keras and TensorFlow compute it):
 
     m += (g - m) (1 - beta_1);  v += (g^2 - v) (1 - beta_2)
     row -= learning_rate sqrt(1 - beta_2^n) / (1 - beta_1^n) * m / (sqrt(v) + epsilon)
 
 A row of every batch moves as under dense Adam, because n = t.  A row of one batch moves by one
-learning rate (g / |g|), however late it comes.  With the global t in the place of n it would move
+learning rate (g / |g|) where |g| is far above epsilon / sqrt(1 - beta_2), 3e-6 by default, however
+late it comes; a smaller gradient moves it less.  With the global t in the place of n it would move
 by 3.2.  Moments that decay between a row's steps were considered: for a row that comes every 5,000
 steps sqrt(v) would be |g|, and every step one learning rate long, however small its gradient.
 

@@ -41,31 +41,35 @@ class Columns(Mapping[str, Tensor]):
 
     Args:
         blocks: each name is in one of them.
+        read: makes a block's values when they are first needed, of those given; so what is never
+            needed is not in a graph's file.
     """
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
+    def __init__(
+        self, blocks: Iterable[Block], read: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self._blocks = {block.names: block for block in blocks}
+        self._read = read
+        self._values: dict[tuple[str, ...], Tensor] = {}
         self._place = {
             name: (names, column) for names in self._blocks for column, name in enumerate(names)
         }
 
     def block(self, names: Sequence[str]) -> Tensor:
         """Values (N, F, ...) of the block that has exactly these names."""
-        return self._blocks[tuple(names)].values
+        names = tuple(names)
+        if names not in self._values:
+            values = self._blocks[names].values
+            self._values[names] = values if self._read is None else self._read(values)
+        return self._values[names]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Columns":
-        """The same names with other values."""
-        return Columns(
-            Block(names, function(block.values)) for names, block in self._blocks.items()
-        )
-
-    def blocks(self) -> Iterator[Block]:
-        """All blocks."""
-        yield from self._blocks.values()
+        """The same names with other values, made when they are first needed."""
+        return Columns([Block(names, self.block(names)) for names in self._blocks], function)
 
     def __getitem__(self, name: str) -> Tensor:
         names, column = self._place[name]
-        return self._blocks[names].values[:, column]
+        return self.block(names)[:, column]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._place)

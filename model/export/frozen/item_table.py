@@ -24,7 +24,7 @@ from multigate.configs.errors import ExportError
 from multigate.configs.files import ExamplesFolder
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.raw import raw_values
-from multigate.model.export.frozen.columns import Columns
+from multigate.model.export.frozen.columns import Block, Columns
 from multigate.model.export.frozen.encoding import layout_of
 from multigate.model.export.frozen.matches import fingerprints
 
@@ -80,8 +80,12 @@ class ItemTable:
             tf.constant(keys, dtype), tf.range(len(keys), dtype=tf.int32)
         )
         self._rows = tf.lookup.StaticHashTable(initializer, -1)
-        packed = layout_of(contract, self.names).pack(self.encoded)
-        self._blocks = packed.map(lambda values: tf.Variable(values, trainable=False))
+        layout = layout_of(contract, self.names)
+        packed = layout.pack(self.encoded)
+        self._blocks = Columns(
+            Block(names, tf.Variable(packed.block(names), trainable=False))
+            for names in layout.blocks()
+        )
         self._complete = tf.Variable(self.complete, trainable=False)
         matched = {name for names in contract.matches().values() for name in names} - {self.item}
         raw = raw_values(contract, table, sorted(matched))
@@ -108,7 +112,10 @@ class ItemTable:
             return tf.identity(rows)
 
     def features(self, rows: Tensor) -> Columns:
-        """Encoded item features of rows (N,) of the table."""
+        """Encoded item features of rows (N,) of the table; only blocks that are read are gathered.
+
+        So its column is not in the file of a graph that reads precomputed products instead.
+        """
         return self._blocks.map(lambda values: tf.gather(values.read_value(), rows))
 
     def fingerprints(self, rows: Tensor, names: Iterable[str]) -> dict[str, Tensor]:

@@ -47,6 +47,8 @@ PAIR_COST = 0.1
 """Microseconds that dispatch takes per pair of row and expert, to collect it and to mix it."""
 ALWAYS_SELECTED = 16
 """From this number of experts on, `auto` evaluates selected pairs only."""
+NEARLY_ALL = 0.9
+"""Share of the experts that a row selects from which on there is nothing to leave out."""
 
 
 class FrozenMixture:
@@ -240,8 +242,8 @@ def choose_mode(
         dispatch  N r (F / PRODUCT_RATE + PAIR_COST) + E EXPERT_COST
 
     The constants were measured by `benchmarks/inference.py` (docs/results/inference.md).  From
-    `ALWAYS_SELECTED` experts on it is dispatch: sparse inference is what so many experts are for,
-    and calls with more candidates gain.
+    `ALWAYS_SELECTED` experts on it is dispatch, unless rows select nearly all of them: sparse
+    inference is what so many experts are for, and calls with more candidates gain.
 
     Args:
         layers: of one expert.
@@ -258,7 +260,7 @@ def choose_mode(
         f"estimated microseconds of {CANDIDATES} candidates: all {experts} experts {fused:.0f}, "
         f"the {experts_per_row:.1f} that a row selects {selected:.0f}"
     )
-    if experts >= ALWAYS_SELECTED:
+    if experts >= ALWAYS_SELECTED and experts_per_row < NEARLY_ALL * experts:
         return "dispatch", f"{experts} experts, at least {ALWAYS_SELECTED}; {costs}"
     return ("dispatch" if selected < fused else "fused"), costs
 

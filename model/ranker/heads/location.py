@@ -6,7 +6,7 @@ import numpy as np
 from multigate.model.gates.parts.base import Tensor
 
 
-class _Location:
+class Location:
     """A head with one output, which is the logit."""
 
     shifted: tuple[float, ...] = (1.0,)
@@ -24,7 +24,7 @@ class _Location:
         return np.array([scale]), np.array([shift])
 
 
-class Logistic(_Location):
+class Logistic(Location):
     """Binary tasks: cross entropy in nats, from the logit."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Logistic(_Location):
         return np.ones(1), np.zeros(1)
 
 
-class Squared(_Location):
+class Squared(Location):
     """(y - o)^2; predicts the mean."""
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Squared(_Location):
         return keras.ops.square(targets - outputs[:, 0])
 
 
-class Huber(_Location):
+class Huber(Location):
     """r^2 where |r| = |y - o| <= delta, else 2 delta |r| - delta^2 (Huber 1964, times two).
 
     Near 0 it is the squared error, so that a task's weight keeps its meaning.
@@ -63,7 +63,7 @@ class Huber(_Location):
         return near * (2.0 * distance - near)
 
 
-class Quantile(_Location):
+class Quantile(Location):
     """Pinball loss max(q r, (q - 1) r) of r = y - o (Koenker and Bassett 1978)."""
 
     def __init__(self, q: float, start: float = 0.0) -> None:

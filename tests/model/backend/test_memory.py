@@ -22,11 +22,11 @@ def test_the_machine_and_every_group_around_the_process_limit_it(tmp_path: Path)
     pod = tmp_path / "sys/fs/cgroup/pod"
     write(pod / "memory.max", "5000\n")
     write(pod / "memory.current", "3000\n")
-    write(pod / "memory.stat", "anon 2500\ninactive_file 500\n")
+    write(pod / "memory.stat", "anon 2200\ninactive_file 500\nactive_file 300\n")
     write(pod / "one/memory.max", "max\n")
     write(pod / "one/memory.current", "10\n")
     write(pod / "one/memory.stat", "inactive_file 0\n")
-    assert memory.available(tmp_path) == 5000 - (3000 - 500)
+    assert memory.available(tmp_path) == 5000 - (3000 - 500 - 300)
     job = tmp_path / "sys/fs/cgroup/memory/job/worker"
     write(job / "memory.limit_in_bytes", "1000")
     write(job / "memory.usage_in_bytes", "900")

@@ -17,7 +17,9 @@ from multigate.configs.contract import Combine, Contract
 from multigate.configs.errors import ExportError
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.gates import GateConfig
+from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints import checkpoint as checkpoints
+from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values, take
 from multigate.model.export.frozen.mixture import Dispatch, choose_mode
 from multigate.model.export.frozen.trained import DenseLayer
@@ -473,6 +475,7 @@ def test_auto_takes_the_cheaper_mode() -> None:
     mode, reason = choose_mode(layers(40, 10), 20, 16, 4.0)
     assert mode == "dispatch"
     assert reason.startswith("16 experts, at least 16; estimated microseconds of 100 candidates")
+    assert choose_mode(layers(40, 10), 20, 16, 15.5)[0] == "fused"  # again nothing to skip
 
 
 def test_the_configuration_overrides_the_mode(case) -> None:
@@ -490,6 +493,49 @@ def test_the_configuration_overrides_the_mode(case) -> None:
     softmax = checkpoints.load(case.checkpoint(model={"gate": GATES["softmax"]}))
     with pytest.raises(ExportError, match=r"selected needs gates that select .* Softmax"):
         ServingGraph(softmax.ranker, softmax.encoder, dispatch="selected")
+
+
+@pytest.mark.parametrize("dispatch", ["selected", "fused"])
+def test_one_user_index_for_many_items_is_refused(case, dispatch) -> None:
+    """It would serve every item with one user."""
+    loaded = checkpoints.load(case.checkpoint())
+    graph = ServingGraph(loaded.ranker, loaded.encoder, dispatch=dispatch)
+    table = pq.read_table(case.examples / "test").slice(0, 5)
+    names = [*graph.user_names, *graph.item_names]
+    raw = {
+        name: tf.constant(value)
+        for name, value in raw_values(loaded.encoder.contract, table, names).items()
+    }
+    given = {"task_weights": tf.ones((5, 3))} | raw
+    assert len(graph.rank(user_index=tf.range(5), **given)["score"]) == 5
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected as many users"):
+        graph.rank(user_index=tf.constant([1]), **given)
+
+
+def test_a_head_with_one_threshold_is_no_plain_logit(case) -> None:
+    contract = case.config().contract
+    dwell = contract.tasks["dwell"].model_dump(mode="json") | {
+        "loss": {"kind": "ordinal", "thresholds": 1}
+    }
+    values = contract.model_dump(mode="json")
+    values["tasks"]["dwell"] = dwell
+    changed = parse(Contract, values, "contract")
+    encoder = checkpoints.load(case.checkpoint()).encoder
+    encoder = Encoder(changed, _with_quantiles(encoder.statistics), encoder.vocabularies)
+    ranker = checkpoints.make_ranker(changed, case.config().model, encoder, 0)
+    assert {len(head.start) for head in ranker.heads.values()} == {1}
+    table = pq.read_table(case.examples / "test").slice(0, 8)
+    expected = expected_scores(ranker, encoder, encoder(table))
+    graph = ServingGraph(ranker, encoder)
+    raw = raw_values(changed, table, [*graph.user_names, *graph.item_names])
+    received = graph.score_rows(**{name: tf.constant(value) for name, value in raw.items()})
+    np.testing.assert_allclose(received["dwell"], expected["dwell"], rtol=1e-5)
+
+
+def _with_quantiles(statistics: Statistics) -> Statistics:
+    """What an ordinal loss needs to know of its label."""
+    dwell = statistics.tasks["dwell"].model_copy(update={"quantiles": (1.0, 2.0, 3.0, 4.0, 5.0)})
+    return statistics.model_copy(update={"tasks": {**statistics.tasks, "dwell": dwell}})
 
 
 def test_a_user_index_out_of_range_is_refused(exported) -> None:
