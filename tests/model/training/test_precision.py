@@ -25,6 +25,8 @@ def make(tiny: Any, precision: str, pooling: str = "mean", **model: Any) -> Any:
     contract["features"]["recent"]["pooling"] = pooling
     options = {"epochs": 6, "batch_size": 32, "learning_rate": 0.01, "precision": precision}
     options |= {"ema": 0.9, "clip_norm": 1.0, "weight_decay": 0.01}
+    # Row updates scatter more from seed to seed than half precision changes.
+    options |= {"embeddings": "dense"}
     return tiny.make_config(contract=contract, model=MODEL | model, train=options)
 
 
@@ -67,15 +69,13 @@ def test_the_metrics_stay_and_the_checkpoint_exports(
         train.train(make(tiny, name), tiny.examples, tmp_path / name, progress=False)
         found[name] = evaluate.evaluate(tmp_path / name, tiny.examples)
     exact, half = (found[name]["tasks"] for name in found)
-    # A small model on few rows: seeds of one precision differ by 0.05 in AUC.
     for task in ("click", "like"):
-        assert half[task]["value"] == pytest.approx(exact[task]["value"], abs=0.03), task
+        assert half[task]["value"] == pytest.approx(exact[task]["value"], abs=0.01), task
     # In deviations on the scale of training: a few long dwells decide the RMSE in seconds.
     errors = [tasks["dwell"]["trained_on"] for tasks in (exact, half)]
     relative = [error["rmse"] / error["label_std"] for error in errors]
     assert relative[0] < 0.85
-    # Seeds of one precision differ by 0.09.
-    assert relative[1] == pytest.approx(relative[0], abs=0.06)
+    assert relative[1] == pytest.approx(relative[0], abs=0.02)
     assert relative[1] != relative[0]
     version = export(tmp_path / precision, tiny.examples, tmp_path / "models")  # checks parity
     assert (version / "saved_model.pb").exists()
