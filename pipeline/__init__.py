@@ -1,8 +1,12 @@
 """From raw user logs to training examples: an Apache Beam job over tables.
 
-    sources ──► normalise ──► buckets ──► examples ──► negatives, split ──► write
-    (files)     (events,      (by user,   (attribution,                     (Parquet, vocabularies,
-                 rejects)      spilled)    labels, histories)                statistics, manifest)
+    read ──► shuffle ──► label, compute ──► sample ──► write
+    (events,  (buckets    (attribution,      (splits,   (Parquet, vocabularies,
+     rejects)  by user)    labels, features)  negatives) statistics, manifest)
 
-`job` wires these with Beam and holds no arithmetic; all others are plain functions over tables.
+`transforms` wires the stages of `stages/` with Beam; the other rooms are plain functions over
+tables. Rows travel between stages as parcels (`shuffle.parcel`).
+`audit/` proves on the output that nothing in it tells of the future.
+
+Public face: `job.run`, `window.plan_window`, `plan.Plan`, `transforms.build`.
 """

@@ -1,67 +1,75 @@
-"""The job: wires the stages with Apache Beam and publishes a folder of examples.
+"""The job: plans a run, has Beam run its transforms, and publishes a folder of examples.
 
-    files ─► read_shard ─► (bucket, piece) ─► GroupByKey ─► label_bucket ─► merge_catalogue
-                 │                                           ▲      │            ▼
-                 └──────────────► judge ─────────────────────┘      └────► sample_bucket ─┐
-                                                      finish ◄─ finish_bucket ◄─ count_items
-
-Beam moves names of files and counts; the stages move rows, as Arrow tables in files.
+`transforms` wires the stages. This process only finds files, reads the side tables to check them
+before the work, and writes the manifest last.
 """
 
 import logging
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import polars as pl
 
 from multigate.configs import Config, DataError
-from multigate.configs.files import new_folder, write_json
-from multigate.pipeline import (
-    data_report,
-    erasure,
-    finishing,
-    inputs,
-    labelling,
-    manifest,
-    reading,
-    sampling,
-    tables,
-)
-from multigate.pipeline.buckets import Piece
-from multigate.pipeline.columns import check
-from multigate.pipeline.facts import FinishFacts, LabelFacts, LogFacts, ShardFacts
-from multigate.pipeline.plan import Plan, count_buckets
-from multigate.pipeline.runner import import_beam, local_options, plain_failures
-from multigate.pipeline.sources import Shard
+from multigate.configs.examples_store import new_examples
+from multigate.configs.files import ExamplesFolder, remove_partial, write_json
+from multigate.configs.storage import Address, Place, place
+from multigate.pipeline.compute import tables, totals
+from multigate.pipeline.core.columns import check
+from multigate.pipeline.core.facts import RunFacts
+from multigate.pipeline.core.runner import import_beam, local_options, plain_failures
+from multigate.pipeline.plan import FACTS, Plan, count_buckets
+from multigate.pipeline.read import erasure, inputs
+from multigate.pipeline.read.sources import Shard
+from multigate.pipeline.shuffle.parcel import Carrier, InBeam, LocalFiles, Parcel
+from multigate.pipeline.stages import reading
+from multigate.pipeline.stages import records as stage_records
 from multigate.pipeline.window import needed, plan_window
+from multigate.pipeline.write import data_report, manifest
+
+_LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "PrismRunner")
+
+Tables = dict[str, Callable[[], Parcel | None]]
+"""What makes the parcel of a side table."""
 
 _log = logging.getLogger(__name__)
 
 
 def run(
     config: Config,
-    data: Path | str,
-    out: Path,
+    data: Place | str,
+    out: Place | str,
     options: list[str] | None = None,
     *,
     span: tuple[datetime, datetime] | None = None,
-    forget: Path | None = None,
-    previous: Path | None = None,
+    forget: Place | None = None,
+    previous: Place | None = None,
     records: bool = False,
+    shuffle: Literal["files", "beam"] | None = None,
 ) -> dict[str, Any]:
     """Make examples from a log.
 
     Args:
         config: the log, the contract and the split.
         data: the folder that holds the log's files: a local path, or an address such as
-            `gs://bucket/logs`.
-        out: the folder to make; see `configs.files.ExamplesFolder`.
+            `s3://bucket/logs`.
+        out: the folder to make, local or at an address; see `configs.files.ExamplesFolder` and
+            `configs.examples_store`.
         options: Beam's own options, such as `--runner=FlinkRunner`.
         span: make only the examples whose labels close between these two instants, and read only
             what they need; see `window`.
         forget: ids of users to forget, one a line, beside those of `pipeline.forget`.
-        previous: the previous run's folder of examples, for the drift in `report.json`.
+        previous: the previous run's folder of examples, for the drift in `report.json`, and for
+            the totals that the counters of a run of some days go on from.
         records: whether to write tf.Example records beside the Parquet parts.
+        shuffle: how rows travel between stages: through `files` on this machine's disk, or through
+            `beam`, so that workers share nothing but the input and the output. By default files on
+            Beam's local runner and Beam on every other.
 
     Returns:
         The manifest, as in `manifest.json`.
@@ -72,10 +80,17 @@ def run(
             where there are too many, are left in `<out>.rejects`.
     """
     check(config)
+    data, out = place(data), place(out)
     if previous is not None:
         data_report.read(previous)  # before the work, not after it
     log = config.pipeline.log
-    window = None if span is None else plan_window(config, *span)
+    forgotten = erasure.read_list(config, data, forget)
+    before = None
+    if span is not None and previous is not None:
+        before = totals.find(config, previous, span[0], forgotten)
+    window = None
+    if span is not None:
+        window = plan_window(config, *span, None if before is None else before.as_of)
     shards = inputs.shards(config, data)
     skipped = len(shards)
     if window is not None:
@@ -84,101 +99,140 @@ def run(
     if not shards:
         raise DataError(f"{data}: no folder {log.partition}=... holds a day of this span")
     shards = inputs.divide_log(config, shards)
-    forgotten = erasure.read_list(config, data, forget)
-    with new_folder(out) as folder:
-        # Workers need not share this process's working directory.
-        work = folder.absolute() / ".work"
-        work.mkdir()
-        buckets = count_buckets(config, shards)
-        plan = Plan(config, folder.absolute(), work, out, buckets, window, records)
-        if forgotten is not None:
-            forgotten.to_frame("user").write_ipc(plan.file("forgotten", 0))
-        for source in ("users", "items"):
-            table = tables.read_table(config, data, source)
-            if table is not None:
-                if source == "users":
-                    table = erasure.without(table, config.contract.user, forgotten)
-                table.write_ipc(plan.table(source))
-        _run_beam(shards, plan, options or local_options())
-        log_facts = LogFacts.read(plan.log_facts)
-        problem = log_facts.verdict.problem
+    options = options or local_options()
+    local = (shuffle or default_shuffle(options)) == "files"
+    buckets = count_buckets(config, shards)
+    identity = None
+    if local:
+        made_of = (out, window, records, buckets)
+        identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
+    with new_examples(out, identity) as made:
+        if made.resumed:
+            _log.warning("%s: going on with a run that was killed", out)
+        carrier: Carrier = LocalFiles(made.work / "rows") if local else InBeam()
+        if isinstance(carrier, LocalFiles):
+            carrier.folder.mkdir(exist_ok=True)
+        # Workers on this machine need no store between them and this process.
+        folder = made.local if local else made.shared
+        finished = made.work / "stages" if identity is not None else None
+        plan = Plan(config, folder, out, buckets, carrier, window, records, finished)
+        small = _small_tables(plan, _absolute(data), forgotten, before)
+        _run_beam(shards, plan, small, options)
+        if not local:
+            made.collect()
+        plan = replace(plan, folder=made.local)
+        facts = RunFacts.read(made.local / FACTS)
+        (made.local / FACTS).unlink()
+        remove_partial(made.local)
+        problem = facts.log.verdict.problem
         if problem is not None:
             if str(manifest.rejects_beside(out)) in problem:
-                _leave_rejects(plan)  # the message sends the user there
-            raise DataError(problem)
-        labelled = LabelFacts.read(plan.labelled_facts)
-        finished = FinishFacts.read(plan.finished_facts)
-        account = manifest.build(config, log_facts, labelled, finished)
+                _leave_rejects(made.local, out)  # the message sends the user there
+            absent = facts.log.verdict.absent
+            raise DataError(problem + ("" if absent is None else tables.hint(config, data, absent)))
+        account = manifest.build(config, facts)
         if window is not None:
             account["window"] = {
                 "begin": None if window.begin is None else window.begin.isoformat(),
                 "first": window.first.isoformat(),
+                "since": window.since.isoformat(),
                 "end": window.end.isoformat(),
                 "files_skipped": skipped,
             }
+        counted = totals.identity(config, forgotten)
+        totals.finish(plan, made.local, facts.log.verdict.cut_off, before, counted)
         _check_splits(account, config, some_days=window is not None)
-        reading.write_no_rejects(plan)
-        write_json(plan.examples.manifest, account)
-        lists = data_report.add_lengths(fact.lengths for fact in finished)
-        report = data_report.report(config, plan.examples, account, lists, previous)
+        reading.write_no_rejects(made.local)
+        lists = data_report.add_lengths(fact.lengths for fact in facts.finished)
+        report = data_report.report(config, ExamplesFolder(made.local), account, lists, previous)
         write_json(plan.examples.report, report)
-        for line in report["advice"]:
-            _log.warning("%s", line)
-        shutil.rmtree(work)
+        made.complete(account)
+    for line in report["advice"]:
+        _log.warning("%s", line)
     return account
 
 
-def _run_beam(shards: list[Shard], plan: Plan, options: list[str]) -> None:
+def default_shuffle(options: list[str]) -> Literal["files", "beam"]:
+    """The default of `shuffle`: files if all workers are on this machine, else Beam."""
+    _, pipeline_options = import_beam()
+    runner = pipeline_options(options).get_all_options().get("runner") or "DirectRunner"
+    return "files" if runner.rpartition(".")[2] in _LOCAL_RUNNERS else "beam"
+
+
+def _small_tables(
+    plan: Plan, data: Place, forgotten: pl.Series | None, before: totals.Found | None
+) -> Tables:
+    """The functions that make the side tables' parcels; reads each table once, to fail early.
+
+    Where rows travel through Beam, workers read the tables again: a table within the job's
+    description would make it too large to submit.
+    """
+    found: Tables = {}
+    if forgotten is not None:
+        parcel = plan.carrier.whole(forgotten.to_frame("user"), "forgotten", 0)
+        found["forgotten"] = partial(_given, parcel)
+    for source in ("users", "items"):
+        table = _read_table(plan, data, source, forgotten)
+        if table is not None:
+            again = partial(_read_table, plan, data, source, forgotten)
+            local = isinstance(plan.carrier, LocalFiles)
+            found[source] = partial(_given, table) if local else again
+        if before is not None and totals.since_of(plan) is not None:
+            found[f"totals/{source}"] = partial(_read_totals, plan, before, source)
+    return found
+
+
+def _absolute(data: Place) -> Place:
+    """The data's place, independent of the working directory."""
+    return data.absolute() if isinstance(data, Path) else data
+
+
+def _given(parcel: Parcel) -> Parcel:
+    return parcel
+
+
+def _read_table(plan: Plan, data: Place, source: str, forgotten: pl.Series | None) -> Parcel | None:
+    table = tables.read_table(plan.config, data, source)
+    if table is None:
+        return None
+    if source == "users":
+        table = erasure.without(table, plan.config.contract.user, forgotten)
+    # A kind of its own: buckets of users hand on parcels of the kind `users`.
+    return plan.carrier.whole(table, f"table/{source}", 0)
+
+
+def _read_totals(plan: Plan, before: totals.Found, source: str) -> Parcel:
+    return plan.carrier.whole(before.rows(source), f"totals/{source}", 0)
+
+
+def _run_beam(
+    shards: list[Shard],
+    plan: Plan,
+    small: Tables,
+    options: list[str],
+) -> None:
     beam, pipeline_options = import_beam()
-    one = beam.pvalue.AsSingleton
-    every = beam.pvalue.AsList
-    with plain_failures(), beam.Pipeline(options=pipeline_options(options)) as p:
-        read = (
-            p
-            | "Files" >> beam.Create(list(enumerate(shards)), reshuffle=False)
-            | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.Map(reading.read_shard, plan)
-        )
-        verdict = p | "Once read" >> beam.Create([None], reshuffle=False)
-        verdict |= "Judge" >> beam.Map(reading.judge, every(read), plan)
-        labelled = (
-            read
-            | "Spilled" >> beam.FlatMap(_spilled)
-            | "By bucket" >> beam.GroupByKey()
-            | "Divide" >> beam.FlatMap(labelling.divide_bucket, plan)
-            | "Spread buckets" >> beam.Reshuffle()
-            | "Label" >> beam.FlatMap(labelling.label_bucket, one(verdict), plan)
-        )
-        known = p | "Once labelled" >> beam.Create([None], reshuffle=False)
-        known |= "Catalogue" >> beam.Map(labelling.merge_catalogue, every(labelled), plan)
-        sampled = labelled | "Sample" >> beam.Map(sampling.sample_bucket, one(known), plan)
-        counted = (
-            p
-            | "Items" >> beam.Create(list(range(plan.buckets)), reshuffle=False)
-            | "Spread items" >> beam.Reshuffle()
-            | "Count" >> beam.Map(finishing.count_items, every(sampled), one(verdict), plan)
-        )
-        finished = sampled | "Finish bucket" >> beam.Map(
-            finishing.finish_bucket, every(counted), plan
-        )
-        last = p | "Once finished" >> beam.Create([None], reshuffle=False)
-        last | "Finish" >> beam.Map(finishing.finish, every(finished), plan)
+    from multigate.pipeline import transforms
+
+    with plain_failures(), beam.Pipeline(options=pipeline_options(options)) as pipeline:
+        transforms.build(pipeline, shards, plan, small)
 
 
-def _spilled(facts: ShardFacts) -> tuple[tuple[int, Piece], ...]:
-    """Pairs (bucket, piece), to be grouped."""
-    return facts.spilled
-
-
-def _leave_rejects(plan: Plan) -> None:
-    """Keep the rejects of a failed run beside the folder that it did not make."""
-    beside = manifest.rejects_beside(plan.out)
-    if plan.examples.rejects.exists():
-        beside.mkdir(exist_ok=True)
-        for old in beside.glob("part-*.parquet"):
-            old.unlink()
-        for path in plan.examples.rejects.iterdir():
-            shutil.move(path, beside / path.name)
+def _leave_rejects(made: Path, out: Place) -> None:
+    """Keep the rejects of a failed run beside its output folder, which does not exist."""
+    beside, rejects = manifest.rejects_beside(out), ExamplesFolder(made).rejects
+    if not rejects.exists():
+        return
+    if isinstance(beside, Address):
+        beside.remove_files()
+        for path in rejects.iterdir():
+            (beside / path.name).upload(path)
+        return
+    beside.mkdir(exist_ok=True)
+    for old in beside.glob("part-*.parquet"):
+        old.unlink()
+    for path in rejects.iterdir():
+        shutil.move(path, beside / path.name)
 
 
 def _check_splits(account: dict[str, Any], config: Config, some_days: bool = False) -> None:

@@ -10,7 +10,9 @@ the whole log makes it. A row stands in each run in which one of its labels clos
     look-back [begin, first)                 the longest window of any feature, and a margin
 
 An impression's features see no further back than their windows. A history, counter or draw of
-negatives without a window sees all of the past, and then so does the run: `begin` is None.
+negatives without a window sees all of the past, and then so does the run: `begin` is None. But
+counts, rates, times since an event and largest values go on from the totals of the previous run
+(`compute.totals`), where it is given.
 """
 
 import re
@@ -20,17 +22,20 @@ from zoneinfo import ZoneInfo
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import (
+    Count,
     EventCounter,
     History,
     IdListFeature,
     LabelCounter,
+    Max,
     NumberFeature,
     Rate,
+    Since,
 )
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.columns import log_features
-from multigate.pipeline.labels import waits
-from multigate.pipeline.sources import Shard
+from multigate.pipeline.core.columns import log_features
+from multigate.pipeline.label.labels import waits
+from multigate.pipeline.read.sources import Shard
 
 _DAY = timedelta(days=1)
 _OverTime = History | EventCounter | LabelCounter
@@ -48,6 +53,8 @@ class Window:
     """Labels that closed from here on are this run's."""
     end: datetime
     """Up to here, not including it, rows are read: the cut-off of labels and snapshots."""
+    totals: datetime | None = None
+    """As of when the totals of the previous run are, that counters without a window go on from."""
 
 
 def parse_instant(text: str, zone: str) -> datetime:
@@ -68,8 +75,16 @@ def parse_instant(text: str, zone: str) -> datetime:
     return instant.astimezone(UTC)
 
 
-def plan_window(config: Config, since: datetime, until: datetime) -> Window:
+def plan_window(
+    config: Config, since: datetime, until: datetime, totals: datetime | None = None
+) -> Window:
     """Work out what a run from `since` to `until` reads and makes.
+
+    Args:
+        config: the labels' waits and the features' windows.
+        since: labels that closed from here on are the run's.
+        until: the cut-off.
+        totals: as of when the totals of the previous run are, if it left any.
 
     Raises:
         ConfigError: the span is empty, or the configuration has no examples that stay as they are.
@@ -90,13 +105,22 @@ def plan_window(config: Config, since: datetime, until: datetime) -> Window:
         )
     longest = max(waits(config).values()) if pipeline.hold_back else timedelta(0)
     first, back = since - longest, look_back(config)
+    if back is None and totals is not None:
+        back = look_back(config, continued=True)
+        if back is not None:
+            return Window(min(first, totals) - back, first, since, until, totals)
     return Window(None if back is None else first - back, first, since, until)
 
 
-def look_back(config: Config) -> timedelta | None:
-    """How long before an impression the log matters to it; None where all of the past does."""
+def look_back(config: Config, *, continued: bool = False) -> timedelta | None:
+    """How much of the log before an impression it depends on; None: all of the past.
+
+    Args:
+        config: the features' windows.
+        continued: whether counters of events without a window go on from totals. A mean does not.
+    """
     pipeline = config.pipeline
-    spans = _windows(config)
+    spans = _windows(config, continued)
     negatives = pipeline.negatives
     if negatives is not None:
         spans += [negatives.recent, negatives.exclude_within]
@@ -114,8 +138,8 @@ def look_back(config: Config) -> timedelta | None:
     return longest
 
 
-def _windows(config: Config) -> list[timedelta | None]:
-    """How far back each history and counter looks: to when the impressions of its events were."""
+def _windows(config: Config, continued: bool) -> list[timedelta | None]:
+    """How far back each history and counter looks, down to the impressions of its events."""
     spans: list[timedelta | None] = []
     for feature in config.contract.features.values():
         found: _OverTime | None = feature.history if isinstance(feature, IdListFeature) else None
@@ -123,7 +147,10 @@ def _windows(config: Config) -> list[timedelta | None]:
             found = feature.counter
         if found is not None:
             delay = _longest_delay(found, config)
-            spans.append(None if delay is None or found.within is None else found.within + delay)
+            within = found.within
+            if continued and isinstance(found, Count | Rate | Since | Max) and within is None:
+                within = timedelta(0)
+            spans.append(None if delay is None or within is None else within + delay)
     return spans
 
 

@@ -1,6 +1,7 @@
 """Folders are complete or absent."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from multigate.configs import DataError
-from multigate.configs.files import new_folder, write_json, write_text
+from multigate.configs.files import new_file, new_folder, write_bytes, write_json, write_text
 
 
 def test_folder_appears_whole(tmp_path):
@@ -46,6 +47,29 @@ def test_json_is_written_whole_and_refuses_nan(tmp_path):
         write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": "é"}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    """Two attempts at one stage, of which the first is still writing."""
+    path = tmp_path / "x.json"
+    with new_file(path) as first:
+        first.write_bytes(b"1")
+        write_bytes(path, b"2")
+        assert path.read_bytes() == b"2"
+    assert path.read_bytes() == b"1"
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_what_killed_writers_of_a_file_left_is_removed_after_an_hour(tmp_path):
+    path = tmp_path / "x[1].json"
+    old, new = (tmp_path / f".{path.name}.{n * 8}.partial" for n in "01")
+    other = tmp_path / ".y.json.00000000.partial"
+    for left in (old, new, other):
+        left.touch()
+    for left in (old, other):
+        os.utime(left, (0, 0))
+    write_bytes(path, b"1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([new.name, other.name, path.name])
 
 
 def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):

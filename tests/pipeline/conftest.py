@@ -252,3 +252,22 @@ def real_data():
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def same_folders():
+    """Compare two folders: row by row, then byte by byte, in every file."""
+
+    def compare(folder: Path, expected: Path) -> None:
+        names = [
+            {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+            for root in (folder, expected)
+        ]
+        assert names[0] == names[1]
+        assert len(names[0]) > 20
+        for name in sorted(names[0]):
+            if name.endswith(".parquet"):
+                assert pl.read_parquet(folder / name).equals(pl.read_parquet(expected / name)), name
+            assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+
+    return compare

@@ -19,9 +19,10 @@ from multigate import configs
 from multigate.configs.config import Config
 from multigate.configs.sections.base import parse
 from multigate.features import earlier
-from multigate.pipeline import computed, giveaway
+from multigate.jobs.simulate import simulate
+from multigate.pipeline.audit import giveaway
+from multigate.pipeline.compute import computed
 from multigate.pipeline.job import run
-from multigate.pipeline.simulate import simulate
 
 NOISE_FROM = datetime(2026, 1, 21, tzinfo=UTC)
 FEEDBACK = ["click", "dwell", "share", "like", "dislike", "follow", "rating"]

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from multigate.configs import DataError
-from multigate.pipeline.audit import audit
+from multigate.pipeline.audit.audit import audit
 from multigate.pipeline.job import run
 
 HEADER = "time,event,item,user,session,value,device"

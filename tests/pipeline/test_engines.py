@@ -1,18 +1,19 @@
 """The same job on other engines: through Beam's portable protocol, and on Apache Flink."""
 
 import os
-import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
-import polars as pl
 import pytest
 import yaml
+from tests.pipeline.random_log import write_log
 
 from multigate.pipeline.job import run
 
@@ -26,22 +27,6 @@ NUMBERS = {
     },
     "pipeline.buckets": 4,
 }
-
-
-def write_log(folder: Path) -> Path:
-    rng = random.Random(3)
-    folder.mkdir()
-    kinds = ["VIEW", "VIEW", "LIKE", "DISLIKE", "BUY", "RATE"]
-    for at in range(3):
-        rows = [
-            f"{1_700_000_000 + 300 * row + at},{rng.choice(kinds)},i{rng.randrange(30)},"
-            f"u{rng.randrange(20)},s{row // 50},{rng.choice(['', '2'])},phone"
-            for row in range(400)
-        ]
-        rows.append("never,VIEW,i1,u1,s,,phone")
-        text = "\n".join(["time,event,item,user,session,value,device", *rows])
-        (folder / f"log-{at}.csv").write_text(text + "\n")
-    return folder
 
 
 def job_server(folder: Path) -> Path:
@@ -73,24 +58,10 @@ def job_server(folder: Path) -> Path:
     return jar
 
 
-def assert_same(folder: Path, expected: Path) -> None:
-    """Row by row, then byte by byte, in every file; and the same account."""
-    names = [
-        {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
-        for root in (folder, expected)
-    ]
-    assert names[0] == names[1]
-    assert len(names[0]) > 20
-    for name in sorted(names[0]):
-        if name.endswith(".parquet"):
-            assert pl.read_parquet(folder / name).equals(pl.read_parquet(expected / name)), name
-        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
-
-
 @pytest.fixture(scope="module")
 def here(event_config, tmp_path_factory):
     """The log, its configuration, and what the local runner makes of it."""
-    log = write_log(tmp_path_factory.mktemp("engines") / "log")
+    log = write_log(tmp_path_factory.mktemp("engines") / "log", files=3, rows=400, users=20)
     config = event_config(**NUMBERS)
     run(config, log, log.parent / "here")
     return log, config, log.parent / "here"
@@ -98,7 +69,7 @@ def here(event_config, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # those of Beam's own servers
-def test_workers_in_processes_of_their_own_make_the_same(here, tmp_path, monkeypatch):
+def test_workers_in_processes_of_their_own_make_the_same(here, same_folders, tmp_path, monkeypatch):
     log, config, expected = here
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -106,21 +77,18 @@ def test_workers_in_processes_of_their_own_make_the_same(here, tmp_path, monkeyp
     options = ["--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"]
     options += ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     run(config, log, tmp_path / "out", options)
-    assert_same(tmp_path / "out", expected)
+    same_folders(tmp_path / "out", expected)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # some minutes where Maven's cache is empty, half of one where not
-def test_flink_makes_the_same(here, tmp_path):
+def make_on_flink(config, log, out, folder, *more):
     """As documented, in a process of its own: Beam stops its Flink when that process ends."""
-    log, config, expected = here
-    (tmp_path / "model.yaml").write_text(
+    (folder / "model.yaml").write_text(
         yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     )
-    options = "--runner=FlinkRunner --flink_master=[local] --environment_type=LOOPBACK"
-    options += f" --parallelism=2 --flink_job_server_jar={job_server(tmp_path)}"
+    options = "--runner=FlinkRunner --flink_master=[local] --parallelism=2"
+    options = " ".join([options, f"--flink_job_server_jar={job_server(folder)}", *more])
     command = [sys.executable, "-m", "multigate", "examples", "--config"]
-    command += [str(tmp_path / "model.yaml"), "--data", str(log), "--out", str(tmp_path / "out")]
+    command += [str(folder / "model.yaml"), "--data", str(log), "--out", str(out)]
     with subprocess.Popen(
         [*command, "--beam", options],
         cwd=ROOT,
@@ -130,9 +98,71 @@ def test_flink_makes_the_same(here, tmp_path):
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=150)
+            output, _ = process.communicate(timeout=450)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # and the job server's process
     assert process.returncode == 0, output[-3000:]
-    assert_same(tmp_path / "out", expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # some minutes where Maven's cache is empty, half of one where not
+def test_flink_makes_the_same(here, same_folders, tmp_path):
+    log, config, expected = here
+    make_on_flink(config, log, tmp_path / "out", tmp_path, "--environment_type=LOOPBACK")
+    same_folders(tmp_path / "out", expected)
+
+
+OWN_DISK = """#!/bin/sh
+exec unshare --mount sh -ec '
+mount --rbind "{folder}" "{folder}"
+mount --bind "{folder}/output" "{folder}/output"
+mount -t tmpfs none "{folder}/disk"
+mount -o remount,bind,ro "{folder}"
+cd "{folder}/disk"
+echo worker >> "{folder}/output/workers"
+TMPDIR="{folder}/disk" exec {python} "$@"
+' sh "$@"
+"""
+"""Python for a worker that reads a folder, and writes its `output` and a disk of its own."""
+
+
+@contextmanager
+def worker_pool(folder):
+    """A pool that starts workers, each of which sees a disk of its own; yields its address."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").write_text(OWN_DISK.format(folder=folder, python=sys.executable))
+    (folder / "bin" / "python").chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
+    path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+    with subprocess.Popen(
+        [*command, f"--service_port={port}"],
+        env=os.environ | {"PATH": path},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield f"localhost:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
+    """Input, read only, and output are shared; each worker sees a disk of its own beside them."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("needs mount namespaces: unshare --mount is not allowed here")
+    log, config, expected = here
+    shutil.copytree(log, tmp_path / "log")
+    for name in ("output", "disk"):
+        (tmp_path / name).mkdir()
+    out = tmp_path / "output" / "out"
+    with worker_pool(tmp_path) as address:
+        environment = f"--environment_type=EXTERNAL --environment_config={address}"
+        more = (environment, "--sdk_worker_parallelism=2")
+        make_on_flink(config, tmp_path / "log", out, tmp_path, *more)
+    assert len((tmp_path / "output" / "workers").read_text().splitlines()) >= 2
+    same_folders(out, expected)

@@ -208,6 +208,12 @@ BAD = [
     ),
     pytest.param(
         lines_of_log(rows=20),
+        {"pipeline.log.columns.session": "Sesion"},
+        r"log-0\.csv: no column 'Sesion'; did you mean 'session'\? the file has time, event",
+        id="nearest column",
+    ),
+    pytest.param(
+        lines_of_log(rows=20),
         {"pipeline.log.impression": "SEEN"},
         r"pipeline\.log\.impression: event type 'SEEN' never occurs in the log; it holds .*VIEW \(",
         id="event",
@@ -216,7 +222,8 @@ BAD = [
         lines_of_log(rows=20) + ["soon,VIEW,x,a,s,,"] * 31,
         {},
         r"31 of 61 rows were rejected \(50\.8%; pipeline\.max_reject_rate allows 50\.0%\), most "
-        r"often 31 times: time: expected a number of s since 1970; look at .*out\.rejects",
+        r"often 31 times: time: expected a number of s since 1970; received 'soon', "
+        r"and pipeline\.log\.time_unit is s; look at .*out\.rejects",
         id="rejects",
     ),
 ]

@@ -8,12 +8,13 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from multigate.pipeline.buckets import gather, spill
-from multigate.pipeline.computed import of_user, user_events
-from multigate.pipeline.examples import make_examples
-from multigate.pipeline.inputs import wanted_columns
-from multigate.pipeline.normalise import normalise
-from multigate.pipeline.sources import expand, read
+from multigate.pipeline.compute.computed import of_user, user_events
+from multigate.pipeline.compute.examples import make_examples
+from multigate.pipeline.read.inputs import wanted_columns
+from multigate.pipeline.read.normalise import normalise
+from multigate.pipeline.read.sources import expand, read
+from multigate.pipeline.shuffle.buckets import gather, spread
+from multigate.pipeline.shuffle.parcel import InBeam
 
 HEADER = "time,event,item,user,session,value,device"
 
@@ -112,14 +113,14 @@ def bucket_of(lines, config, folder):
     folder.mkdir()
     (folder / "log.csv").write_text("\n".join([HEADER, *lines]))
     (shard,) = expand(folder, config.pipeline.log.files)
-    spilled = []
+    parcels = []
     ties: dict[str, int] = {}
     for at, chunk in enumerate(read(shard, config.pipeline.log.format, wanted_columns(config))):
         events, rejects = normalise(chunk, config, shard.name)
         assert len(rejects) == 0
         ties |= zip(chunk.text, events["fingerprint"], strict=True)
-        spilled += spill(events, 1, folder, str(at))
-    made = make_examples(gather([piece for _, piece in spilled]), config, {})
+        parcels += [one for _, one in spread(InBeam(), events, 1, "events", 0, at)]
+    made = make_examples(gather(parcels), config, {})
     queries = made.impressions.select(user="user_id", time="meta/time")
     computed = of_user(user_events(made.events, config), queries, config)
     return replace(made, impressions=made.impressions.with_columns(**computed)), ties

@@ -9,10 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
-from multigate.pipeline import assemble, catalogue, job, labelling, ranges, reading
-from multigate.pipeline.buckets import gather, read_piece, spill, subdivide
+from multigate.pipeline import job, plan
 from multigate.pipeline.plan import count_buckets
-from multigate.pipeline.sources import Shard, expand, read
+from multigate.pipeline.read import ranges
+from multigate.pipeline.read.sources import Shard, expand, read
+from multigate.pipeline.sample import catalogue
+from multigate.pipeline.shuffle import buckets
+from multigate.pipeline.shuffle.buckets import SpreadBuffer, divide, gather, spread
+from multigate.pipeline.shuffle.parcel import InBeam, LocalFiles
+from multigate.pipeline.write import assemble
 
 TABLES = ("vocabularies", "snapshot/users", "snapshot/items")
 
@@ -70,19 +75,18 @@ def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_
     plain = job.run(counting(**{"pipeline.buckets": 1}), tmp_path / "log", tmp_path / "plain")
     # 600 rows are some 50 kB: buckets of the least size are still larger, so that bytes stand in
     # for MiB here; and examples are put together in pieces of a few rows.
-    monkeypatch.setattr(labelling, "_MIB", 1 << 12)
-    monkeypatch.setattr("multigate.pipeline.finishing._MIB", 1 << 12)
+    monkeypatch.setattr(plan, "_MIB", 1 << 12)
     monkeypatch.setattr(assemble, "_IMPRESSIONS", 7)
     monkeypatch.setattr(assemble, "_EXAMPLES", 10)
-    turns = []
+    merged = []
     merge = catalogue.merge
-    monkeypatch.setattr(catalogue, "merge", lambda *a: turns.append(1) or merge(*a))
+    monkeypatch.setattr(catalogue, "merge", lambda *a: merged.append(1) or merge(*a))
     config = counting(**{"pipeline.buckets": 8, "pipeline.bucket_mib": 1})
     small = job.run(config, tmp_path / "log", tmp_path / "small")
     for of in ("users", "items"):  # buckets were divided: their parts have other numbers
         parts = (tmp_path / "small" / "snapshot" / of).iterdir()
         assert max(part.name for part in parts) > "part-00007.parquet"
-    assert 1 < len(turns) < 8  # of the catalogue: some buckets of items at a time
+    assert len(merged) == 8  # of the catalogue: a bucket of items at a time
     assert small == plain
     assert read_examples(tmp_path / "small").equals(read_examples(tmp_path / "plain"))
     for (name, left), right in zip(
@@ -93,15 +97,19 @@ def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_
         assert (tmp_path / "small" / name).read_text() == (tmp_path / "plain" / name).read_text()
 
 
-def test_a_bucket_is_divided_down_to_one_user(tmp_path):
+@pytest.mark.parametrize("files", [True, False])
+def test_a_bucket_is_divided_down_to_one_user(files, tmp_path):
     rows = pl.DataFrame(
         {"user": ["a"] * 500 + ["b"] * 500, "time": range(1000), "fingerprint": range(1000)}
     )
-    ((number, piece),) = spill(rows, 1, tmp_path, "all")
-    divided = subdivide(number, [piece], 1, 4096, tmp_path)
-    found = [gather(pieces)["user"].unique().to_list() for _, pieces in divided]
+    carrier = LocalFiles(tmp_path) if files else InBeam()
+    (keyed,) = spread(carrier, rows, 1, "events", 0)
+    divided = divide(keyed, keyed[1].size, 1, 4096, carrier)
+    assert len({number for number, _ in divided}) == 2
+    found = [gather([parcel])["user"].unique().to_list() for _, parcel in divided]
     assert sorted(found) == [["a"], ["b"]]
-    assert sum(piece.size for _, pieces in divided for piece in pieces) > 4096
+    assert sum(parcel.size for _, parcel in divided) > 4096
+    assert divide(keyed, 4096, 1, 4096, carrier) == [keyed]
 
 
 @pytest.mark.parametrize("form", [CsvFormat(quoted=False), JsonLinesFormat(type="jsonl")])
@@ -196,15 +204,15 @@ def test_buckets_follow_the_size_of_the_log(event_config):
 
 def test_rows_are_held_until_a_file_is_worth_it(tmp_path, monkeypatch):
     rows = pl.DataFrame({"user": [f"user-{at}" for at in range(30)]})
-    monkeypatch.setattr("multigate.pipeline.buckets._HELD", 2.5 * rows.estimated_size())
-    held = reading.SpillBuffer(2, tmp_path, "x")
+    monkeypatch.setattr(buckets, "_HELD", 2.5 * rows.estimated_size())
+    held = SpreadBuffer(LocalFiles(tmp_path), 2, "events", 0)
     found = [held.add(rows) for _ in range(5)]
     found.append(held.flush())
-    assert [len(pieces) > 0 for pieces in found] == [False, False, True, False, False, True]
+    assert [len(keyed) > 0 for keyed in found] == [False, False, True, False, False, True]
     together = [gather_users(bucket, found) for bucket in (0, 1)]
     assert sorted(together[0] + together[1]) == sorted(rows["user"].to_list() * 5)
 
 
 def gather_users(bucket, found):
-    pieces = [piece for some in found for number, piece in some if number == bucket]
-    return [user for p in pieces for user in read_piece(Path(p.path), p.batch)["user"]]
+    parcels = [parcel for keyed in found for number, parcel in keyed if number == bucket]
+    return [user for parcel in parcels for user in parcel.read()["user"]]

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from multigate.configs import ConfigError, DataError
-from multigate.pipeline.audit import audit
+from multigate.pipeline.audit.audit import audit
 from multigate.pipeline.job import run
-from multigate.pipeline.sources import Shard
+from multigate.pipeline.read.sources import Shard
 from multigate.pipeline.window import Window, look_back, needed, parse_instant
 from multigate.verbs.command import main
 
@@ -149,6 +149,7 @@ def test_only_what_is_needed_is_read(nights):
     assert manifest["window"] == {
         "begin": "2026-11-14T00:00:00+00:00",
         "first": "2026-11-16T00:00:00+00:00",
+        "since": "2026-11-17T00:00:00+00:00",
         "end": "2026-11-18T00:00:00+00:00",
         "files_skipped": 8,
     }

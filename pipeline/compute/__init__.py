@@ -1,0 +1,4 @@
+"""Features: side tables, histories, counters, rates, snapshots, and statistics of columns.
+
+Public face: every module.
+"""

@@ -1,0 +1,221 @@
+"""Parses records of delimited text into columns, all text.
+
+Arrow parses; Python's csv module takes over where Arrow's rows and ours do not match one to one.
+Arrow alone, from file to table, cannot say which line a row came from or recover after a stray
+quote.
+"""
+
+import csv
+import re
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+
+from multigate.configs.sections.log import CsvFormat
+from multigate.pipeline.read.lines import REJECT, Lines
+
+_MARK = 0xFDD0  # characters that Unicode sets aside for use inside a program
+
+
+def parse_header(line: str, form: CsvFormat) -> list[str]:
+    """Column names in a file's first line."""
+    if form.quoted or form.escape is not None:
+        return next(csv.reader([line], **_dialect(form)))
+    return line.split(form.delimiter)
+
+
+def _dialect(form: CsvFormat) -> dict[str, Any]:
+    """How Python's own parser reads the format."""
+    quoting = csv.QUOTE_MINIMAL if form.quoted else csv.QUOTE_NONE
+    return {"delimiter": form.delimiter, "escapechar": form.escape, "quoting": quoting}
+
+
+def parse_delimited(
+    lines: Lines, header: list[str], form: CsvFormat
+) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
+    """Split records into columns. The empty text is null.
+
+    Args:
+        lines: records, (B,).
+        header: the file's column names.
+        form: delimiter, quoting and escapes.
+
+    Returns:
+        The columns as text, (b, len(header)); the records they come from, (b,); and rejects
+        (line, reason, text) for the others.
+    """
+    if form.quoted:
+        lines = _unmerge(lines, len(header), form)
+    if form.escape is not None:
+        fields, reasons = _escaped(lines.text, len(header), form)
+    elif form.quoted:
+        fields, reasons = _quoted(lines.text, len(header), form)
+    else:
+        fields, reasons = _unquoted(lines.text, header, form.delimiter)
+    frame = fields.with_row_index("__at", 0).with_columns(__reason=reasons)
+    bad = frame.filter(pl.col("__reason").is_not_null())
+    rejects = pl.DataFrame(
+        {
+            "line": lines.number.gather(bad["__at"]),
+            "reason": bad["__reason"],
+            "text": lines.text.gather(bad["__at"]).str.head(500),
+        },
+        schema=REJECT,
+    )
+    good = frame.filter(pl.col("__reason").is_null())
+    kept = good["__at"]
+    source = Lines(lines.text.gather(kept), lines.number.gather(kept), lines.rejects)
+    return good.select(_names(header)), source, rejects
+
+
+def _names(header: list[str]) -> list[pl.Expr]:
+    """Rename c0, c1, ... to the header's names. Where a name occurs twice, the first counts."""
+    first = {name: at for at, name in reversed(list(enumerate(header)))}
+    return [pl.col(f"c{at}").alias(name) for name, at in sorted(first.items(), key=lambda x: x[1])]
+
+
+def _wrong_count(received: int | str, expected: int) -> str:
+    return f"malformed line: expected {expected} fields, received {received}"
+
+
+def _unquoted(text: pl.Series, header: list[str], delimiter: str) -> tuple[pl.DataFrame, pl.Series]:
+    n = len(header)
+    parts = text.str.splitn(delimiter, n + 1).struct.unnest()
+    parts.columns = [*(f"c{i}" for i in range(n)), "__more"]
+    short, long = pl.col(f"c{n - 1}").is_null(), pl.col("__more").is_not_null()
+    reasons = parts.select(
+        pl.when(short)
+        .then(pl.lit(_wrong_count("fewer", n)))
+        .when(long)
+        .then(pl.lit(_wrong_count("more", n)))
+    ).to_series()
+    fields = parts.drop("__more").with_columns(pl.all().replace({"": None}))
+    return fields, reasons
+
+
+def _unmerge(lines: Lines, n: int, form: CsvFormat) -> Lines:
+    """Split records of several lines that a stray quote has merged: they have too many fields."""
+    several = lines.text.str.contains("\n", literal=True)
+    if not several.any():
+        return lines
+    texts: list[str] = []
+    numbers: list[int] = []
+    for record, number, merged in zip(lines.text, lines.number, several, strict=True):
+        pieces = [record]
+        # Python's parser takes an escaped line break outside quotes for a record's end.
+        joined = record if form.escape is None else record.replace(f"{form.escape}\n", " ")
+        if merged and len(_read_record(joined, form) or []) != n:
+            pieces = record.split("\n")
+        for at, piece in enumerate(pieces):
+            if piece.strip():
+                texts.append(piece.removesuffix("\r"))
+                numbers.append(number + at)
+    text = pl.Series("text", texts, dtype=pl.String)
+    return Lines(text, pl.Series("line", numbers, dtype=pl.Int64), lines.rejects)
+
+
+def _read_record(record: str, form: CsvFormat) -> list[str] | None:
+    """The fields of a record; None where the text is not exactly one record."""
+    try:
+        parsed = list(csv.reader([record], strict=True, **_dialect(form)))
+    except csv.Error:
+        return None
+    return parsed[0] if len(parsed) == 1 else None
+
+
+def _quoted(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+    fast = _arrow_csv(text, n, form)
+    return fast if fast is not None else _python_csv(text, n, form)
+
+
+def _escaped(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+    """Parse fields with escapes.
+
+    A mark stands in for what the parsers would misread until the fields are apart: for a null value
+    that is an escape itself, such as MySQL's, and for an escaped line break.
+    """
+    nulls, escape = escaped_nulls(form), re.escape(form.escape or "")
+    marks = {text: chr(_MARK + at) for at, text in enumerate([*nulls, f"{form.escape}\n"])}
+    for given, mark in marks.items():
+        unescaped = f"(^|[^{escape}])((?:{escape}{escape})*){re.escape(given)}"
+        text = text.str.replace_all(unescaped, "${1}${2}" + mark)
+    fields, reasons = _quoted(text, n, form)
+    for given, mark in marks.items():
+        if given in nulls:
+            fields = fields.with_columns(pl.all().replace({mark: None}))
+        fields = fields.with_columns(pl.all().str.replace_all(mark, given[1], literal=True))
+    return fields, reasons
+
+
+def escaped_nulls(form: CsvFormat) -> list[str]:
+    """The null values that are escapes."""
+    return [null for null in form.null_values if len(null) == 2 and null[0] == form.escape]
+
+
+def _arrow_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series] | None:
+    """Parse with Arrow; None where its rows and our records do not match one to one."""
+    if len(text) == 0 or text.str.contains("\n", literal=True).any():
+        return None
+    bad: dict[int, int] = {}
+
+    def skip(row: pa.csv.InvalidRow) -> str:
+        bad[row.number - 1] = row.actual_columns
+        return "skip"
+
+    names = [f"c{i}" for i in range(n)]
+    data = text.str.join("\n").item().encode()
+    try:
+        table = pa.csv.read_csv(
+            pa.py_buffer(data),
+            read_options=pa.csv.ReadOptions(
+                column_names=names, use_threads=False, block_size=len(data) + 1
+            ),
+            parse_options=pa.csv.ParseOptions(
+                delimiter=form.delimiter,
+                quote_char='"' if form.quoted else False,
+                escape_char=form.escape or False,
+                invalid_row_handler=skip,
+                ignore_empty_lines=False,
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.large_string()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    except pa.ArrowInvalid:
+        return None
+    if table.num_rows + len(bad) != len(text):
+        return None
+    fields = pl.DataFrame(table)
+    if not bad:
+        return fields, pl.Series([None] * len(text), dtype=pl.String)
+    at = pl.DataFrame({"at": range(len(text))}, schema={"at": pl.UInt32})
+    reasons = pl.DataFrame(
+        {"at": list(bad), "reason": [_wrong_count(count, n) for count in bad.values()]},
+        schema={"at": pl.UInt32, "reason": pl.String},
+    )
+    kept = at.join(reasons, on="at", how="anti", maintain_order="left")["at"]
+    placed = at.join(fields.with_columns(at=kept), on="at", how="left", maintain_order="left")
+    found = at.join(reasons, on="at", how="left", maintain_order="left")["reason"]
+    return placed.drop("at"), found
+
+
+def _python_csv(text: pl.Series, n: int, form: CsvFormat) -> tuple[pl.DataFrame, pl.Series]:
+    """Parse record by record: slow, but exact with line breaks and stray quotes."""
+    rows: list[list[str | None]] = []
+    reasons: list[str | None] = []
+    for record in text.to_list():
+        fields = _read_record(record, form)
+        if fields is not None and len(fields) == n:
+            rows.append([field or None for field in fields])
+            reasons.append(None)
+            continue
+        rows.append([None] * n)
+        unclosed = "malformed line: a quote that nothing closes"
+        reasons.append(unclosed if fields is None else _wrong_count(len(fields), n))
+    schema = {f"c{i}": pl.String for i in range(n)}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    return table, pl.Series(reasons, dtype=pl.String)

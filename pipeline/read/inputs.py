@@ -1,0 +1,131 @@
+"""Which files the job reads, and what their columns hold.
+
+A log is one set of files, or two: impressions (such as the server's log) and feedback.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from multigate.configs import Config, ConfigError
+from multigate.configs.contract import IdListFeature, VectorFeature
+from multigate.configs.sections.log import (
+    EventColumns,
+    EventLog,
+    Format,
+    ImpressionColumns,
+    MixedFormat,
+)
+from multigate.configs.storage import Place
+from multigate.pipeline.core.columns import known_columns, log_features, number_columns
+from multigate.pipeline.read import drift, ranges
+from multigate.pipeline.read.sources import Chunk, Shard, expand, read
+
+
+def shards(config: Config, data: Place) -> list[Shard]:
+    """All files of the log.
+
+    Raises:
+        DataError: no such folder, or no file for a pattern.
+    """
+    log = config.pipeline.log
+    found = _files(config, data, log.files, feedback=False)
+    if isinstance(log, EventLog) and log.feedback is not None:
+        more = _files(config, data, log.feedback.files, feedback=True)
+        found += [replace(shard, feedback=True) for shard in more]
+    return found
+
+
+def _files(config: Config, data: Place, patterns: tuple[str, ...], feedback: bool) -> list[Shard]:
+    """The files of one side of the log, each of a known format."""
+    read_, given = wanted_columns(config, feedback), rename(config, feedback)
+    where = f"pipeline.log.{'feedback.' if feedback else ''}rename"
+    for name, earlier in given.items():
+        if name not in read_:
+            raise ConfigError(
+                f"{where}: expected columns that the configuration reads ({', '.join(read_)}), "
+                f"received {name!r}"
+            )
+        for old in earlier:
+            if old in read_:
+                raise ConfigError(
+                    f"{where}: {old!r} cannot be an earlier name of {name!r}: the configuration "
+                    "reads it as a column of its own"
+                )
+    found, mixed = expand(data, patterns), form(config, feedback)
+    if isinstance(mixed, MixedFormat):
+        found = [shard for shard in found if not drift.is_marker(shard.name, patterns)]
+        for shard in found:
+            drift.format_of(mixed, shard.name)
+    return found
+
+
+def read_log(config: Config, shard: Shard) -> Iterator[Chunk]:
+    """Read one file of the log, as `sources.read` does."""
+    side = shard.feedback
+    wanted, single = wanted_columns(config, side), single_columns(config, side)
+    return read(shard, form(config, side), wanted, single, rename(config, side))
+
+
+def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
+    """Divide large files among workers."""
+    parts: list[Shard] = []
+    for feedback in (False, True):
+        earlier = [name for names in rename(config, feedback).values() for name in names]
+        wanted = [*wanted_columns(config, feedback), *earlier]
+        for shard in found:
+            if shard.feedback == feedback:
+                format_ = drift.format_of(form(config, feedback), shard.name)
+                parts += ranges.divide_shards([shard], format_, wanted)
+    return parts
+
+
+def form(config: Config, feedback: bool) -> Format:
+    """The format of the log's files, or of its feedback's files."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.format
+    return log.format
+
+
+def rename(config: Config, feedback: bool) -> dict[str, tuple[str, ...]]:
+    """The earlier names of the columns, in the log's files or in its feedback's files."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.rename
+    return log.rename
+
+
+def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
+    """The columns' roles and the time's unit, in the log's files or in its feedback's files."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.columns, log.feedback.time_unit
+    return log.columns, log.time_unit
+
+
+def role_exists(config: Config, role: str) -> bool:
+    """Whether any of the log's files have a column for a role."""
+    return any(getattr(roles(config, side)[0], role, None) is not None for side in (False, True))
+
+
+def single_columns(config: Config, feedback: bool = False) -> set[str]:
+    """The wanted columns that hold one value a row and no list."""
+    lists = {
+        feature.column or name
+        for name, feature in log_features(config).items()
+        if isinstance(feature, IdListFeature | VectorFeature)
+    }
+    return set(wanted_columns(config, feedback)) - (set() if feedback else lists)
+
+
+def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
+    """All columns that the job reads from the log's files, or from its feedback's files."""
+    columns, _ = roles(config, feedback)
+    names = {name for name in columns.model_dump().values() if name is not None}
+    log = config.pipeline.log
+    apart = isinstance(log, EventLog) and log.feedback is not None
+    if not feedback:
+        names |= {feature.column or name for name, feature in log_features(config).items()}
+    if feedback or not apart:
+        names |= {*number_columns(config), *known_columns(config)}
+    return sorted(names)

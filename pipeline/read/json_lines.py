@@ -1,0 +1,225 @@
+"""Parses records of JSON, one object a line.
+
+polars reads the wanted columns, each as text: numbers keep their digits, and no line changes how
+another one is read. Of a key written twice, the first value counts. As texts, the list `["a"]` and
+the string `'["a"]'` are the same; only rows that hold such texts are parsed a second time.
+"""
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+import polars as pl
+
+from multigate.pipeline.read.lines import REJECT, Lines
+
+_FEW = 64
+_LIST = pl.List(pl.String)
+_SURROGATE = r"\\u[dD][89a-fA-F]"
+# A pair of surrogates is one character; an escaped backslash begins no other escape.
+_WHOLE = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+
+Reasons = dict[int, str]
+"""Why rows cannot be used, by their place."""
+
+
+def parse_json(
+    lines: Lines, wanted: list[str], single: Collection[str] = ()
+) -> tuple[pl.DataFrame, Lines, pl.DataFrame]:
+    """Parse JSON objects.
+
+    Args:
+        lines: records, (B,).
+        wanted: the names to read. A list of values stays a list, and becomes a text with `|`
+            between the values where the same name also holds plain values.
+        single: those of them that hold no lists.
+
+    Returns:
+        The wanted columns that occur, (b, ...); the records they come from, (b,); and rejects.
+    """
+    texts = lines.text
+    reasons = _lone_surrogates(texts)
+    frame, malformed = _read(texts, wanted, reasons)
+    reasons |= malformed
+    kept = _others(len(texts), reasons)
+    columns, structured = _structured(frame, texts.gather(kept), single)
+    if structured:
+        reasons |= {kept[at]: reason for at, reason in structured.items()}
+        usable = _others(len(kept), structured)
+        columns = [column.gather(usable) for column in columns]
+        kept = kept.gather(usable)
+    source = Lines(texts.gather(kept), lines.number.gather(kept), lines.rejects)
+    occurring = [column for column in columns if _occurs(column, source.text)]
+    bad = sorted(reasons)
+    rejects = pl.DataFrame(
+        {
+            "line": lines.number.gather(bad),
+            "reason": [reasons[at] for at in bad],
+            "text": texts.gather(bad).str.head(500),
+        },
+        schema=REJECT,
+    )
+    return pl.DataFrame(occurring), source, rejects
+
+
+def _others(count: int, reasons: Reasons) -> pl.Series:
+    """The places of the rows without a reason."""
+    places = pl.int_range(count, eager=True)
+    return places.filter(~places.is_in(list(reasons))) if reasons else places
+
+
+def _occurs(column: pl.Series, texts: pl.Series) -> bool:
+    """Whether a column has a value, or at least its name occurs in a line (with null)."""
+    if column.null_count() < len(column):
+        return True
+    return bool(texts.str.contains(json.dumps(column.name), literal=True).any())
+
+
+def _lone_surrogates(texts: pl.Series) -> Reasons:
+    """Lines with an escape that is half a character: JSON's grammar allows it, UTF-8 does not."""
+    escaped = texts.str.contains(_SURROGATE).arg_true()
+    if not len(escaped):
+        return {}
+    rest = texts.gather(escaped).str.replace_all(_WHOLE, " ")
+    lone = escaped.filter(rest.str.contains(_SURROGATE))
+    return dict.fromkeys(lone.to_list(), "not UTF-8 text: half of a surrogate pair")
+
+
+def _read(texts: pl.Series, wanted: list[str], without: Reasons) -> tuple[pl.DataFrame, Reasons]:
+    """Read the wanted columns as texts, (b, wanted); and say which lines are no objects."""
+    schema = dict.fromkeys(wanted, pl.String())
+    frames: list[pl.DataFrame] = [pl.DataFrame(schema=schema)]
+    reasons: Reasons = {}
+
+    def visit(places: pl.Series) -> None:
+        """Halve until the bad lines stand alone, so that the good ones go the fast way."""
+        some = texts.gather(places)
+        frame = _parse(some, schema)
+        if frame is not None:
+            frames.append(frame)
+        elif len(places) > _FEW:
+            visit(places[: len(places) // 2])
+            visit(places[len(places) // 2 :])
+        else:
+            for at, text in zip(places, some, strict=True):
+                one = _parse(pl.Series([text]), schema)
+                if one is None:
+                    reasons[at] = _malformed(text)
+                else:
+                    frames.append(one)
+
+    places = _others(len(texts), without)
+    if len(places):
+        visit(places)
+    return pl.concat(frames), reasons
+
+
+def _parse(texts: pl.Series, schema: Any) -> pl.DataFrame | None:
+    """Read some lines; None where that fails or changes the number of rows."""
+    data = texts.str.join("\n").item().encode()
+    try:
+        frame = pl.read_ndjson(data, schema=schema)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return None
+    return frame if len(frame) == len(texts) else None
+
+
+def _malformed(text: str) -> str:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = {}
+    expected = "not valid JSON" if isinstance(row, dict) else "expected a JSON object"
+    return f"malformed line: {expected}"
+
+
+def _structured(
+    frame: pl.DataFrame, texts: pl.Series, single: Collection[str]
+) -> tuple[list[pl.Series], Reasons]:
+    """Tell lists and objects from texts that look like them.
+
+    Args:
+        frame: the wanted columns as texts, (b, ...).
+        texts: the records, (b,).
+        single: the names that hold no lists.
+
+    Returns:
+        The columns, with lists for lists; and what is wrong with which rows.
+    """
+    columns: list[pl.Series] = []
+    reasons: Reasons = {}
+    for column in frame:
+        places = (column.str.starts_with("[") | column.str.starts_with("{")).arg_true()
+        if not len(places):
+            columns.append(column)
+            continue
+        lists, wrong = _lists(column.name, places, texts.gather(places), column.name in single)
+        for at, reason in wrong.items():
+            reasons.setdefault(at, reason)
+        columns.append(_with_lists(column, places, lists))
+    return columns, reasons
+
+
+def _lists(
+    name: str, places: pl.Series, texts: pl.Series, single: bool
+) -> tuple[pl.Series, Reasons]:
+    """The lists in those rows, null where there is a text; and the rows' errors."""
+    reasons: Reasons = {}
+    frame = None if single else _parse(texts, {name: _LIST})
+    if frame is not None:
+        inner = frame[name].explode()
+        if not (inner.str.starts_with("[") | inner.str.starts_with("{")).any():
+            return frame[name], reasons
+    is_list = []
+    for at, text in zip(places, texts, strict=True):
+        value = json.loads(text, object_pairs_hook=_first_of_each)[name]
+        parts = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) or any(isinstance(part, list | dict) for part in parts):
+            reasons[at] = f"{name}: expected a value, received nested JSON"
+        elif isinstance(value, list) and single:
+            reasons[at] = f"{name}: expected one value, received a list"
+        is_list.append(isinstance(value, list) and at not in reasons)
+    flags = pl.Series(is_list, dtype=pl.Boolean)
+    lists = pl.Series(name, [None] * len(texts), dtype=_LIST)
+    if flags.any():
+        found = pl.read_ndjson(
+            texts.filter(flags).str.join("\n").item().encode(), schema={name: _LIST}
+        )
+        lists = _scatter(lists, flags.arg_true(), found[name])
+    return lists, reasons
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key written twice, polars reads the first value."""
+    return dict(reversed(pairs))
+
+
+def _with_lists(column: pl.Series, places: pl.Series, lists: pl.Series) -> pl.Series:
+    """A column with its texts of lists parsed; it stays text if it also holds other values."""
+    found = lists.is_not_null()
+    if not found.any():
+        return column
+    places, lists = places.filter(found), lists.filter(found)
+    if len(lists) < column.count():
+        return _scatter(column, places, as_text(lists))
+    if len(lists) == len(column):
+        return lists
+    return _scatter(pl.Series(column.name, [None] * len(column), dtype=_LIST), places, lists)
+
+
+def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Series:
+    """The column with other values in some places."""
+    given = pl.DataFrame({"at": places.cast(pl.UInt32), "given": values, "is": True})
+    rows = column.alias("own").to_frame().with_row_index("at")
+    joined = rows.join(given, on="at", how="left", maintain_order="left")
+    chosen = pl.when(pl.col("is")).then("given").otherwise("own")
+    return joined.select(chosen.alias(column.name)).to_series()
+
+
+def as_text(column: pl.Series) -> pl.Series:
+    """A column as text; the values of a list with `|` between them, nothing for a null."""
+    if isinstance(column.dtype, pl.List | pl.Array):
+        # A null keeps its place: without it, a vector of three would look like one of two.
+        texts = column.cast(pl.List(pl.String)).list.eval(pl.element().fill_null(""))
+        return texts.list.join("|")
+    return column.cast(pl.String)

@@ -1,0 +1,135 @@
+"""A run that is killed continues from its finished stages, and makes the same examples."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.pipeline.random_log import write_log
+
+from multigate.pipeline.job import run
+
+ROOT = Path(__file__).parents[3]
+CHANGES = {
+    "contract.features.seen": {
+        "kind": "number",
+        "side": "item",
+        "count": {"of": "item", "events": ["VIEW"]},
+    },
+    "contract.features.of_user": {
+        "kind": "number",
+        "side": "user",
+        "label_rate": {"of": "user", "task": "like"},
+    },
+    "pipeline.split": {"by": "time", "validation": 0.2, "test": 0.2, "embargo": False},
+    "pipeline.buckets": 24,
+}
+
+
+@pytest.fixture(scope="module")
+def expected(event_config, tmp_path_factory):
+    """What an undisturbed run makes; the log lies beside it."""
+    folder = tmp_path_factory.mktemp("records")
+    run(
+        event_config(**CHANGES),
+        write_log(folder / "log", files=4, rows=300, users=60),
+        folder / "out",
+    )
+    return folder / "out"
+
+
+def records(folder, stage=""):
+    return sorted(folder.glob(f".*.partial/.work/stages/{stage}*.pickle"))
+
+
+def kill(config, log, out, stage, folder):
+    """Start a run that works below a folder; kill it once a stage has left two records."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (folder / "model.yaml").write_text(text)
+    arguments = ["--config", folder / "model.yaml", "--data", log, "--out", out]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multigate", "examples", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        while len(records(folder, stage)) < 2:
+            assert process.poll() is None, "ended before it was killed"
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    return records(folder)
+
+
+def spoil(log):
+    """Make the log unreadable, in a way that sizes and times do not tell."""
+    for path in log.iterdir():
+        times = path.stat()
+        path.write_bytes(b"\0" * times.st_size)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.fixture
+def log(expected, tmp_path):
+    folder = write_log(tmp_path / "log", files=4, rows=300, users=60)
+    for path in folder.iterdir():
+        os.utime(path, ns=(0, 1_700_000_000 * 10**9))
+    return folder
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("stage", ["finish_bucket", "label_bucket", "sample_bucket", "count_items"])
+def test_a_killed_run_continues(stage, log, expected, event_config, same_folders, tmp_path):
+    config, out = event_config(**CHANGES), tmp_path / "out"
+    left = kill(config, log, out, stage, tmp_path)
+    assert not out.exists()
+    assert len([path for path in left if path.name.startswith("read_shard")]) == 4
+    spoil(log)  # what was read is not read again
+    run(config, log, out)
+    same_folders(out, expected)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["log", "configuration", "options"])
+def test_a_run_of_something_else_begins_anew(what, log, expected, event_config, tmp_path):
+    config, out = event_config(**CHANGES), tmp_path / "out"
+    kill(config, log, out, "label_bucket", tmp_path)
+    if what == "log":
+        with (log / "log-0.csv").open("a") as file:
+            file.write("1700000001,VIEW,i1,new,s,,phone\n")
+    elif what == "configuration":
+        config = event_config(**CHANGES, **{"pipeline.seed": 7})
+    more = {"records": True} if what == "options" else {}
+    made = run(config, log, out, **more)
+    run(config, log, tmp_path / "anew", **more)
+    for path in (tmp_path / "anew").rglob("*.*"):
+        name = path.relative_to(tmp_path / "anew")
+        assert (out / name).read_bytes() == path.read_bytes(), name
+    assert made["rows"]["rows_in"] == 1204 + (what == "log")
+
+
+@pytest.mark.slow
+def test_a_run_into_a_store_continues(
+    log, expected, event_config, same_folders, bucket, monkeypatch, tmp_path
+):
+    config, out, work = event_config(**CHANGES), bucket.address / "out", tmp_path / "work"
+    work.mkdir()
+    kill(config, log, out, "finish_bucket", work)
+    assert list(out.files()) == [".writing"]
+    spoil(log)
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    run(config, log, out)
+    assert records(work) == []
+    for name, file in out.files().items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.download(tmp_path / "copy" / name)
+    same_folders(tmp_path / "copy", expected)

@@ -1,0 +1,298 @@
+"""Examples at an address: the same files as in a local folder, complete or absent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+from tests.pipeline.random_log import write_log
+
+from multigate.configs import DataError, storage
+from multigate.configs.examples_store import _identity, fetched, for_each, new_examples
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.storage import Address
+from multigate.pipeline.job import run
+from multigate.verbs.command import main
+
+ROOT = Path(__file__).parents[2]
+NUMBERS = {
+    "contract.features.seen": {
+        "kind": "number",
+        "side": "item",
+        "count": {"of": "item", "events": ["VIEW"]},
+    },
+    "pipeline.buckets": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def here(event_config, tmp_path_factory):
+    """The log, its configuration, and what a run into a local folder makes of it."""
+    log = write_log(tmp_path_factory.mktemp("store") / "log", files=3, rows=200, users=20)
+    config = event_config(**NUMBERS)
+    run(config, log, log.parent / "here", records=True)
+    return log, config, log.parent / "here"
+
+
+def write_config(config, folder):
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    (folder / "model.yaml").write_text(text)
+
+
+def download(address, folder):
+    """All files below an address."""
+    for name, file in address.files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        file.download(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("shuffle", ["files", "beam"])
+def test_a_bucket_holds_the_same_files(shuffle, here, bucket, same_folders, tmp_path):
+    log, config, expected = here
+    for path in log.iterdir():
+        (bucket.address / "log" / path.name).upload(path)
+    out = bucket.address / "examples" / "today"
+    manifest = run(config, bucket.address / "log", out, shuffle=shuffle, records=True)
+    assert manifest["rows"]["rejects"] == 3
+    same_folders(download(out, tmp_path / "out"), expected)
+    with pytest.raises(DataError, match=f"{out}: already exists; choose another output folder"):
+        run(config, log, out)
+    same_folders(download(out, tmp_path / "again"), expected)
+
+
+def test_google_cloud_storage_holds_the_same_files(here, gs_address, same_folders, tmp_path):
+    log, config, expected = here
+    for path in log.iterdir():
+        (gs_address / "log" / path.name).upload(path)
+    run(config, gs_address / "log", gs_address / "out", shuffle="beam", records=True)
+    same_folders(download(gs_address / "out", tmp_path / "out"), expected)
+
+
+def test_what_stands_at_an_address_is_not_removed(here, bucket):
+    log, config, _ = here
+    (bucket.address / "precious" / "a.txt").write_bytes(b"1")
+    with pytest.raises(DataError, match="precious: already exists"):
+        run(config, log, bucket.address / "precious")
+    assert list(bucket.address.files()) == ["precious/a.txt"]
+
+
+@pytest.mark.parametrize("shuffle", ["files", "beam"])
+def test_a_run_that_fails_leaves_only_its_rejects(shuffle, here, bucket, event_config):
+    log, _, _ = here
+    config = event_config(**NUMBERS, **{"pipeline.max_reject_rate": 0.001})
+    out = bucket.address / "examples"
+    with pytest.raises(DataError, match=f"3 of 603 rows were rejected .* look at {out}.rejects"):
+        run(config, log, out, shuffle=shuffle)
+    names = list(bucket.address.files())
+    assert names == [f"examples.rejects/part-0000{at}.parquet" for at in range(3)]
+    with (bucket.address / names[0]).open() as file:
+        assert pl.read_parquet(file)["reason"][0].startswith("time: ")
+
+
+def test_a_store_that_refuses_writes_leaves_no_manifest(here, bucket, monkeypatch):
+    """A full bucket, or a role that may not write, shows when the parts are uploaded."""
+    log, config, _ = here
+    monkeypatch.setattr(storage, "_ATTEMPTS", 2)
+    storage._connect.cache_clear()
+    bucket.busy(10_000, "part-")
+    with pytest.raises(DataError, match=r"part-.*: cannot be written: the store was busy at each"):
+        run(config, log, bucket.address / "out")
+    bucket.busy(0)
+    assert list(bucket.address.files()) == []
+
+
+@pytest.mark.slow  # the pauses between attempts
+def test_a_busy_store_is_asked_again_until_all_is_written(here, bucket, same_folders, tmp_path):
+    log, config, expected = here
+    bucket.busy(3, "PUT")
+    run(config, log, bucket.address / "out", records=True)
+    assert bucket.busy(0) == 3
+    same_folders(download(bucket.address / "out", tmp_path / "out"), expected)
+
+
+def test_a_killed_run_leaves_no_manifest_and_the_next_one_succeeds(
+    here, bucket, same_folders, tmp_path
+):
+    log, config, expected = here
+    write_config(config, tmp_path)
+    out = bucket.address / "examples"
+    arguments = ["examples", "--config", str(tmp_path / "model.yaml"), "--data", str(log)]
+    arguments += ["--out", str(out), "--shuffle", "beam", "--format", "tfrecord"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multigate", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        written = {}
+        while not any(name.startswith("train/") for name in written):
+            assert process.poll() is None, "ended before it was killed"
+            time.sleep(0.02)
+            written = out.files()
+        process.send_signal(signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    left = out.files()
+    assert ".writing" in left
+    assert "manifest.json" not in left
+    with pytest.raises(DataError, match=r"no manifest here: .* was killed leaves none"):
+        _identity(out)
+    assert main(arguments) == 0
+    same_folders(download(out, tmp_path / "out"), expected)
+
+
+def test_of_two_runs_at_one_address_one_is_told(bucket):
+    out = bucket.address / "out"
+    told = pytest.raises(DataError, match="another run began to write to this address meanwhile")
+    with told, new_examples(out) as first:
+        (first.local / "part").write_bytes(b"first")
+        with new_examples(out) as second:
+            (second.local / "part").write_bytes(b"second")
+            second.complete({"cut_off": None})
+        (out / "manifest.json").remove()
+        first.complete({"cut_off": None})
+
+
+def test_a_dead_runs_workers_add_nothing(bucket):
+    with new_examples(bucket.address / "out") as made:
+        (bucket.address / "out" / "train" / "part-00007.parquet").write_bytes(b"of another run")
+        (made.local / "train").mkdir()
+        (made.local / "train" / "part-00000.parquet").write_bytes(b"own")
+        made.complete({"cut_off": None})
+    assert list(bucket.address.files()) == ["out/manifest.json", "out/train/part-00000.parquet"]
+
+
+@pytest.fixture
+def stored(here, bucket):
+    """An address that holds the examples of `here`."""
+    address = bucket.address / "runs" / "2023-11-14"
+    names = [p.relative_to(here[2]).as_posix() for p in here[2].rglob("*") if p.is_file()]
+    for_each(lambda name: (address / name).upload(here[2] / name), names)
+    return address
+
+
+def test_examples_are_copied_once(here, stored, monkeypatch):
+    copied = []
+    download = Address.download
+    monkeypatch.setattr(Address, "download", lambda *a: (copied.append(a), download(*a)))
+    with fetched(stored) as first:
+        assert first.name == "2023-11-14"
+        for path in here[2].rglob("*.parquet"):
+            name = path.relative_to(here[2])
+            assert (first / name).read_bytes() == path.read_bytes()
+        count = len(copied)
+        assert count > 20
+    with fetched(stored) as again:
+        assert again == first
+        assert len(copied) == count
+    # Other examples at the same address, with a manifest of the same content.
+    manifest = ExamplesFolder(stored).manifest
+    time.sleep(1.1)  # S3 knows seconds
+    manifest.write_bytes(manifest.read_bytes())
+    with fetched(stored) as other:
+        assert other != first
+
+
+def test_copies_that_nobody_uses_are_removed(stored, bucket):
+    with fetched(stored) as used:
+        os.utime(used.parent, (0, 0))
+        (bucket.address / "other" / "manifest.json").write_bytes(b"{}")
+        with fetched(bucket.address / "other") as other:
+            assert used.exists()  # in use
+    os.utime(used.parent, (0, 0))
+    with fetched(bucket.address / "other"):
+        assert not used.exists()
+        assert other.exists()
+
+
+def test_a_copy_that_fails_leaves_no_half(stored, monkeypatch):
+    download = Address.download
+
+    def fail(self, path):
+        if self.name == "statistics.json":
+            raise DataError("network")
+        download(self, path)
+
+    monkeypatch.setattr(Address, "download", fail)
+    with pytest.raises(DataError, match="network"), fetched(stored):
+        pass
+    monkeypatch.setattr(Address, "download", download)
+    with fetched(stored) as folder:
+        assert ExamplesFolder(folder).statistics.exists()
+
+
+def audit(tmp_path, config, *more):
+    write_config(config, tmp_path)
+    return main(["audit", "--config", str(tmp_path / "model.yaml"), *map(str, more)])
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "named", [["{}/*"], ["{}", "--days", "2"], ["{}/2023-11-14"], ["{}/2023-11-14/"]]
+)
+def test_verbs_read_examples_at_addresses(named, here, stored, tmp_path, capsys):
+    log, config, _ = here
+    examples = [text.format(stored.parent) for text in named]
+    assert audit(tmp_path, config, "--data", log, "--examples", *examples) == 0
+    assert "agree with the raw log" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["{}/x*"], r"--examples {}/x\*: nothing matches; expected folders"),
+        (["{}/none"], r"{}/none/manifest.json: no manifest here: expected examples that"),
+        (["{}/2023-11-14", "--days", "1"], "no examples in its folders; --days expects"),
+    ],
+)
+def test_addresses_without_examples_are_named(named, message, here, stored, tmp_path, capsys):
+    log, config, _ = here
+    examples = [text.format(stored.parent) for text in named]
+    assert audit(tmp_path, config, "--data", log, "--examples", *examples) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.replace("{}", str(stored.parent)).replace("\\", "") in line
+
+
+@pytest.mark.slow
+def test_totals_go_on_from_an_address(event_config, bucket, same_folders, tmp_path):
+    log = write_log(tmp_path / "log", files=3, rows=200, users=20)
+    config = event_config(**NUMBERS, **{"pipeline.attribution": "1h"})
+    instants = [datetime.fromtimestamp(1_700_000_000 + s, UTC) for s in (0, 30_000, 60_000)]
+    spans = list(pairwise(instants))
+    run(config, log, tmp_path / "one", span=spans[0])
+    run(config, log, tmp_path / "two", span=spans[1], previous=tmp_path / "one")
+    assert (tmp_path / "two" / "totals" / "totals.json").exists()
+    run(config, log, bucket.address / "one", span=spans[0])
+    for shuffle in ("files", "beam"):
+        out = bucket.address / shuffle
+        run(config, log, out, span=spans[1], previous=bucket.address / "one", shuffle=shuffle)
+        same_folders(download(out, tmp_path / shuffle), tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_model_is_trained_and_evaluated_from_an_address(
+    here, stored, event_config, tmp_path, capsys
+):
+    _, _, folder = here
+    small = {"train.epochs": 1, "model.experts": {"count": 4, "units": [8]}}
+    write_config(event_config(**NUMBERS, **small), tmp_path)
+    config = ["--config", str(tmp_path / "model.yaml"), "--json"]
+    rows = []
+    for at, examples in enumerate((folder, stored)):
+        out = str(tmp_path / f"checkpoint{at}")
+        assert main(["train", *config, "--examples", str(examples), "--out", out]) == 0
+        arguments = ["--checkpoint", out, "--examples", str(examples), "--json"]
+        assert main(["evaluate", *arguments]) == 0
+        rows.append(json.loads(capsys.readouterr().out.splitlines()[-1])["tasks"])
+    assert rows[0] == rows[1]

@@ -1,0 +1,54 @@
+"""An S3 server on loopback, with the faults that a store has: run as a process, prints its port.
+
+moto answers the protocol. In front of it, requests that are not signed are refused, as S3 does,
+and `POST /-/busy/N/PATTERN` has the next N requests whose method and path contain PATTERN answered
+with 503.
+"""
+
+import logging
+from threading import Lock
+from urllib.parse import unquote
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+ERROR = (
+    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>{0}</Code><Message>{0}</Message></Error>'
+)
+
+
+class Faulty:
+    def __init__(self):
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock, self._left, self._pattern, self._refused = Lock(), 0, "", 0
+
+    def __call__(self, environ, start):
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if path.startswith("/-/busy/"):
+            count, _, pattern = path.removeprefix("/-/busy/").partition("/")
+            with self._lock:
+                refused, self._refused = self._refused, 0
+                self._left, self._pattern = int(count), unquote(pattern)
+            start("200 OK", [("Content-Type", "text/plain")])
+            return [str(refused).encode()]
+        if "HTTP_AUTHORIZATION" not in environ:
+            return self._error(start, "403 Forbidden", "AccessDenied")
+        with self._lock:
+            busy = self._left > 0 and self._pattern in f"{method} {path}"
+            self._left -= busy
+            self._refused += busy
+        if busy:
+            return self._error(start, "503 Slow Down", "SlowDown")
+        return self._app(environ, start)
+
+    @staticmethod
+    def _error(start, status, code):
+        start(status, [("Content-Type", "application/xml")])
+        return [ERROR.format(code).encode()]
+
+
+if __name__ == "__main__":
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    server = make_server("127.0.0.1", 0, Faulty(), threaded=True)
+    print(server.port, flush=True)
+    server.serve_forever()
