@@ -64,8 +64,8 @@ def assess(
         production: version or checkpoint to compare with.
         baselines: checkpoints of `multigate train --baseline`.
         seeds: checkpoints of the same configuration with other seeds.
-        baseline: model of another library, trained on these examples. With `production` and
-            `rules.beats` it is trained here where None, since the verdict needs it.
+        baseline: model of another library, trained on these examples; trained here where None and
+            `rules.beats` asks for it.
 
     Raises:
         ConfigError: a rule or a slice names what the contract does not have.
@@ -90,7 +90,7 @@ def assess(
     exported = _exported(folder) if version else None
     summary = _summary(exported, config, split, labels, scored)
     gain = gains(contract, labels)
-    if baseline is None and production is not None and options.rules.beats is not None:
+    if baseline is None and options.rules.beats is not None:
         baseline = fit(examples, contract)
     against = None
     if baseline is not None:

@@ -5,6 +5,7 @@ that read is a copy, which costs as much as the table is long.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 Tensor = Any
 
 _CHUNK = 1 << 18  # rows that are copied at once
+_SMALL = 1 << 24  # bytes of a variable that JAX may copy for a write
 
 
 class RowGradient(NamedTuple):
@@ -40,7 +42,7 @@ def gather(variable: Any, rows: Tensor) -> Tensor:
 
 
 class Taps:
-    """Lets JAX differentiate with respect to a batch's rows, in the place of a whole table.
+    """Lets JAX differentiate with respect to a batch's rows instead of a whole table.
 
     Within `with taps:`, `gather_batch` adds zeros to the rows that it reads.  The gradient of these
     zeros is that of the rows.
@@ -114,6 +116,31 @@ def merge(rows: Tensor, values: Tensor, size: int) -> RowGradient:
     return RowGradient(distinct, jax.ops.segment_sum(values, place, count))
 
 
+def write_part(variable: Any, first: int, values: Any) -> None:
+    """Set consecutive rows from `first` on, between two steps; takes no memory for the others.
+
+    On JAX a large variable's memory is used again: code that still holds its old array cannot read
+    it any more.
+    """
+    if keras.backend.backend() == "tensorflow":
+        set_rows(variable, np.arange(first, first + len(values), dtype=np.int32), values)
+        return
+    whole = variable.value
+    in_place = whole.size * whole.dtype.itemsize > _SMALL  # compiled for each shape
+    variable.assign(_writer(in_place)(whole, values, first))
+
+
+@cache
+def _writer(in_place: bool) -> Any:
+    """A function of an array, rows and the place of the first one: the array with these rows."""
+    import jax
+
+    def write(whole: Any, values: Any, first: Any) -> Any:
+        return jax.lax.dynamic_update_slice(whole, values, (first, 0))
+
+    return jax.jit(write, donate_argnums=0) if in_place else write
+
+
 class VariablePart:
     """Consecutive rows of a variable (N, d), read and written like a variable of their own.
 
@@ -154,16 +181,12 @@ class VariablePart:
         values = np.asarray(values, self.dtype)
         if values.shape != self.shape:
             raise ValueError(f"expected shape {self.shape}, received {values.shape}")
-        if keras.backend.backend() != "tensorflow":  # every write copies the whole variable
-            last = self.first + self.shape[0]
-            self.variable.assign(self.variable.value.at[self.first : last].set(values))
-            return
         for start, rows in chunks(self.first, self.shape[0]):
-            set_rows(self.variable, rows, values[start : start + len(rows)])
+            write_part(self.variable, int(rows[0]), values[start : start + len(rows)])
 
 
 def chunks(first: int, count: int) -> Sequence[tuple[int, np.ndarray]]:
-    """Numbers of `count` rows from `first`, some at a time: (how many came before, int32 rows)."""
+    """Row numbers from `first` in chunks: (rows in the chunks before, int32 row numbers)."""
     return [
         (start, np.arange(first + start, first + min(start + _CHUNK, count), dtype=np.int32))
         for start in range(0, count, _CHUNK)

@@ -67,6 +67,7 @@ class Tabulator:
         columns: names of the F columns.
         categories: those among them that are codes.
         left_out: features without a column.
+        lists: id_lists of the candidate's vocabulary, see `entries`.
 
     Raises:
         DataError: a column is absent or of a wrong type.
@@ -77,6 +78,7 @@ class Tabulator:
         self.columns: list[str] = []
         self.categories: list[str] = []
         self.left_out: list[str] = []
+        self.lists: list[str] = []
         self._ids: dict[str, _Ids] = {}
         self._entries: dict[str, pa.Array] = {}
         for name, feature in contract.features.items():
@@ -93,6 +95,7 @@ class Tabulator:
                 self.columns.append(name + LENGTH)
                 if _holds_candidates(contract, name):
                     self.columns.append(name + MATCH)
+                    self.lists.append(name)
                 else:
                     entries = _most_frequent_first(_entries(train, name, feature.dtype)[0])
                     self._entries[name] = entries.values[:FREQUENT_ENTRIES]
@@ -124,7 +127,7 @@ class Tabulator:
                     continue
                 elif isinstance(feature, IdListFeature):
                     found[name + LENGTH] = _lengths(part, name).astype(np.float64)
-                    if name + MATCH in self.columns:
+                    if name in self.lists:
                         found[name + MATCH] = matches(self.contract, part, name)
                     else:
                         found |= self._holds(part, name, feature.dtype)
@@ -143,7 +146,7 @@ class Tabulator:
 
         Args:
             rows: N rows.
-            name: of an id_list of at most L ids that shares the candidate's vocabulary.
+            name: one of `lists`, of at most L ids.
 
         Returns:
             (N, L) float64: codes of the last L ids, oldest first, NaN behind them.

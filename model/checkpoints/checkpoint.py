@@ -24,6 +24,7 @@ from multigate.model.checkpoints import weights
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.encoding import Encoder
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.ranker.wide import Counts
 
 CONFIG = "config.json"
 WEIGHTS = "weights.h5"
@@ -97,13 +98,18 @@ def make_ranker(
         ranking: see `Ranker`; for training.
     """
     rows = table_rows(contract, encoder)
-    counts = {
+    counts = wide_counts(contract, encoder)
+    statistics = encoder.statistics
+    return Ranker(contract, config, rows, statistics, seed, precision, counts, id_dropout, ranking)
+
+
+def wide_counts(contract: Contract, encoder: Encoder) -> Counts:
+    """The features that have weights in the wide term, see `Wide`."""
+    return {
         name: (1 + unknown, encoder.counts[contract.vocabulary_of(name)])
         for name, feature in contract.features.items()
         if isinstance(feature, IdFeature) and (unknown := contract.unknown_codes(name)) is not None
     }
-    statistics = encoder.statistics
-    return Ranker(contract, config, rows, statistics, seed, precision, counts, id_dropout, ranking)
 
 
 def table_rows(contract: Contract, encoder: Encoder) -> dict[str, int]:

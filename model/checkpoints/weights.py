@@ -5,16 +5,17 @@
     uncertainty/<variable>  wide/<feature>                  attention/<list>/<variable>
     sequence/<list>/<variable>                              own/<task>/<number>/...
     numbers/<feature>       cross/<variable>
+    moments/<name>          of Adam, see `model.training.row_moments`; for warm starts alone
 
 where a variable is its index in the layer and its name, such as `0_kernel`.
 
 Keras's own weights file was considered: it names a layer by class and number, and also holds the
-optimiser's moments.  Here the variables of a task or feature keep their names when others come or
-go, and the file holds only what inference needs.
+optimiser's variables.  Here the variables of a task or feature keep their names when others come or
+go, and inference reads the file without an optimiser.
 """
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,24 @@ def variables(ranker: Ranker) -> dict[str, Any]:
     return named
 
 
-def save(ranker: Ranker, path: Path) -> None:
-    """Write the weights atomically: after an error the file is as it was."""
+_MOMENTS = "moments/"
+
+
+def save(ranker: Ranker, path: Path, moments: Mapping[str, np.ndarray] | None = None) -> None:
+    """Write the weights atomically: after an error the file is as it was.
+
+    Args:
+        ranker: with the weights.
+        path: of the file.
+        moments: of Adam, by the name of the weights.
+    """
     # In memory first, because HDF5 ends the process when the disk is full.
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for name, variable in variables(ranker).items():
             file[name] = to_numpy(variable)
+        for name, values in (moments or {}).items():
+            file[_MOMENTS + name] = values
     write_bytes(path, content.getbuffer())
 
 
@@ -75,14 +87,25 @@ def read(path: Path) -> dict[str, np.ndarray]:
     Raises:
         ModelError: the file is missing or damaged.
     """
+    return _read(path, lambda name: not name.startswith(_MOMENTS))
+
+
+def read_moments(path: Path) -> dict[str, np.ndarray]:
+    """The moments of Adam in a file, by the name of the weights; see `read`."""
+    found = _read(path, lambda name: name.startswith(_MOMENTS))
+    return {name.removeprefix(_MOMENTS): values for name, values in found.items()}
+
+
+def _read(path: Path, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and wanted(name):
+            found[name] = item[()]
+
     try:
         with h5py.File(path, "r") as file:
-            file.visititems(
-                lambda name, item: (
-                    found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
-                )
-            )
+            file.visititems(add)
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; train again") from None
     except (OSError, KeyError) as error:

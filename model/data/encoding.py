@@ -228,17 +228,16 @@ class Encoder:
         return {name: self._codes(name, column)}
 
     def _ids(self, feature: IdFeature, column: pa.Array) -> pa.Array:
-        """Raw ids, the default in the place of missing ones where the feature has one."""
+        """Raw ids; a missing id becomes the default where the feature has one."""
         if isinstance(column, pa.DictionaryArray):
             column = column.dictionary_decode()
         column = as_ids(column, feature.dtype)
         return column.fill_null(feature.default) if feature.missing == "default" else column
 
     def _id_list(self, name: str, feature: IdListFeature, column: pa.Array) -> Encoded:
-        codes = self._codes(name, as_ids(column.flatten(), feature.dtype))
         kept = _kept_values(column, feature)
         out = np.zeros((len(column), feature.max_length), np.int32)
-        out[kept.row, kept.place] = codes[kept.at]
+        out[kept.row, kept.place] = self._codes(name, _ids_of(kept, column, feature))
         return {name: out, name + LENGTH: np.log1p(kept.lengths).astype(np.float32)}
 
     def _match(self, table: pa.Table, name: str, candidates: Sequence[str]) -> np.ndarray:
@@ -273,8 +272,7 @@ class Encoder:
         feature = self.contract.features[name]
         assert isinstance(feature, IdListFeature)
         kept = _kept_values(column, feature)
-        ids = as_ids(column.flatten(), feature.dtype)
-        return kept, ids.take(pa.array(kept.at))
+        return kept, _ids_of(kept, column, feature)
 
     def _number(self, name: str, feature: NumberFeature, column: pa.Array) -> Encoded:
         present = np.asarray(column.is_valid())
@@ -395,6 +393,14 @@ def _kept_values(column: pa.Array, feature: IdListFeature) -> _Kept:
     row = np.repeat(np.arange(len(column)), kept)
     place = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
     return _Kept(kept, row, place, np.repeat(ends - kept, kept) + place)
+
+
+def _ids_of(kept: _Kept, column: pa.Array, feature: IdListFeature) -> pa.Array:
+    """Raw ids (K,) of the values that are kept, null where missing."""
+    values = column.flatten()
+    if len(kept.at) < len(values):  # before the cast and the hashes, which cost more
+        values = values.take(pa.array(kept.at))
+    return as_ids(values, feature.dtype)
 
 
 def vectors(name: str, feature: VectorFeature, column: pa.Array) -> tuple[np.ndarray, np.ndarray]:

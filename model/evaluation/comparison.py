@@ -16,7 +16,7 @@ from multigate.configs.errors import ModelError
 from multigate.configs.files import TIME
 from multigate.configs.lineage import check_names
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules, TaskRules
-from multigate.model.baselines.lightgbm_baseline import LightGBM, fit
+from multigate.model.baselines.lightgbm_baseline import fit
 from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline, objections
 from multigate.model.evaluation.combine import gains
@@ -25,6 +25,7 @@ from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
 from multigate.model.evaluation.paired import in_words, paired_difference, signed
 from multigate.model.evaluation.results import (
+    BaselineComparison,
     Compared,
     Comparison,
     Differences,
@@ -48,7 +49,7 @@ def compare(
     split: str = "test",
     replicates: int = 500,
     seed: int = 0,
-    baseline: LightGBM | None = None,
+    baseline: BaselineComparison | None = None,
 ) -> Comparison:
     """Measure both on one split and judge the candidate.
 
@@ -60,7 +61,8 @@ def compare(
         split: of the examples.
         replicates: number of resamples.
         seed: of the resamples.
-        baseline: that `rules.beats` asks for; trained here where None.
+        baseline: that `rules.beats` asks for, measured on these rows and resamples; made here where
+            None.
 
     Raises:
         ConfigError: a rule names a task that the candidate does not have, or `rules.beats` a
@@ -78,8 +80,9 @@ def compare(
     theirs = score(production, rows) if production is not None else None
     found = compare_scored(ours, theirs, rows, resamples)
     if rules.beats is not None:
-        baseline = baseline or fit(examples, contract)
-        found["baseline"] = compare_with_baseline(ours, baseline, rows, resamples)
+        found["baseline"] = baseline or compare_with_baseline(
+            ours, fit(examples, contract), rows, resamples
+        )
     return {
         **verdict(found, rules, theirs is not None),
         "candidate": str(candidate),

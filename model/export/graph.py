@@ -8,10 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from multigate.configs.contract import MATCH, PRESENT, Combine
+from multigate.configs.sections.model import Dispatch
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.padding import Padding
 from multigate.model.export.calibration import Calibration
 from multigate.model.export.example_signatures import example_signatures, set_methods
+from multigate.model.export.freezing import freeze
 from multigate.model.export.frozen.columns import Columns
 from multigate.model.export.frozen.cross import FrozenCross
 from multigate.model.export.frozen.embedding import FrozenEmbedder, FrozenWide
@@ -23,7 +25,7 @@ from multigate.model.export.frozen.encoding import (
 )
 from multigate.model.export.frozen.item_table import ItemTable
 from multigate.model.export.frozen.matches import fingerprints, matches
-from multigate.model.export.frozen.mixture import Dispatch, FrozenMixture
+from multigate.model.export.frozen.mixture import FrozenMixture
 from multigate.model.export.frozen.towers import FrozenTowers
 from multigate.model.export.frozen.trained import wide_tables
 from multigate.model.export.frozen.user_half import Halves, broadcast_index
@@ -169,7 +171,7 @@ class ServingGraph:
         return functions | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
-        """Write the SavedModel, with only the variables that the signatures read."""
+        """Write the SavedModel, without variables where they are small enough."""
         signatures = self.signatures()
         root = tf.Module()
         root.tables = self._encode.tables
@@ -179,6 +181,7 @@ class ServingGraph:
         )
         tf.saved_model.save(root, str(folder), signatures=signatures)
         set_methods(str(folder), signatures.keys() - {ROWS, RANK, RANK_ITEMS, WATCH})
+        freeze(folder)
 
     def score_rows(self, **raw: Tensor) -> Scores:
         """Signature `serving_default`."""
@@ -296,7 +299,10 @@ class ServingGraph:
         return Halves(whole[:, :0], whole, None)
 
     def _check_index(self, user_index: Tensor, raw: dict[str, Tensor]) -> Tensor:
-        """Refuse another number of indices than of items: a single one would serve every item."""
+        """Refuse another number of indices than of items.
+
+        A single one would serve every item, and padding for XLA would hide any difference.
+        """
         same = tf.equal(tf.size(user_index), tf.shape(raw[self.contract.item])[0])
         with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
             return tf.identity(user_index)
@@ -369,8 +375,6 @@ class ServingGraph:
     ) -> Tensor:
         """`_outputs`, compiled by XLA for padded batches."""
         rows = tf.shape(halves.item)[0]
-        by_row = halves.user if halves.user_index is None else halves.user_index
-        same = tf.shape(by_row)[0] == rows
         reads_columns = any(
             not gate.static and not gate.reads_products for gate in self._ranker.mixture.gates
         )
@@ -381,11 +385,8 @@ class ServingGraph:
             given["ids"] = ids
         if halves.user_index is not None:
             given["user_index"] = halves.user_index
-        # Padding would hide a difference, and joining the columns would fail less clearly.
-        with tf.control_dependencies([tf.debugging.Assert(same, [_ROWS_DIFFER])]):
-            rows = tf.identity(rows)
-            if reads_columns:
-                given["whole"] = gate_input()
+        if reads_columns:
+            given["whole"] = gate_input()
 
         def compute(**padded: Tensor) -> Tensor:
             inside = Halves(

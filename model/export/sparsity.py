@@ -102,9 +102,7 @@ def report(
     """
     E = len(ranker.mixture.experts)
     per_row = {"constant": len(mixture.kept), "fused": E, "dispatch": experts_per_row}[mixture.mode]
-    kernels = [
-        layer.kernel.shape for layer in ranker.mixture.experts[0].stack if hasattr(layer, "kernel")
-    ]
+    kernels = [layer.kernel.shape for layer in ranker.mixture.experts[0].dense_layers]
     U1 = kernels[0][1]
     expert = sum(2 * rows_ * columns for rows_, columns in kernels)
     user_half = 2 * mixture.user_width * U1

@@ -1,4 +1,4 @@
-"""Own experts: each task has some beside the shared ones (PLE, Tang et al. 2020, section 4).
+"""Own experts: each task has some besides the shared ones (PLE, Tang et al. 2020, section 4).
 
 This is the paper's Customized Gate Control, PLE with one level.  Task t's gate chooses among the
 shared experts and the task's own, so that tasks that contradict one another need not share all.

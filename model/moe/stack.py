@@ -41,6 +41,11 @@ class StackSlice:
         return self.whole.dtype
 
     @property
+    def trainable(self) -> bool:
+        """Of the stacked variable."""
+        return bool(self.whole.trainable)
+
+    @property
     def value(self) -> Tensor:
         """The expert's part."""
         return self.whole.value[self.index]

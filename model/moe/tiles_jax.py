@@ -33,6 +33,26 @@ class Pairs(NamedTuple):
     start: Tensor
 
 
+class Inputs(NamedTuple):
+    """What the results depend on; L layers.
+
+    Attributes:
+        x: (B, D).
+        weights: (T, B, E).
+        kernels: L of (E, D, U).
+        biases: L of (E, U).
+        seeds: L of (E, ...), of the dropout; None without it.
+        pairs: the chosen ones.
+    """
+
+    x: Tensor
+    weights: Tensor
+    kernels: Sequence[Tensor]
+    biases: Sequence[Tensor]
+    seeds: Sequence[Tensor | None]
+    pairs: Pairs
+
+
 def mix_tiles(plan: Plan, x: Tensor, weights: Tensor, layers: list[Layer], keys: Tensor) -> Tensor:
     """Mixed results (B, T, U), by loops over the experts and their tiles of pairs.
 
@@ -48,7 +68,7 @@ def mix_tiles(plan: Plan, x: Tensor, weights: Tensor, layers: list[Layer], keys:
     start = jnp.searchsorted(ordered, jnp.arange(E + 1, dtype=jnp.int32) * B).astype(jnp.int32)
     row = jnp.pad(ordered % B, (0, plan.tile))
     kernels, biases, seeds = zip(*layers, strict=True)
-    return _tiles(plan, x, weights, kernels, biases, seeds, Pairs(row, start))
+    return _tiles(plan, Inputs(x, weights, kernels, biases, seeds, Pairs(row, start)))
 
 
 class _Tile:
@@ -57,24 +77,20 @@ class _Tile:
     Attributes:
         row: (n,) int32; B in the places after the expert's last pair.
         x: (n, D) their inputs.
+
+    Args:
+        plan: of the computation.
+        own: inputs with the expert's own layers, without E.
+        first: place of the tile's first pair.
+        end: place after the expert's last pair.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        x: Tensor,
-        kernels: Sequence[Tensor],
-        biases: Sequence[Tensor],
-        seeds: Sequence[Tensor | None],
-        pairs: Pairs,
-        first: Tensor,
-        end: Tensor,
-    ) -> None:
-        self.plan, self.kernels, self.biases, self.seeds = plan, kernels, biases, seeds
-        self.first = first
-        row = lax.dynamic_slice(pairs.row, (first,), (plan.tile,))
-        self.row = jnp.where(first + jnp.arange(plan.tile) < end, row, len(x))
-        self.x = jnp.take(x, self.row, axis=0, mode="clip").astype(plan.dtype)
+    def __init__(self, plan: Plan, own: Inputs, first: Tensor, end: Tensor) -> None:
+        self.plan, self.first = plan, first
+        self.kernels, self.biases, self.seeds = own.kernels, own.biases, own.seeds
+        row = lax.dynamic_slice(own.pairs.row, (first,), (plan.tile,))
+        self.row = jnp.where(first + jnp.arange(plan.tile) < end, row, len(own.x))
+        self.x = jnp.take(own.x, self.row, axis=0, mode="clip").astype(plan.dtype)
 
     def sums(self) -> list[Tensor]:
         """Each layer's result (n, U) before its activation."""
@@ -119,54 +135,43 @@ def _product(a: Tensor, b: Tensor, axes: tuple[int, int]) -> Tensor:
 
 
 def _each_tile(
-    plan: Plan,
-    arguments: tuple[Any, ...],
-    body: Callable[[Tensor, _Tile, Any], Any],
-    carry: Any,
+    plan: Plan, inputs: Inputs, body: Callable[[Tensor, _Tile, Any], Any], carry: Any
 ) -> Any:
     """Run a function on every tile of every expert, in order.
 
     Args:
         plan: of the computation.
-        arguments: x, kernels, biases, seeds and pairs.
+        inputs: of all experts.
         body: (the expert's number, tile, state) -> state.
         carry: the first one.
     """
-    x, kernels, biases, seeds, pairs = arguments
 
     def expert(e: Tensor, carry: Any) -> Any:
-        def own(stack: Tensor) -> Tensor:
+        def of_expert(stack: Tensor) -> Tensor:
             return lax.dynamic_index_in_dim(stack, e, keepdims=False)
 
-        layers = (
-            [own(kernel).astype(plan.dtype) for kernel in kernels],
-            [own(bias).astype(plan.dtype) for bias in biases],
-            [None if seed is None else own(seed) for seed in seeds],
+        own = inputs._replace(
+            kernels=[of_expert(kernel).astype(plan.dtype) for kernel in inputs.kernels],
+            biases=[of_expert(bias).astype(plan.dtype) for bias in inputs.biases],
+            seeds=[None if seed is None else of_expert(seed) for seed in inputs.seeds],
         )
-        first, end = pairs.start[e], pairs.start[e + 1]
+        first, end = inputs.pairs.start[e], inputs.pairs.start[e + 1]
 
         def tile(i: Tensor, state: Any) -> Any:
-            return body(e, _Tile(plan, x, *layers, pairs, first + i * plan.tile, end), state)
+            return body(e, _Tile(plan, own, first + i * plan.tile, end), state)
 
         tiles = (end - first + plan.tile - 1) // plan.tile
         return lax.fori_loop(0, tiles, tile, carry)
 
-    return lax.fori_loop(0, len(kernels[0]), expert, carry)
+    return lax.fori_loop(0, len(inputs.kernels[0]), expert, carry)
 
 
-def _run(
-    plan: Plan,
-    x: Tensor,
-    weights: Tensor,
-    kernels: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    seeds: Sequence[Tensor | None],
-    pairs: Pairs,
-) -> tuple[Tensor, list[Tensor]]:
+def _run(plan: Plan, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
     """Mixed results (B, T, U), and the kept sums of the layers, each (P, U)."""
-    T, B, _ = weights.shape
-    by_expert = jnp.transpose(weights, (2, 0, 1))  # (E, T, B)
-    kept = [jnp.zeros((len(pairs.row), bias.shape[1]), plan.dtype) for bias in biases]
+    T, B, _ = inputs.weights.shape
+    by_expert = jnp.transpose(inputs.weights, (2, 0, 1))  # (E, T, B)
+    P = len(inputs.pairs.row)
+    kept = [jnp.zeros((P, bias.shape[1]), plan.dtype) for bias in inputs.biases]
     kept = kept if plan.keep else []
 
     def body(e: Tensor, tile: _Tile, state: Any) -> Any:
@@ -182,32 +187,25 @@ def _run(
         ]
         return mixed, kept
 
-    mixed = jnp.zeros((B, T, biases[-1].shape[1]), weights.dtype)
-    return _each_tile(plan, (x, kernels, biases, seeds, pairs), body, (mixed, kept))
+    mixed = jnp.zeros((B, T, inputs.biases[-1].shape[1]), inputs.weights.dtype)
+    return _each_tile(plan, inputs, body, (mixed, kept))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tiles(
-    plan: Plan,
-    x: Tensor,
-    weights: Tensor,
-    kernels: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    seeds: Sequence[Tensor | None],
-    pairs: Pairs,
-) -> Tensor:
-    return _run(plan._replace(keep=False), x, weights, kernels, biases, seeds, pairs)[0]
+def _tiles(plan: Plan, inputs: Inputs) -> Tensor:
+    return _run(plan._replace(keep=False), inputs)[0]
 
 
-def _forward(plan: Plan, *arguments: Any) -> tuple[Tensor, Any]:
-    mixed, kept = _run(plan, *arguments)
-    return mixed, (arguments, kept)
+def _forward(plan: Plan, inputs: Inputs) -> tuple[Tensor, Any]:
+    mixed, kept = _run(plan, inputs)
+    return mixed, (inputs, kept)
 
 
-def _backward(plan: Plan, residuals: Any, upstream: Tensor) -> tuple[Any, ...]:
+def _backward(plan: Plan, residuals: tuple[Inputs, Any], upstream: Tensor) -> tuple[Any]:
     """Gradients of `_tiles`; `upstream` is (B, T, U)."""
-    (x, weights, kernels, biases, seeds, pairs), kept = residuals
-    by_expert = jnp.transpose(weights, (2, 0, 1))  # (E, T, B)
+    inputs, kept = residuals
+    by_expert = jnp.transpose(inputs.weights, (2, 0, 1))  # (E, T, B)
+    layers = len(inputs.kernels)
 
     def body(e: Tensor, tile: _Tile, state: Any) -> Any:
         by_x, by_weights, stacks = state
@@ -227,14 +225,15 @@ def _backward(plan: Plan, residuals: Any, upstream: Tensor) -> tuple[Any, ...]:
         return by_x, by_weights, [stack.at[e].add(own.astype(stack.dtype)) for stack, own in added]
 
     carry = (
-        jnp.zeros_like(x),
+        jnp.zeros_like(inputs.x),
         jnp.zeros_like(by_expert),
-        [jnp.zeros_like(stack) for stack in (*kernels, *biases)],
+        [jnp.zeros_like(stack) for stack in (*inputs.kernels, *inputs.biases)],
     )
-    by_x, by_weights, stacks = _each_tile(plan, (x, kernels, biases, seeds, pairs), body, carry)
-    by_kernels, by_biases = stacks[: len(kernels)], stacks[len(kernels) :]
+    by_x, by_weights, stacks = _each_tile(plan, inputs, body, carry)
     by_weights = jnp.transpose(by_weights, (1, 2, 0))  # (T, B, E)
-    return by_x, by_weights, tuple(by_kernels), tuple(by_biases), None, None
+    by_kernels, by_biases = tuple(stacks[:layers]), tuple(stacks[layers:])
+    found: Any = (by_x, by_weights, by_kernels, by_biases, None, None)  # seeds and pairs have none
+    return (Inputs(*found),)
 
 
 _tiles.defvjp(_forward, _backward)

@@ -12,6 +12,11 @@ and MOESART use that.  To minimise the papers' 0.9 * cross entropy + 0.1 * MSE, 
 to 0.9 and 0.1 * std^2 (std^2 = 1.25 for the stars); `model.evaluation.evaluate` reports the papers'
 sum as `loss`.
 
+The weights are the contract's.  By default each is multiplied by the task's number of labels in the
+training split, divided by the largest such number (`task_weights`).  L_t is a mean over labelled
+rows alone: without the factor, a row of a task that labels a tenth of the rows moves the shared
+layers ten times as far as a row of another task, and they learn those few rows by heart.
+
 Rows may have weights w: means over rows are then sum(w loss) / sum(w).  Task weights may be learnt,
 see `Uncertainty`.
 """
@@ -20,8 +25,26 @@ from typing import Any
 
 import keras
 
+from multigate.configs.contract import Contract
+from multigate.configs.statistics import Statistics
 from multigate.model.gates.parts.base import Routing, Tensor
 from multigate.model.ranker.heads.head import Head
+
+
+def task_weights(contract: Contract, statistics: Statistics, weighting: str) -> dict[str, float]:
+    """What each task's mean loss is multiplied by.
+
+    Args:
+        contract: tasks, with their weights.
+        statistics: of the training split.
+        weighting: see `ModelConfig.task_weighting`.
+    """
+    weights = {name: task.weight for name, task in contract.tasks.items()}
+    if weighting != "labels":
+        return weights
+    labels = {name: statistics.tasks[name].count for name in weights}
+    most = max([1, *(count for name, count in labels.items() if weights[name] > 0)])
+    return {name: weight * labels[name] / most for name, weight in weights.items()}
 
 
 def row_losses(head: Head, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from multigate.model.ranker.loss import (
     regularisation,
     row_losses,
     task_loss,
+    task_weights,
 )
 from multigate.model.ranker.make_heads import make_heads
 from multigate.model.ranker.ranking import ranking_term
@@ -158,6 +159,7 @@ class Ranker(keras.Model):
             for task, gate in zip(contract.tasks, self.mixture.gates, strict=True)
             if isinstance(gate, Sampled)
         }
+        self.task_weights = task_weights(contract, statistics, config.task_weighting)
         self.balances = config.task_weighting == "balanced"
         self.uncertainty = None
         if config.task_weighting == "uncertainty":
@@ -348,7 +350,7 @@ class Ranker(keras.Model):
             found.append((losses, mask if sample_weight is None else mask * sample_weight))
         counts = [ops.sum(mask) for _, mask in found]
         shares = [1.0] * len(found) if workers is None else workers.fractions(counts)
-        for t, (name, task) in enumerate(self.contract.tasks.items()):
+        for t, name in enumerate(self.contract.tasks):
             losses, mask = found[t]
             if training:
                 estimator = self.estimators.get(name)
@@ -359,7 +361,7 @@ class Ranker(keras.Model):
                     value = known * self.uncertainty(value, task=t)
             else:
                 value = masked_mean(losses, mask)
-            total = total + task.weight * value * shares[t]
+            total = total + self.task_weights[name] * value * shares[t]
         if training and self.ranking is not None:
             term = self._ranking_term(y_pred, y, [mask for _, mask in found])
             total = total + self.ranking.weight * term
@@ -396,7 +398,7 @@ class Ranker(keras.Model):
         for t, (name, task) in enumerate(self.contract.tasks.items()):
             if task.type == "binary" and task.weight > 0:
                 term = ranking_term(self.ranking, logits[name], y[:, t], masks[t], requests)
-                total = total + task.weight * term
+                total = total + self.task_weights[name] * term
         self.ranking_tracker.update_state(total)
         return total
 

@@ -22,18 +22,17 @@ _CHUNK = 1 << 20  # rows that are initialised at once
 def table_bytes(rows: int, width: int, options: TrainConfig) -> int:
     """Bytes that a table takes while it is trained.
 
-    They are of its rows, their moments and averages, and what is counted for each row; under
-    `embeddings: dense` also of a gradient of all rows.
+    They are of its rows, their moments and averages, and what is counted for each row; twice,
+    because a snapshot copies them.  Under `embeddings: dense` they are also of a gradient of all
+    rows.
     """
     of_number = 4 + 2 * (2 if options.moments == "bfloat16" else 4)
-    of_row = 0
     if options.ema is not None:
         of_number += 4
     if options.embeddings == "dense":
-        of_number += 4
-    else:
-        of_row = 4 if options.ema is None else 8
-    return rows * (width * of_number + of_row)
+        return rows * width * (2 * of_number + 4)
+    of_row = 4 if options.ema is None else 8
+    return 2 * rows * (width * of_number + of_row)
 
 
 class TablePart:

@@ -1,4 +1,4 @@
 """From examples to a checkpoint: the loop over epochs, snapshots, warm start, loss guard.
 
-Public face: `train.train`, `train.Trained`, `optimizers.make_optimizer`.
+Public face: `train.train`, `train.Trained`.
 """

@@ -1,5 +1,6 @@
 """Makes the record of one epoch, for `history.json` and TensorBoard."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from multigate.model.training.validation import Validated
 
 def losses(
     number: int,
-    contract: Contract,
+    weights: Mapping[str, float],
     train: dict[str, float],
     validated: Validated,
     monitor: str,
@@ -25,7 +26,7 @@ def losses(
 
     Args:
         number: counted from 1.
-        contract: tasks.
+        weights: of the tasks' mean losses, see `loss.task_weights`.
         train: Keras's metrics of the training split.
         validated: what validation found.
         monitor: what decides which epoch is kept.
@@ -37,12 +38,12 @@ def losses(
             "val_quality": validated.qualities[name].value,
             "val_quality_error": validated.qualities[name].error,
         }
-        for name in contract.tasks
+        for name in weights
     }
     found: Losses = {
         "epoch": number,
         "loss": train["loss"],
-        "val_loss": sum(contract.tasks[name].weight * tasks[name]["val_loss"] for name in tasks),
+        "val_loss": sum(weight * tasks[name]["val_loss"] for name, weight in weights.items()),
         "val_quality": validated.quality,
         "monitor": monitor,
         "regularisation": train["regularisation"],

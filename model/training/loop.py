@@ -7,7 +7,7 @@ of an epoch, and their own state would have to be put into the snapshots.
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -25,10 +25,10 @@ from multigate.model.checkpoints import checkpoint, history, weights
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.data.examples import Examples
 from multigate.model.data.feeds import Feed
+from multigate.model.optimizer.optimizers import averaged, make_optimizer
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.training import advice, epoch_record, guards, snapshots
+from multigate.model.training import advice, epoch_record, guards, row_moments, snapshots
 from multigate.model.training.guards import Guard
-from multigate.model.training.optimizers import averaged, make_optimizer
 from multigate.model.training.progress import Display
 from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
@@ -73,6 +73,7 @@ class TrainingLoop:
         warm: whether the ranker has the weights of a checkpoint.
         on_epoch: called with each epoch's entry of the history; an exception from it ends the
             training.
+        moments: of Adam, from the checkpoint that the ranker's weights are of.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class TrainingLoop:
         progress: bool,
         warm: bool,
         on_epoch: OnEpoch | None = None,
+        moments: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
@@ -97,6 +99,8 @@ class TrainingLoop:
             steps_per_execution=min(at_once, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)
+        if moments:
+            row_moments.assign(ranker, moments)
         ranker.validates_positions = True
         ranker.mixture.harden()
         self.forward = make_forward(ranker)
@@ -170,7 +174,7 @@ class TrainingLoop:
         with averaged(ranker.optimizer, ranker.trainable_variables):
             found = self._call_keras(self.held_out, self._validate)
             losses = epoch_record.losses(
-                number, self.config.contract, train_metrics, found, self._monitor(found)
+                number, ranker.task_weights, train_metrics, found, self._monitor(found)
             )
             if not math.isfinite(losses["val_loss"]):
                 what = f"epoch {number}: the validation loss"
@@ -184,7 +188,7 @@ class TrainingLoop:
             state.history.append(epoch)
             if history.kept(state.history) is epoch and self.work.writes:
                 path = self.work.best(number)
-                weights.save(ranker, path)
+                weights.save(ranker, path, row_moments.read(ranker))
                 state.best = [path.name, snapshots.checksum(path)]
         return epoch
 
@@ -299,7 +303,7 @@ class _StepCallback(keras.callbacks.Callback):
     def _guarded_loss(self, found: dict[str, float]) -> float:
         heads = self.loop.ranker.heads
         total = sum(
-            task.weight * (found[f"{name}_loss"] - heads[name].least_loss)
-            for name, task in self.loop.config.contract.tasks.items()
+            weight * (found[f"{name}_loss"] - heads[name].least_loss)
+            for name, weight in self.loop.ranker.task_weights.items()
         )
         return total + found["regularisation"]

@@ -10,31 +10,29 @@ within it nor the running means of the losses, and it does not notice a damaged 
 """
 
 import hashlib
-import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from multigate.configs.files import write_bytes
-
 _PATTERN = "snapshot-*.npz"
 _KEPT = 2
 _META = "meta"
+_PART = 1 << 24  # bytes of a file that are read at once
 
 
 class Snapshot(NamedTuple):
     """One moment of a training.
 
     Attributes:
-        arrays: values of the variables, in a fixed order.
+        arrays: values of the variables, in a fixed order; `save` takes one after the other.
         meta: the rest of the state, as JSON values.
     """
 
-    arrays: list[np.ndarray]
+    arrays: Iterable[np.ndarray]
     meta: dict[str, Any]
 
 
@@ -44,15 +42,22 @@ class DamagedError(Exception):
 
 def save(folder: Path, snapshot: Snapshot) -> Path:
     """Write a snapshot, whole or not at all; remove all but the newest two."""
-    content = io.BytesIO()
-    arrays: dict[str, Any] = {f"{i:06d}": array for i, array in enumerate(snapshot.arrays)}
-    arrays[_META] = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
-    np.savez(content, **arrays)
-    content.write(hashlib.sha256(content.getbuffer()).digest())
     existing = _newest_first(folder)
     number = _number(existing[0]) + 1 if existing else 1
     path = folder / _PATTERN.replace("*", f"{number:06d}")
-    write_bytes(path, content.getbuffer())
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        # Not `np.savez`, which takes all arrays at once: a table may be half of the memory.
+        with zipfile.ZipFile(temporary, "w") as file:
+            for index, array in enumerate(snapshot.arrays):
+                _add(file, f"{index:06d}", array)
+            _add(file, _META, np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8))
+        digest = bytes.fromhex(checksum(temporary))
+        with temporary.open("ab") as end:
+            end.write(digest)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
     for old in existing[_KEPT - 1 :]:
         old.unlink()
     return path
@@ -86,13 +91,14 @@ def latest(
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file.
+    """SHA-256 of a file, 64 hex digits.
 
     Raises:
         DamagedError: the file cannot be read.
     """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DamagedError(f"{path}: {error}") from None
 
@@ -103,17 +109,26 @@ def exist(folder: Path) -> bool:
 
 
 def _read(path: Path) -> Snapshot:
-    content = path.read_bytes()
-    body, digest = content[:-32], content[-32:]
-    if hashlib.sha256(body).digest() != digest:
-        raise DamagedError(f"{path}: checksum differs")
+    found, left = hashlib.sha256(), path.stat().st_size - 32
+    with path.open("rb") as content:
+        while left > 0 and (part := content.read(min(left, _PART))):
+            found.update(part)
+            left -= len(part)
+        if content.read() != found.digest():
+            raise DamagedError(f"{path}: checksum differs")
     try:
-        with np.load(io.BytesIO(body), allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             meta = json.loads(file[_META].tobytes())
             arrays = [file[name] for name in sorted(set(file.files) - {_META})]
     except (ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{path}: {error}") from None
     return Snapshot(arrays, meta)
+
+
+def _add(file: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    """Add an array as `np.savez` does."""
+    with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+        np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 def _newest_first(folder: Path) -> Sequence[Path]:

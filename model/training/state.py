@@ -38,7 +38,7 @@ class TrainingState:
 
 def save(work: Workspace, ranker: Ranker, state: TrainingState) -> None:
     """Take a snapshot of a compiled ranker."""
-    arrays = [weights.to_numpy(variable) for variable in _variables(ranker)]
+    arrays = (weights.to_numpy(variable) for variable in _variables(ranker))
     snapshots.save(work.root, Snapshot(arrays, asdict(state)))
     work.remove_old_best()
 
@@ -73,17 +73,18 @@ def restore(
         return None
     variables = _variables(ranker)
     shapes = [tuple(variable.shape) for variable in variables]
-    if shapes != [array.shape for array in found.arrays]:
+    arrays = list(found.arrays)
+    if shapes != [array.shape for array in arrays]:
         raise ModelError(
             f"{work.root}: the snapshot's variables are not this model's; remove the folder to "
             "start over"
         )
     means = len(ranker.metrics_variables)
-    for variable, array in zip(variables[:-means], found.arrays, strict=False):
+    for variable, array in zip(variables[:-means], arrays, strict=False):
         variable.assign(array)
     state = TrainingState(**found.meta)
     note(f"continuing at epoch {state.epoch}, step {state.step}")
-    return state, found.arrays[-means:]
+    return state, arrays[-means:]
 
 
 def _variables(ranker: Ranker) -> list[Any]:

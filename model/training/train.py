@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypedDict
 
 from multigate.configs.config import Config
-from multigate.configs.contract import IdFeature
 from multigate.configs.errors import ModelError
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
@@ -26,8 +25,9 @@ from multigate.model.data.feeds import make_feed
 from multigate.model.data.funnels import check_labels
 from multigate.model.ranker.embedder import table_width
 from multigate.model.ranker.tables import table_bytes
-from multigate.model.training import label_quantiles, snapshots, unknown_ids, warm_start
+from multigate.model.training import admission, label_quantiles, snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
+from multigate.model.training.row_moments import Moments
 from multigate.model.training.workspace import Workspace
 
 _VALIDATION_BATCH = 4096
@@ -99,6 +99,7 @@ def train(
             }
         )
         label_quantiles.add(folder, examples, config.contract, start_from)
+        admission.add(folder, examples, config.contract, start_from)
         encoder = Encoder.read(folder)
         options, statistics = config.train, encoder.statistics
         train_split = Split(
@@ -129,9 +130,15 @@ def train(
             options.ranking,
         )
         started_from = None
+        moments: Moments = {}
         if start_from is not None:
             started_from = warm_start.start(
-                ranker, encoder, start_from, restart_schedules=options.restart_schedules
+                ranker,
+                encoder,
+                start_from,
+                restart_schedules=options.restart_schedules,
+                folder=folder,
+                moments=moments,
             )
         workers = None
         if isinstance(group, Workers):
@@ -152,6 +159,7 @@ def train(
             progress and writes,
             warm=start_from is not None,
             on_epoch=on_epoch,
+            moments=moments,
         )
         epochs = loop.fit()
     best = history.kept(epochs)
@@ -182,16 +190,14 @@ def _require_memory(config: Config, encoder: Encoder) -> None:
         width = table_width(config.contract, config.model, owner)
         sizes[owner] = (table_bytes(rows, width, config.train), f"{owner} {rows:,} x {width}")
     largest = sorted(sizes.values(), reverse=True)[:3]
-    wide = config.model.wide is not None
-    for name, feature in config.contract.features.items() if wide else ():
-        if isinstance(feature, IdFeature) and config.contract.unknown_codes(name) is not None:
-            rows, width = encoder.rows(name), len(config.contract.tasks)
-            size = table_bytes(rows, width, config.train)
-            sizes[f"wide {name}"] = (size, f"wide term of {name} {rows:,} x {width}")
+    needed = sum(size for size, _ in sizes.values())
+    if config.model.wide is not None:
+        for unknown, of_id in checkpoint.wide_counts(config.contract, encoder).values():
+            needed += table_bytes(unknown + len(of_id), len(config.contract.tasks), config.train)
     names = ", ".join(name for _, name in largest)
     memory.require(
-        sum(size for size, _ in sizes.values()),
-        f"embedding tables with the optimiser's state (largest: {names})",
+        needed,
+        f"embedding tables with the optimiser's state and a snapshot of both (largest: {names})",
         "choose a smaller model.embedding_dim, min_count or hash_buckets for fewer rows, "
         "train.moments: bfloat16, or a machine with more",
     )

@@ -6,7 +6,8 @@ What is carried over, and how:
                         keeps its initial row, a vanished one is dropped; the rows of missing and
                         unseen values are kept
     hashed id embeddings  all rows as they are: a hash needs no vocabulary, and the number of its
-                        buckets is part of the schema
+                        buckets is part of the schema; with `max_age` the rows of no recent id get
+                        their initial weights (`model.training.admission`)
     all other weights   as they are, by name; the gates' step counters too, so that a converged gate
                         is not made soft again (unless its schedule is to start over)
     numbers             (x - mean) / std has a new mean and std.  With old = scale * new + shift, in
@@ -20,7 +21,7 @@ What is carried over, and how:
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
 So known ids keep the scores that the checkpoint gives them, until the first step.  The optimiser's
-moments start at zero: a checkpoint does not hold them.
+moments start at zero, but those of the rows of features with `max_age` are carried over too.
 """
 
 from pathlib import Path
@@ -46,6 +47,8 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.vocabulary_index import VocabularyIndex
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.training import admission
+from multigate.model.training.row_moments import Moments
 
 _NOT_IN_SCHEMA = {"weight", "score_weight", "loss"}  # options of a task
 
@@ -66,7 +69,12 @@ class Started(TypedDict):
 
 
 def start(
-    ranker: Ranker, encoder: Encoder, source: Path, restart_schedules: bool = False
+    ranker: Ranker,
+    encoder: Encoder,
+    source: Path,
+    restart_schedules: bool = False,
+    folder: Path | None = None,
+    moments: Moments | None = None,
 ) -> Started:
     """Give a new ranker the weights of a checkpoint.
 
@@ -75,6 +83,8 @@ def start(
         encoder: of the examples to train on.
         source: the checkpoint's folder.
         restart_schedules: set the gates' step counters to zero.
+        folder: the new checkpoint, which says which hashed ids are recent; None keeps all.
+        moments: gets the moments of Adam that are carried over, for `row_moments.assign`.
 
     Raises:
         ModelError: not a checkpoint, or one of another contract or architecture.
@@ -95,7 +105,21 @@ def start(
     path = source / checkpoint.WEIGHTS
     found = weights.read(path)
     named = weights.variables(ranker)
+    carried = {} if moments is None else weights.read_moments(path)
     tables: dict[str, MovedValues] = {}
+    if folder is not None:
+        for name, changing in admission.features(encoder.contract).items():
+            key = f"embeddings/{name}"
+            if changing.hash_buckets is None or key not in found:
+                continue
+            gone = admission.evicted(folder, name, len(found[key]))
+            fresh = weights.to_numpy(named[key])
+            if fresh.shape == found[key].shape:
+                found[key][gone] = fresh[gone]
+            if key in carried:
+                carried[key][gone] = 0
+            dropped = int(gone.sum())
+            tables[name] = {"kept": len(gone) - 1 - dropped, "new": 0, "dropped": dropped}
     for name, feature in encoder.contract.features.items():
         owner = encoder.contract.vocabulary_of(name)
         if owner not in encoder.vocabularies or not isinstance(feature, IdFeature | IdListFeature):
@@ -109,7 +133,12 @@ def start(
             if found[key].shape[1:] != fresh.shape[1:]:
                 continue  # `assign` refuses it by name
             found[key], moved = _move_rows(found[key], fresh, old, new, offset)
+            if key in carried:
+                zeros = np.zeros((len(fresh), carried[key].shape[1]), np.float32)
+                carried[key], _ = _move_rows(carried[key], zeros, old, new, offset)
             tables.setdefault(name, moved)
+    if moments is not None:
+        moments.update(carried)
     found = _with_task_weighting(found, named)
     weights.assign(ranker, found, path)
     _restandardise(ranker, before.statistics, encoder.statistics)

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.export.frozen.user_half import Halves, SplitKernel
+from multigate.model.export.frozen.weights import constant
 from multigate.model.ranker.cross import Cross
 
 Tensor = Any
@@ -22,11 +24,15 @@ class FrozenCross:
 
     def __init__(self, cross: Cross, columns: np.ndarray, user_width: int) -> None:
         (first, *_), *_ = cross.kernels
-        self._first = SplitKernel(_value(first)[columns], user_width)
+        self._first = SplitKernel(to_numpy(first)[columns], user_width)
         self._layers = [
             tuple(
-                tf.Variable(value, trainable=False)
-                for value in (_value(down)[columns], _value(up)[:, columns], _value(bias)[columns])
+                constant(value)
+                for value in (
+                    to_numpy(down)[columns],
+                    to_numpy(up)[:, columns],
+                    to_numpy(bias)[columns],
+                )
             )
             for down, up, bias in cross.kernels
         ]
@@ -43,8 +49,3 @@ class FrozenCross:
                 low = tf.matmul(x, down)
             x = first * tf.nn.bias_add(tf.matmul(low, up), bias) + x
         return x
-
-
-def _value(variable: Any) -> np.ndarray:
-    value: np.ndarray = variable.value.numpy()
-    return value

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from multigate.model.export.frozen.trained import DenseLayer
 from multigate.model.export.frozen.user_half import Halves
-from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
+from multigate.model.export.frozen.weights import StoredAs, StoredMatrix, constant
 
 Tensor = Any
 
@@ -46,7 +46,7 @@ class LaterLayers:
         for level in zip(*layers, strict=True):
             kernel = StoredMatrix(np.stack([layer.kernel for layer in level]), stored_as, axis=1)
             bias = np.stack([layer.bias for layer in level])[:, None]  # (S, 1, U)
-            self._layers.append((kernel, _constant(bias), level[0].activation))
+            self._layers.append((kernel, constant(bias), level[0].activation))
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -97,7 +97,7 @@ class SelectedExperts:
         whole = np.concatenate([*kernels], axis=1)  # (D, S * U1)
         self._of_user = StoredMatrix(whole[:user_width], stored_as, axis=0, whole=whole)
         self._of_item = StoredMatrix(self._items, stored_as, axis=1, whole=kernels)
-        self._bias = _constant(np.concatenate([first.bias for first, *_ in layers]))  # (S * U1,)
+        self._bias = constant(np.concatenate([first.bias for first, *_ in layers]))  # (S * U1,)
         self._activation = layers[0][0].activation
         self._later = LaterLayers([later for _, *later in layers], stored_as)
         self._products: tf.Variable | None = None
@@ -107,7 +107,7 @@ class SelectedExperts:
         """Store the products of items (R, Di), for calls by row; return their size in bytes."""
         self._pairs_from = items.shape[1]
         products = np.einsum("rd,sdu->rsu", items, self._items[:, : items.shape[1]])
-        self._products = _constant(products.reshape(-1, products.shape[2]))  # (R * S, U1)
+        self._products = constant(products.reshape(-1, products.shape[2]))  # (R * S, U1)
         return int(products.nbytes)
 
     def __call__(self, halves: Halves, pairs: Pairs) -> Tensor:
@@ -207,7 +207,3 @@ def mix_pairs(weights: Tensor, used: Tensor, results: Tensor) -> Tensor:
     )
     mixed = tf.raw_ops.SparseMatrixMatMul(a=matrix, b=results)  # (T * N + 1, U)
     return tf.reshape(mixed[: T * N], [T, N, results.shape[-1]])
-
-
-def _constant(value: np.ndarray) -> tf.Variable:
-    return tf.Variable(value, trainable=False)

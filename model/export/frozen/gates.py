@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from multigate.model.backend import unchecked
-from multigate.model.export.frozen.trained import value
+from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.gates.parts.base import Gate
 from multigate.model.moe.own import spread
 
@@ -126,11 +126,11 @@ class _Group:
         """For each linear map the kernels of all gates side by side, and what to add."""
         found = []
         for of_gates in zip(*self._maps, strict=True):
-            kernels = [value(kernel) for kernel, _ in of_gates]
+            kernels = [to_numpy(kernel) for kernel, _ in of_gates]
             biases = [
                 np.zeros(kernel.shape[1], np.float32)
                 if bias is None or len(self._gates) == 1  # a gate of its own adds its bias itself
-                else value(bias)
+                else to_numpy(bias)
                 for kernel, (_, bias) in zip(kernels, of_gates, strict=True)
             ]
             found.append((np.concatenate(kernels, axis=1), np.concatenate(biases)))
@@ -192,7 +192,7 @@ def _kind(gate: Gate, task: int) -> Any:
     levels = [layer for layer in gate._flatten_layers() if isinstance(layer, Gate)]
     maps = gate.linear_maps()
     mapped = {id(variable) for pair in maps for variable in pair if variable is not None}
-    others = [value(v).tobytes() for v in gate.weights if id(v) not in mapped]
+    others = [to_numpy(v).tobytes() for v in gate.weights if id(v) not in mapped]
     if not gate.reads_products or gate.reads_ids or len(levels) > 1:
         return task
     settings = {
@@ -219,7 +219,7 @@ def _without_biases(gate: Gate, maps: Sequence[tuple[Any, Any]]) -> Gate:
     made.build((None, int(maps[0][0].shape[0])))
     biases = {id(bias) for _, bias in made.linear_maps() if bias is not None}
     for variable, trained in zip(made.weights, gate.weights, strict=True):
-        variable.assign(value(trained) * (0 if id(variable) in biases else 1))
+        variable.assign(to_numpy(trained) * (0 if id(variable) in biases else 1))
     if gate.hardened:
         made.harden()
     return made

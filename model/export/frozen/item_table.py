@@ -27,6 +27,7 @@ from multigate.model.data.raw import raw_values
 from multigate.model.export.frozen.columns import Block, Columns
 from multigate.model.export.frozen.encoding import layout_of
 from multigate.model.export.frozen.matches import fingerprints
+from multigate.model.export.frozen.weights import constant
 
 Tensor = Any
 
@@ -83,14 +84,13 @@ class ItemTable:
         layout = layout_of(contract, self.names)
         packed = layout.pack(self.encoded)
         self._blocks = Columns(
-            Block(names, tf.Variable(packed.block(names), trainable=False))
-            for names in layout.blocks()
+            Block(names, constant(packed.block(names))) for names in layout.blocks()
         )
-        self._complete = tf.Variable(self.complete, trainable=False)
+        self._complete = constant(self.complete)
         matched = {name for names in contract.matches().values() for name in names} - {self.item}
         raw = raw_values(contract, table, sorted(matched))
         self._fingerprints = {
-            name: tf.Variable(values, trainable=False)
+            name: constant(values)
             for name, values in fingerprints(contract, raw, sorted(matched)).items()
         }
         self.tables = [self._rows]

@@ -24,9 +24,11 @@ import numpy as np
 import tensorflow as tf
 
 from multigate.configs.errors import ExportError
+from multigate.configs.sections.model import Dispatch
+from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.export.frozen.experts import LaterLayers, SelectedExperts, mix_pairs, select
 from multigate.model.export.frozen.gates import FrozenGates
-from multigate.model.export.frozen.trained import DenseLayer, expert_layers, value
+from multigate.model.export.frozen.trained import DenseLayer, expert_layers
 from multigate.model.export.frozen.user_half import Halves, SplitKernel
 from multigate.model.export.frozen.weights import StoredAs
 from multigate.model.gates.parts.base import Gate
@@ -34,7 +36,6 @@ from multigate.model.moe.mixture import Mixture
 from multigate.model.moe.own import spread
 
 Tensor = Any
-Dispatch = Literal["auto", "selected", "fused"]
 Mode = Literal["constant", "dispatch", "fused"]
 
 CANDIDATES = 100
@@ -308,4 +309,4 @@ def _constant_weights(
     if not gate.static:
         return None
     weights = gate.route(keras.ops.zeros((1, width)), training=False, ids=None).weights
-    return value(spread(weights, choice, experts)).astype(np.float32)
+    return to_numpy(spread(weights, choice, experts)).astype(np.float32)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from multigate.model.export.frozen.experts import LaterLayers
 from multigate.model.export.frozen.trained import DenseLayer, tower_layers
+from multigate.model.export.frozen.weights import constant
 from multigate.model.ranker.ranker import Ranker
 
 Tensor = Any
@@ -27,7 +28,7 @@ class FrozenTowers:
     def __init__(self, ranker: Ranker) -> None:
         layers = [tower_layers(ranker.towers[task]) for task in ranker.contract.tasks]
         self._hidden = [
-            [(_constant(layer.kernel), _constant(layer.bias), layer.activation) for layer in hidden]
+            [(constant(layer.kernel), constant(layer.bias), layer.activation) for layer in hidden]
             for *hidden, _ in layers
         ]
         most = max(len(last.bias) for *_, last in layers)
@@ -43,10 +44,6 @@ class FrozenTowers:
                         each[t] = activation(tf.nn.bias_add(tf.matmul(each[t], kernel), bias))
                 mixed = tf.stack(each)
             return self._last(mixed)
-
-
-def _constant(value: np.ndarray) -> tf.Variable:
-    return tf.Variable(value, trainable=False)
 
 
 def _padded(layer: DenseLayer, outputs: int) -> DenseLayer:

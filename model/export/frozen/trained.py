@@ -6,9 +6,9 @@ The other modules of this room know nothing of how training lays out its variabl
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
+from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.moe.experts import Expert
 from multigate.model.ranker.embedder import Embedder
 from multigate.model.ranker.ranker import Ranker
@@ -29,14 +29,9 @@ class DenseLayer(NamedTuple):
     activation: Callable[[Any], Any]
 
 
-def value(variable: Any) -> np.ndarray:
-    """A variable as an array."""
-    return np.asarray(keras.ops.convert_to_numpy(variable))
-
-
 def embedding_tables(embedder: Embedder) -> dict[str, np.ndarray]:
     """Rows (R, d) of each embedding table, by the feature that owns it."""
-    return {owner: value(table.embeddings) for owner, table in embedder.tables.items()}
+    return {owner: to_numpy(table.embeddings) for owner, table in embedder.tables.items()}
 
 
 def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
@@ -48,12 +43,12 @@ def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
 
 def rescaled(embedder: Embedder) -> dict[str, np.ndarray]:
     """Scale and shift (2, size) of each number or vector that has them."""
-    return {name: value(variable) for name, variable in embedder.rescaled.items()}
+    return {name: to_numpy(variable) for name, variable in embedder.rescaled.items()}
 
 
 def expert_layers(expert: Expert) -> list[DenseLayer]:
     """Layers of an expert, without dropout."""
-    return [_dense(layer) for layer in expert.stack if isinstance(layer, keras.layers.Dense)]
+    return [_dense(layer) for layer in expert.dense_layers]
 
 
 def tower_layers(tower: Tower) -> list[DenseLayer]:
@@ -63,4 +58,4 @@ def tower_layers(tower: Tower) -> list[DenseLayer]:
 
 
 def _dense(layer: Any) -> DenseLayer:
-    return DenseLayer(value(layer.kernel), value(layer.bias), layer.activation)
+    return DenseLayer(to_numpy(layer.kernel), to_numpy(layer.bias), layer.activation)

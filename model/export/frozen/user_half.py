@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
+from multigate.model.export.frozen.weights import StoredAs, StoredMatrix, constant
 
 Tensor = Any
 
@@ -79,7 +79,7 @@ class SplitKernel:
         self._value = kernel
         self._bias = None
         if bias is not None and bias.any():
-            self._bias = tf.Variable(bias, trainable=False)
+            self._bias = constant(bias)
         self._products: tf.Variable | None = None
         self._pairs_from = len(kernel)
 
@@ -87,7 +87,7 @@ class SplitKernel:
         """Store the products of items (R, Di), for calls by row; return their size in bytes."""
         self._pairs_from = self._user_width + items.shape[1]
         products = items @ self._value[self._user_width : self._pairs_from]
-        self._products = tf.Variable(products, trainable=False)
+        self._products = constant(products)
         return int(products.nbytes)
 
     def __call__(self, halves: Halves) -> Tensor:

@@ -13,16 +13,21 @@ have the same weights and must give the same scores.
 
 from typing import Any, Literal
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from multigate.model.checkpoints.weights import to_numpy
 from multigate.model.ranker.ranker import Ranker
 
 Tensor = Any
 StoredAs = Literal["float32", "bfloat16", "int8"]
 
 _LARGEST = 127
+
+
+def constant(value: np.ndarray) -> tf.Variable:
+    """A value that the file stores beside the graph."""
+    return tf.Variable(value, trainable=False)
 
 
 class StoredMatrix:
@@ -47,8 +52,8 @@ class StoredMatrix:
             stored = value.astype(tf.bfloat16.as_numpy_dtype)
         elif stored_as == "int8":
             stored, scale = _quantise(value, axis, whole)
-            self._scale = tf.Variable(scale, trainable=False)
-        self._variable = tf.Variable(stored, trainable=False)
+            self._scale = constant(scale)
+        self._variable = constant(stored)
 
     def read(self) -> Tensor:
         """The matrix (R, C), or the kernels (S, R, C)."""
@@ -87,11 +92,10 @@ def rounded(value: np.ndarray, stored_as: StoredAs, axis: int) -> np.ndarray:
 def round_weights(ranker: Ranker, stored_as: StoredAs) -> None:
     """Round a ranker's expert kernels and embedding tables in place, as the file stores them."""
     for expert in ranker.mixture.experts:
-        for layer in expert.stack:
-            if isinstance(layer, keras.layers.Dense):
-                layer.kernel.assign(rounded(_numpy(layer.kernel), stored_as, 0))
+        for layer in expert.dense_layers:
+            layer.kernel.assign(rounded(to_numpy(layer.kernel), stored_as, 0))
     for table in ranker.embedder.tables.values():
-        table.embeddings.assign(rounded(_numpy(table.embeddings), stored_as, 1))
+        table.embeddings.assign(rounded(to_numpy(table.embeddings), stored_as, 1))
 
 
 def _quantise(
@@ -101,7 +105,3 @@ def _quantise(
     largest = np.abs(value if whole is None else whole).max(axis=axis, keepdims=True)
     scale = np.where(largest > 0, largest / _LARGEST, 1.0).astype(np.float32)
     return np.clip(np.rint(value / scale), -_LARGEST, _LARGEST).astype(np.int8), scale
-
-
-def _numpy(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable.value))

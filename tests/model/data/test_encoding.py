@@ -8,6 +8,7 @@ import pytest
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import DataError
 from multigate.configs.statistics import NumberStatistics, Statistics
+from multigate.model.data import encoding
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.hashing import hash_ids
 
@@ -88,6 +89,21 @@ def test_hash_buckets_keep_no_vocabulary() -> None:
     assert codes.min() >= 1
     assert codes.max() <= 7
     assert encode.rows("query") == 8
+
+
+def test_values_that_lists_do_not_keep_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+
+    def spy(ids: pa.Array, buckets: int) -> np.ndarray:
+        hashed.extend(ids.to_pylist())
+        return hash_ids(ids, buckets)
+
+    monkeypatch.setattr(encoding, "hash_ids", spy)
+    tags = {"kind": "id_list", "side": "item", "max_length": 2, "hash_buckets": 50}
+    found = encoder(tags=tags)(pa.table({"tags": [["a", "b", "c"], ["d"], None]}), ["tags"])
+    assert set(hashed) == {"b", "c", "d"}
+    codes = 1 + hash_ids(pa.array(["b", "c", "d"]), 50)
+    np.testing.assert_array_equal(found["tags"], [codes[:2], [codes[2], 0], [0, 0]])
 
 
 def test_lists_keep_their_last_values_and_are_padded_at_the_end() -> None:

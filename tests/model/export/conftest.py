@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tensorflow.core.protobuf import saved_model_pb2
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
@@ -19,7 +20,6 @@ from multigate.configs.sections.base import parse
 from multigate.configs.statistics import NumberStatistics, Statistics, TaskStatistics
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
-from multigate.serving.versions.saved_model import SavedModel
 
 USERS = [f"user {i}" for i in range(12)]
 ITEMS = list(range(100, 130))
@@ -104,9 +104,12 @@ def make_config(**changes: Any) -> Config:
             "split": {"by": "time", "validation": 0.1, "test": 0.1},
         },
         "model": model | changes.pop("model", {}),
-        # Six experts of ten units: `auto` would run all of them on every row.
-        "export": {"dispatch": "selected"} | changes.pop("export", {}),
     }
+    export = changes.pop("export", {})
+    if "xla" not in export:
+        # Six experts of ten units: `auto` would run all of them on every row.
+        export = {"dispatch": "selected"} | export
+    values["export"] = export
     return parse(Config, values | changes, "case")
 
 
@@ -214,14 +217,23 @@ def with_items(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def served_operations() -> Callable[[Path], set[str]]:
-    """The kinds of operations in a version's graph, as the server runs it."""
+def graph_of() -> Callable[[Path], Any]:
+    """The GraphDef of a version."""
+
+    def read(version: Path) -> Any:
+        saved = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+        return saved.meta_graphs[0].graph_def
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def served_operations(graph_of) -> Callable[[Path], set[str]]:
+    """The kinds of operations in a version's graph."""
 
     def kinds(version: Path) -> set[str]:
-        served = SavedModel.load(1, version)
-        try:
-            return {operation.type for operation in served._session.graph.get_operations()}
-        finally:
-            served.retire()
+        graph = graph_of(version)
+        functions = [node for function in graph.library.function for node in function.node_def]
+        return {node.op for node in (*graph.node, *functions)}
 
     return kinds

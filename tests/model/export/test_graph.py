@@ -39,15 +39,10 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 MORE_GATES: dict[str, dict[str, Any]] = {
-    "noisy_topk": {"name": "noisy_topk", "num_selected": 2},
     "switch": {"name": "switch", "num_selected": 1},
     "xmoe": {"name": "xmoe", "num_selected": 2},
     "expert_choice": {"name": "expert_choice", "num_selected": 2},
     "comet": {"name": "comet", "num_selected": 2},
-    "vmoe": {"name": "vmoe", "num_selected": 2},
-    "gumbel_softmax": {"name": "gumbel_softmax"},
-    "softmax_selector": {"name": "softmax_selector", "num_selected": 2},
-    "sampled": {"name": "sampled"},
     "hierarchical": {
         "name": "hierarchical",
         "num_groups": 3,
@@ -56,14 +51,33 @@ MORE_GATES: dict[str, dict[str, Any]] = {
     },
 }
 
-EVERY_GATE = [*GATES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_GATES)]
+# Without noise they route as one of the others.
+LIKE_ANOTHER: dict[str, dict[str, Any]] = {
+    "noisy_topk": {"name": "noisy_topk", "num_selected": 2},
+    "vmoe": {"name": "vmoe", "num_selected": 2},
+    "gumbel_softmax": {"name": "gumbel_softmax"},
+    "softmax_selector": {"name": "softmax_selector", "num_selected": 2},
+    "sampled": {"name": "sampled"},
+}
+
+ALL_GATES = GATES | MORE_GATES | LIKE_ANOTHER
+
+FAMILIES = {"topk", "dselect_k_static", "moesart", "hash", "expert_choice", "hierarchical"}
+"""One gate of each way to route."""
+
+
+def later(*names: str) -> list[Any]:
+    """These gates among the slow tests, or the long ones."""
+    return [
+        pytest.param(n, marks=pytest.mark.long if n in LIKE_ANOTHER else pytest.mark.slow)
+        for n in names
+    ]
+
+
+EVERY_GATE = [*GATES, *later(*MORE_GATES, *LIKE_ANOTHER)]
 DISPATCHED = [
     *("topk", "moesart", "dselect_k", "hash"),
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in MORE_GATES
-        if name not in {"gumbel_softmax", "softmax_selector"}
-    ),
+    *later(*MORE_GATES, "noisy_topk", "vmoe", "sampled"),
 ]
 
 
@@ -141,7 +155,7 @@ def exported(case, tmp_path_factory) -> Callable[[str], Exported]:
 
     def get(gate: str) -> Exported:
         if gate not in made:
-            folder, options = tmp_path_factory.mktemp(gate) / "model", (GATES | MORE_GATES)[gate]
+            folder, options = tmp_path_factory.mktemp(gate) / "model", ALL_GATES[gate]
             made[gate] = Exported(case.checkpoint(model={"gate": options}), folder, case.examples)
         return made[gate]
 
@@ -149,13 +163,18 @@ def exported(case, tmp_path_factory) -> Callable[[str], Exported]:
 
 
 def test_every_gate_is_among_them() -> None:
-    named = {options["name"] for options in (GATES | MORE_GATES).values()}
+    named = {options["name"] for options in ALL_GATES.values()}
     (union, _) = typing.get_args(GateConfig)
     assert named == {gate.model_fields["name"].default for gate in typing.get_args(union)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("gate", [*GATES, *MORE_GATES])
+@pytest.mark.parametrize(
+    "gate",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in FAMILIES else pytest.mark.long)
+        for name in ALL_GATES
+    ],
+)
 def test_thousands_of_rows_score_like_the_keras_model(case, exported, gate) -> None:
     model = exported(gate)
     signatures = tf.saved_model.load(str(model.folder)).signatures
@@ -277,7 +296,7 @@ def fused(case, tmp_path_factory) -> Callable[[str], Exported]:
 
     def get(gate: str) -> Exported:
         if gate not in made:
-            folder, options = tmp_path_factory.mktemp(gate) / "model", (GATES | MORE_GATES)[gate]
+            folder, options = tmp_path_factory.mktemp(gate) / "model", ALL_GATES[gate]
             checkpoint = case.checkpoint(model={"gate": options})
             made[gate] = Exported(checkpoint, folder, case.examples, "fused")
         return made[gate]
@@ -356,11 +375,7 @@ def test_gates_of_different_kinds(case, tmp_path) -> None:
     "gate",
     [
         *("topk", "dselect_k", "topk_static"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in GATES | MORE_GATES
-            if name not in {"topk", "dselect_k", "topk_static"}
-        ),
+        *later(*(name for name in ALL_GATES if name not in {"topk", "dselect_k", "topk_static"})),
     ],
 )
 def test_a_row_scores_the_same_in_any_company(exported, gate) -> None:
@@ -383,11 +398,7 @@ def test_a_row_scores_the_same_in_any_company(exported, gate) -> None:
     "gate",
     [
         *("topk", "topk_static", "hash"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in GATES | MORE_GATES
-            if name not in {"topk", "topk_static", "hash"}
-        ),
+        *later(*(name for name in ALL_GATES if name not in {"topk", "topk_static", "hash"})),
     ],
 )
 def test_no_rows(exported, gate) -> None:

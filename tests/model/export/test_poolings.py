@@ -72,8 +72,8 @@ def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
         ("attention", {"items": "precomputed"}, "topk"),
         ("sequence", {"items": "precomputed"}, "topk"),
         pytest.param("sequence", {"xla": [64]}, "topk", marks=pytest.mark.slow),
-        pytest.param("attention", {"items": "features"}, "hash", marks=pytest.mark.slow),
-        pytest.param("attention", {"xla": [64]}, "topk", marks=pytest.mark.slow),
+        pytest.param("attention", {"items": "features"}, "hash", marks=pytest.mark.long),
+        pytest.param("attention", {"xla": [64]}, "topk", marks=pytest.mark.long),
         pytest.param("attention", {"weights": "int8"}, "topk", marks=pytest.mark.slow),
     ],
 )

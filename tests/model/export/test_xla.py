@@ -58,3 +58,8 @@ def test_a_compiled_version_is_checked_like_any_other(case, tmp_path, gate) -> N
 def test_sizes_have_to_ascend(case) -> None:
     with pytest.raises(ConfigError, match=r"xla: expected sizes that ascend, received \[64, 16\]"):
         case.config(export={"xla": [64, 16]})
+
+
+def test_selected_experts_cannot_be_compiled(case) -> None:
+    with pytest.raises(ConfigError, match=r"dispatch: expected auto or fused where xla is set"):
+        case.config(export={"xla": [64], "dispatch": "selected"})

@@ -31,7 +31,7 @@ def test_dselect_k_recovers_the_true_experts_where_top_k_does_not() -> None:
     assert found["topk"] < 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_toy_is_solved_by_unbiased_skipping_and_not_by_cold_matching() -> None:
     toy = study("balanced_toy")
     error, _ = toy["train"]("skip_iw", False, False, (0.1, 2.0), 10, 10_000)

@@ -17,7 +17,7 @@ from multigate.model.moe import dispatch
 from multigate.model.moe.experts import Expert, make_experts
 from multigate.model.moe.mixture import Mixture
 from multigate.model.moe.stack import StackSlice
-from multigate.model.training.optimizers import Adam
+from multigate.model.optimizer.optimizers import Adam
 
 D, E, U = 5, 3, 4
 # Name: gate, static, rows of the batch.
@@ -116,6 +116,7 @@ def run_on_jax(source, target):
         found[f"{case}/gradient/x"] = gradients[1]
         for i, weight in enumerate(weights_of(mixture)):
             own = isinstance(weight, StackSlice)
+            assert weight.trainable
             found[f"{case}/gradient/{i}"] = (
                 by_variable[id(weight.whole)][weight.index] if own else by_variable[id(weight)]
             )

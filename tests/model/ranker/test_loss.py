@@ -1,6 +1,7 @@
 """The loss, against arithmetic done by hand."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -118,3 +119,15 @@ def test_learnt_task_weights() -> None:
     for s in (math.log(2 * 3) - 0.1, math.log(2 * 3) + 0.1):
         layer.log_variance.assign([s, 0.0])
         assert number(layer(tensor(3)[0], task=0)) > least
+
+
+def test_tasks_of_no_weight_do_not_scale_the_others() -> None:
+    tasks = {"click": (1.0, 2000), "like": (0.5, 1000), "seen": (0.0, 1_000_000)}
+    contract: Any = SimpleNamespace(
+        tasks={name: SimpleNamespace(weight=weight) for name, (weight, _) in tasks.items()}
+    )
+    statistics: Any = SimpleNamespace(
+        tasks={name: SimpleNamespace(count=count) for name, (_, count) in tasks.items()}
+    )
+    found = loss.task_weights(contract, statistics, "labels")
+    assert found == {"click": 1.0, "like": 0.25, "seen": 0.0}

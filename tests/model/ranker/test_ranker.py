@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from multigate.configs.sections.labels import Task
 from multigate.configs.statistics import TaskStatistics
@@ -12,6 +13,7 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data import examples
 from multigate.model.data.encoding import Encoder
 from multigate.model.ranker import scores
+from multigate.model.ranker.loss import task_weights
 from multigate.model.ranker.ranker import Ranker
 
 
@@ -143,7 +145,7 @@ def test_towers_start_at_the_base_rate(tiny: Any) -> None:
 
 
 def test_the_loss_is_weighted_over_tasks_and_masked(tiny: Any) -> None:
-    ranker = make(tiny)
+    ranker = make(tiny, model={"task_weighting": "fixed"})
     rows = some_rows(tiny)
     ranker(rows.features)
     logits = {
@@ -154,6 +156,34 @@ def test_the_loss_is_weighted_over_tasks_and_masked(tiny: Any) -> None:
     loss = ranker.compute_loss(None, targets, logits, training=False)
     click = (np.log1p(np.exp(-1.0)) + np.log1p(np.exp(1.0))) / 2
     assert float(loss) == pytest.approx(1.0 * click + 0.5 * (3 - 1) ** 2 + 1.0 * 0, abs=1e-5)
+
+
+def test_a_row_moves_a_task_as_far_however_many_rows_have_its_label(tiny: Any) -> None:
+    """By default: a mean over the labelled rows alone would move the rare task's rows farther."""
+    encoder = Encoder.read(tiny.examples)
+    rare = encoder.statistics.tasks["dwell"].model_copy(update={"count": 80})
+    often = encoder.statistics.tasks["click"].model_copy(update={"count": 800})
+    statistics = encoder.statistics.model_copy(
+        update={"tasks": encoder.statistics.tasks | {"dwell": rare, "click": often}}
+    )
+    config = tiny.make_config()
+    weight = config.contract.tasks["dwell"].weight
+    moved = {}
+    for weighting in ("labels", "fixed"):
+        model = config.model.model_copy(update={"task_weighting": weighting})
+        ranker = checkpoint.make_ranker(config.contract, model, encoder, 3)
+        ranker.task_weights = task_weights(config.contract, statistics, weighting)
+        ranker(some_rows(tiny).features)
+        logits = {name: tf.Variable(np.zeros(10, np.float32)) for name in config.contract.tasks}
+        targets = np.full((10, len(logits)), np.nan, np.float32)
+        names = list(logits)
+        targets[:, names.index("click")] = 1  # gradient of a row's loss: sigmoid(0) - 1 = -1/2
+        targets[0, names.index("dwell")] = 0.25  # 2 (0 - 1/4) = -1/2
+        with tf.GradientTape() as tape:
+            loss = ranker.compute_loss(None, targets, logits, training=False)
+        click, dwell = tape.gradient(loss, [logits["click"], logits["dwell"]])
+        moved[weighting] = float(dwell[0]) / (weight * float(click[0]))
+    assert moved == pytest.approx({"labels": 1.0, "fixed": 10.0}, rel=1e-5)
 
 
 def test_scores_are_in_the_labels_own_units() -> None:

@@ -71,8 +71,8 @@ def test_bytes_of_a_table_in_training(tiny: Any) -> None:
     def size(**options: Any) -> int:
         return table_bytes(1000, 32, tiny.make_config(train=options).train)
 
-    # Weights, two moments, an average, and two counts for each row.
-    assert size(ema=0.9) == 1000 * (32 * 4 * 4 + 8)
-    assert size(ema=None) == 1000 * (32 * 4 * 3 + 4)
-    assert size(ema=None, moments="bfloat16") == 1000 * (32 * 4 * 2 + 4)
-    assert size(ema=None, embeddings="dense") == 1000 * 32 * 4 * 4  # and the gradient
+    # Weights, two moments, an average, and two counts for each row; a snapshot has as much.
+    assert size(ema=0.9) == 2 * 1000 * (32 * 4 * 4 + 8)
+    assert size(ema=None) == 2 * 1000 * (32 * 4 * 3 + 4)
+    assert size(ema=None, moments="bfloat16") == 2 * 1000 * (32 * 4 * 2 + 4)
+    assert size(ema=None, embeddings="dense") == 1000 * 32 * 4 * (2 * 3 + 1)  # and the gradient

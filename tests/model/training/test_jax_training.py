@@ -54,7 +54,7 @@ else:
 @pytest.mark.parametrize(
     "pooling",
     [
-        pytest.param("attention", marks=pytest.mark.slow),
+        pytest.param("attention", marks=pytest.mark.long),
         pytest.param("mean", marks=pytest.mark.long),
         pytest.param("sequence", marks=pytest.mark.long),
     ],

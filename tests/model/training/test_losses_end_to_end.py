@@ -174,7 +174,10 @@ def everything(heads: Any, **train_options: Any) -> Any:
     return heads.make_config(model=model, train=options | heads.everything | train_options)
 
 
-@pytest.mark.parametrize("memory", [4.0, 0.0])
+@pytest.mark.parametrize(
+    "memory",
+    [pytest.param(4.0, marks=pytest.mark.long), pytest.param(0.0, marks=pytest.mark.slow)],
+)
 def test_an_interrupted_training_goes_on_to_the_same_weights(
     heads: Any, tmp_path: Path, memory: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

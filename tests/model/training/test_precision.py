@@ -17,6 +17,7 @@ MODEL = {
     "experts": {"count": 4, "units": [16]},
     "gate": {"name": "topk", "num_selected": 2},
     "towers": {"units": [8]},
+    "task_weighting": "fixed",  # dwell has few labels, and is to be learnt well
 }
 
 

@@ -170,9 +170,9 @@ def interrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_in_validation_when_early_stopping_had_begun_to_count(
     tiny: Any, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """The second epoch without a better loss, its steps done, its validation lost."""
+    """The second epoch without a better quality, its steps done, its validation lost."""
     history = checkpoint.read_history(undisturbed)
-    best = min(history, key=lambda epoch: epoch["val_loss"])["epoch"]
+    best = max(history, key=lambda epoch: epoch["val_quality"])["epoch"]
     assert len(history) == best + 2 < TRAIN["epochs"]
     config, out = make(tiny), tmp_path / "c"
     killed(config, tiny.examples, out, -len(history))

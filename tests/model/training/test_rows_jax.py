@@ -16,14 +16,16 @@ import numpy as np
 from multigate.configs.config import Config
 from multigate.configs.sections.base import parse
 from multigate.model import backend
+from multigate.model.backend import rows as some_rows
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import read_split
 from multigate.model.data.feeds import to_arrays
-from multigate.model.training.optimizers import averaged, make_optimizer
+from multigate.model.optimizer.optimizers import averaged, make_optimizer
 
 config, examples, target = sys.argv[1:]
 assert backend.name() == "jax"
+some_rows._SMALL, some_rows._CHUNK = 0, 7  # rows are written in place, a few at a time
 config = parse(Config, json.loads(Path(config).read_text()), config)
 encoder = Encoder.read(Path(examples))
 rows = read_split(Path(examples), "train", encoder)
@@ -31,7 +33,8 @@ inputs, targets = to_arrays(rows, config.contract, encoder.statistics)
 found = {}
 for name, count, changes in (
     ("rows", 8, {}), ("halved", 8, {"moments": "bfloat16"}), ("dense", 8, {"embeddings": "dense"}),
-    ("few", 1, {}),
+    ("scaled", 8, {"precision": "mixed_float16"}),
+    ("few", 1, {}), ("few_scaled", 1, {"precision": "mixed_float16"}),
 ):
     options = config.train.model_copy(update=changes)
     ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=1)
@@ -42,6 +45,9 @@ for name, count, changes in (
     batch = {key: value[:size] for key, value in inputs.items()}
     for _ in range(count):
         ranker.fit(batch, targets[:size], batch_size=size, shuffle=False, verbose=0)
+    if count == 1:
+        steps = [table.variable[:, 0] for table in ranker.optimizer.tables.values()]
+        found[f"{name}/stepped"] = np.concatenate(steps)
     with averaged(ranker.optimizer, ranker.trainable_variables):
         found |= {f"{name}/average/{key}": value for key, value in weights.copy(ranker).items()}
     found |= {f"{name}/weights/{key}": value for key, value in weights.copy(ranker).items()}
@@ -79,6 +85,9 @@ def test_rows_of_every_batch_move_as_under_dense_adam(trained: dict[str, np.ndar
     for name in names:
         dense = trained[name.replace("rows", "dense", 1)]
         np.testing.assert_allclose(trained[name], dense, atol=2e-5, err_msg=name)
+        # The loss is scaled by a power of two, and so is every gradient: nothing is rounded.
+        scaled = trained[name.replace("rows", "scaled", 1)]
+        np.testing.assert_allclose(scaled, trained[name], atol=1e-6, err_msg=name)
         halved = trained[name.replace("rows", "halved", 1)]
         np.testing.assert_allclose(halved, dense, atol=0.02, err_msg=name)
 
@@ -91,3 +100,6 @@ def test_rows_that_are_not_in_the_batch_stay(trained: dict[str, np.ndarray]) -> 
     np.testing.assert_array_equal(
         trained[f"few/average/{name}"], trained[f"few/weights/{name}"]
     )  # after one step the average is the weights
+    steps = trained["few/stepped"]
+    assert 0 < steps.sum() < len(steps) / 2
+    np.testing.assert_array_equal(trained["few_scaled/stepped"], steps)  # nor under loss scaling

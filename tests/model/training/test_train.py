@@ -46,9 +46,11 @@ def test_the_folder_is_whole(trained: Path) -> None:
     assert not list(trained.parent.glob(".*partial"))
     history = checkpoint.read_history(trained)
     assert [epoch["epoch"] for epoch in history] == [1, 2]
+    labels = {name: task.count for name, task in Encoder.read(trained).statistics.tasks.items()}
+    most = max(labels.values())
     for epoch in history:
         total = sum(
-            weight * epoch["tasks"][task]["val_loss"]
+            weight * labels[task] / most * epoch["tasks"][task]["val_loss"]
             for task, weight in (("click", 1), ("dwell", 0.5), ("like", 1))
         )
         assert epoch["val_loss"] == pytest.approx(total)
@@ -93,9 +95,9 @@ def overtrained(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     saved: list[dict[str, np.ndarray]] = []
     save = weights.save
 
-    def spy(ranker: Any, path: Path) -> None:
+    def spy(ranker: Any, path: Path, moments: Any) -> None:
         saved.append(weights.copy(ranker))
-        save(ranker, path)
+        save(ranker, path, moments)
 
     # A learning rate at which 300 rows are soon learnt by heart.
     hasty = {"epochs": 30, "batch_size": 64, "learning_rate": 0.05, "patience": 2, "seed": 1}
@@ -127,7 +129,7 @@ def test_the_best_epoch_is_kept_and_training_stops(tiny: Any, overtrained: Any) 
     loaded.compile()
     loaded.validates_positions = True
     again = loaded.evaluate(feed.epoch(), steps=1, verbose=0, return_dict=True)
-    total = again["click_loss"] + 0.5 * again["dwell_loss"] + again["like_loss"]
+    total = sum(weight * again[f"{name}_loss"] for name, weight in loaded.task_weights.items())
     assert total == pytest.approx(losses[best], rel=1e-5)
 
 
@@ -280,9 +282,8 @@ def test_the_kept_epoch_is_measured_with_hardened_gates(tiny: Any, tmp_path: Pat
         loaded.ranker.compile()
         loaded.ranker.validates_positions = True
         found = loaded.ranker.evaluate(feed.epoch(), verbose=0, return_dict=True)
-        return sum(
-            task.weight * found[f"{name}_loss"] for name, task in config.contract.tasks.items()
-        )
+        weights = loaded.ranker.task_weights
+        return sum(weight * found[f"{name}_loss"] for name, weight in weights.items())
 
     soft = loss()
     loaded.ranker.mixture.harden()
@@ -376,9 +377,8 @@ def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> No
         found = validation.validate(
             validation.make_forward(loaded), feed, config.contract, loaded.heads
         )
-        total = sum(
-            task.weight * found.losses[name] for name, task in config.contract.tasks.items()
-        )
+        weights_ = loaded.task_weights
+        total = sum(weight * found.losses[name] for name, weight in weights_.items())
         assert total == pytest.approx(result["val_loss"], rel=1e-5)
     assert rows["plain"][0] == rows["averaged"][0]
     assert rows["plain"][1] != rows["averaged"][1]

@@ -17,8 +17,8 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Examples
 from multigate.model.evaluation import evaluate
+from multigate.model.optimizer.optimizers import make_optimizer
 from multigate.model.training import train, warm_start
-from multigate.model.training.optimizers import make_optimizer
 
 MODEL = {
     "embedding_dim": 4,

@@ -16,8 +16,14 @@ from multigate.model import backend
 from multigate.model.backend.rows import RowGradient, merge
 from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints.weights import to_numpy
+from multigate.model.optimizer.row_adam import (
+    Step,
+    TableState,
+    hide_averages,
+    show_averages,
+    update,
+)
 from multigate.model.ranker.ranker import Ranker
-from multigate.model.training.row_adam import Step, TableState, hide_averages, show_averages, update
 
 Tensor = Any
 
@@ -35,8 +41,8 @@ class Adam(keras.optimizers.Adam):
     contain and experts that no row chose: their gradient is zero, but their decaying moments still
     move them.  That is Adam's definition.
 
-    `update_rows` names embedding tables of which a step updates the batch's rows only; see
-    `model.training.row_adam`.
+    `update_rows` names the embedding tables in which a step updates the batch's rows only; see
+    `model.optimizer.row_adam`.
 
     `global_clipnorm` bounds the norm of the whole gradient, after the sum over workers.  A table's
     rows that occur several times in a batch count with the sum of their gradients.
@@ -75,6 +81,7 @@ class Adam(keras.optimizers.Adam):
         self.workers: Workers | None = None
         """Processes over which gradients are summed; None for this process alone."""
         self._of_rows: set[Any] = set()
+        self._apart: list[Any] | None = None
 
     def update_rows(self, tables: Iterable[Any]) -> None:
         """Update only the batch's rows of these variables (N, d); call it before `build`.
@@ -125,11 +132,31 @@ class Adam(keras.optimizers.Adam):
             )
         return lists[0] if isinstance(name, str) else tuple(lists)
 
+    @contextmanager
+    def rows_apart(self, gradients: list[Any]) -> Iterator[list[Any]]:
+        """Within it, `apply` takes the values of row gradients alone, as plain tensors.
+
+        An optimiser around this one can then compute with them as with any gradient.
+
+        Args:
+            gradients: of all variables; `RowGradient` and `tf.IndexedSlices` are row gradients.
+
+        Yields:
+            The same, where row gradients are their values (R, d).
+        """
+        self._apart = gradients
+        try:
+            yield [_values(g) for g in gradients]
+        finally:
+            self._apart = None
+
     def apply(self, grads: list[Tensor], trainable_variables: Any = None) -> None:
         """Update the variables by the gradients, summed over all workers."""
         variables = list(trainable_variables or self._trainable_variables)
         if not self.built:
             self.build(variables)
+        if self._apart is not None:
+            grads = [_with_values(g, values) for g, values in zip(self._apart, grads, strict=True)]
         grads = [self._prepare(g, v) for g, v in zip(grads, variables, strict=True)]
         if self.workers is not None:
             grads = self._sum_over_workers(grads, variables)
@@ -237,8 +264,43 @@ class Adam(keras.optimizers.Adam):
         return super().get_config() | {"average": self.average, "moments": self.moments}
 
 
+@keras.saving.register_keras_serializable("multigate")
+class LossScaling(keras.optimizers.LossScaleOptimizer):
+    """`keras.optimizers.LossScaleOptimizer` around `Adam`, for row gradients too.
+
+    Keras's looks for numbers that are not finite in an array as large as the table, and does not
+    know `RowGradient`.
+    """
+
+    @property
+    def tables(self) -> dict[str, TableState]:
+        """As in `Adam`."""
+        return self.inner_optimizer.tables
+
+    def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        """Update the variables by the gradients of the scaled loss, if all are finite."""
+        with self.inner_optimizer.rows_apart(grads) as values:
+            super().apply(values, trainable_variables)
+
+    def stateless_apply(
+        self, optimizer_variables: list[Tensor], grads: list[Any], trainable_variables: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """`apply` as a function: the new values of both kinds of variables."""
+        with self.inner_optimizer.rows_apart(grads) as values:
+            return super().stateless_apply(optimizer_variables, values, trainable_variables)
+
+
 def _values(gradient: Any) -> Tensor:
-    return gradient.values if isinstance(gradient, RowGradient) else gradient
+    return getattr(gradient, "values", gradient)
+
+
+def _with_values(gradient: Any, values: Tensor) -> Any:
+    """A gradient of the same rows with other values."""
+    if isinstance(gradient, RowGradient):
+        return RowGradient(gradient.rows, values)
+    if not hasattr(gradient, "indices"):
+        return values
+    return type(gradient)(values, gradient.indices, gradient.dense_shape)
 
 
 def _scaled(gradient: Any, scale: Tensor) -> Any:
@@ -279,7 +341,7 @@ def make_optimizer(
         steps: of one epoch; a decay ends with the last of `epochs` epochs.
         warm: whether training starts from a checkpoint.
         workers: processes over which gradients are summed; None for this process alone.
-        ranker: whose weights decay, see `decayed_variables`; None applies no weight decay.
+        ranker: its `decayed_variables` get weight decay; None applies none.
     """
     rate: Any = options.learning_rate
     if warm and options.warm_learning_rate is not None:
@@ -308,7 +370,7 @@ def make_optimizer(
         )
     if options.precision == "mixed_float16":
         # Without scaling, small gradients would underflow.
-        return keras.optimizers.LossScaleOptimizer(optimizer)
+        return LossScaling(optimizer)
     return optimizer
 
 
@@ -322,7 +384,7 @@ def averaged(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> Ite
         optimizer: that `make_optimizer` returned, built.
         variables: that it was built on, in the same order.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaling
     if not inner.averages:
         yield
         return

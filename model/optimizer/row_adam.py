@@ -12,21 +12,28 @@ section 2, as Keras and TensorFlow compute it):
 
 A row of every batch moves as under dense Adam, because n = t.  A row of one batch moves by one
 learning rate (g / |g|) where |g| is far above epsilon / sqrt(1 - beta_2), 3e-6 by default, however
-late it comes; a smaller gradient moves it less.  With the global t in the place of n it would move
+late it comes; a smaller gradient moves it less.  With the global t instead of n it would move
 by 3.2.  Moments that decay between a row's steps were considered: for a row that comes every 5,000
 steps sqrt(v) would be |g|, and every step one learning rate long, however small its gradient.
 
 PyTorch's `SparseAdam` and TensorFlow Addons' `LazyAdam` use the global t.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from multigate.model import backend
-from multigate.model.backend.rows import RowGradient, chunks, gather, set_rows, subtract_rows
+from multigate.model.backend.rows import (
+    RowGradient,
+    chunks,
+    gather,
+    set_rows,
+    subtract_rows,
+    write_part,
+)
 
 Tensor = Any
 
@@ -85,15 +92,19 @@ class TableState:
 
     def write(self, rows: Tensor, state: RowState, step: Tensor, seed: int) -> None:
         """Set the state of rows (U,); step and seed are those of the rounding to bfloat16."""
+        set_rows(self.variable, rows, self.joined(state, step, seed))
+
+    def joined(self, state: RowState, step: Tensor, seed: int) -> Tensor:
+        """The variable's rows (U, S) of a state; see `write`."""
         moments = [_joined(state.m, state.v, step, seed)] if self.halved else [state.m, state.v]
         average = [state.averaged, state.lag] if self.averages else []
-        values = keras.ops.concatenate([state.steps, *moments, *average], axis=1)
-        set_rows(self.variable, rows, values)
+        return keras.ops.concatenate([state.steps, *moments, *average], axis=1)
 
-    def set_lag(self, rows: Tensor, averaged: Tensor, lag: Tensor) -> None:
-        """Set what rows (U,) hold in the place of their lags, and the step of it."""
+    def set_lag(self, rows: np.ndarray, averaged: Tensor, lag: Tensor) -> None:
+        """Set the lags of consecutive rows (U,), and the step that the lags belong to."""
         values = gather(self.variable, rows)[:, : -1 - self.width]
-        set_rows(self.variable, rows, keras.ops.concatenate([values, averaged, lag], axis=1))
+        whole = keras.ops.concatenate([values, averaged, lag], axis=1)
+        write_part(self.variable, int(rows[0]), whole)
 
 
 class Step(NamedTuple):
@@ -169,27 +180,20 @@ def kept(first: Tensor, last: Tensor, decay: float) -> Tensor:
 
 
 def show_averages(table: Any, state: TableState, steps: int, decay: float) -> None:
-    """Put the averages after so many steps into the table, and its rows in the place of lags."""
-    for rows in _parts(table):
+    """Put the averages after so many steps into the table, and its rows where the lags are."""
+    for _, rows in chunks(0, table.shape[0]):
         weights, before = gather(table, rows), state.read(rows)
         lag = before.lag * kept(before.averaged, steps - 1, decay)
-        set_rows(table, rows, weights + lag)
+        write_part(table, int(rows[0]), weights + lag)
         state.set_lag(rows, keras.ops.zeros_like(before.averaged) + float(steps), weights)
 
 
 def hide_averages(table: Any, state: TableState) -> None:
     """Undo `show_averages`: the rows are, bit for bit, what they were."""
-    for rows in _parts(table):
+    for _, rows in chunks(0, table.shape[0]):
         average, before = gather(table, rows), state.read(rows)
-        set_rows(table, rows, before.lag)
+        write_part(table, int(rows[0]), before.lag)
         state.set_lag(rows, before.averaged, average - before.lag)
-
-
-def _parts(table: Any) -> Iterable[np.ndarray]:
-    """The numbers of all rows, few at a time where rows are written in place."""
-    if backend.name() != "tensorflow":  # every write copies the whole variable
-        return [np.arange(table.shape[0], dtype=np.int32)]
-    return [rows for _, rows in chunks(0, table.shape[0])]
 
 
 def _joined(m: Tensor, v: Tensor, step: Tensor, seed: int) -> Tensor:

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
-from multigate.model.training import row_adam
-from multigate.model.training.optimizers import Adam, averaged, make_optimizer
+from multigate.model.optimizer import row_adam
+from multigate.model.optimizer.optimizers import Adam, LossScaling, averaged, make_optimizer
 
 SHAPES = [(6, 4), (4,), ()]
 OPTIONS = [
@@ -172,6 +172,36 @@ def test_options_that_read_whole_tables_are_refused(option):
     name, value = next(iter(option.items()))
     with pytest.raises(ValueError, match=f"{name}: expected none .* received {value}"):
         Adam(**option).update_rows([])
+
+
+def test_loss_scaling_leaves_row_updates_as_they_are():
+    batches = [[0, 1, 1], [2, 2, 2], [0, 4]]
+    expected = table(Adam(0.1), batches)
+
+    def scaled(gradient):
+        return tf.IndexedSlices(gradient.values * 2.0**15, gradient.indices, gradient.dense_shape)
+
+    variable = keras.Variable(np.ones((5, 2), np.float32))
+    inner = Adam(0.1)
+    inner.update_rows([variable])
+    optimizer = LossScaling(inner)
+    optimizer.build([variable])
+
+    @tf.function(reduce_retracing=True)
+    def step(values, numbers):
+        gradient = tf.IndexedSlices(values, numbers, tf.constant([5, 2]))
+        optimizer.apply([scaled(gradient)], [variable])
+
+    for number, batch in enumerate(batches):
+        step(tf.random.stateless_normal((len(batch), 2), (number, 0)), tf.constant(batch))
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
+    rows = tf.constant([0]), tf.constant([[np.inf, 1.0]])
+    step(rows[1], rows[0])
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)  # a step that is left out
+    assert float(optimizer.dynamic_scale) == 2.0**14
+    # Keras's looks for infinity in an array that is as large as the table.
+    graph = step.get_concrete_function(rows[1], rows[0]).graph
+    assert "TensorScatterUpdate" not in {operation.type for operation in graph.get_operations()}
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.99])
