@@ -1,9 +1,69 @@
-"""Keeps background work, such as loading a version, from slowing calls down."""
+"""Background work: its threads begin again when they fail, and do not slow calls down."""
 
 import contextlib
 import gc
+import logging
 import os
 import threading
+import time
+from collections.abc import Callable
+
+LOG = logging.getLogger("multigate.serving")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before work that failed begins again; doubled each time that it fails soon after."""
+
+
+class SupervisedThread:
+    """A background thread that never dies unnoticed.
+
+    Work that raises an exception is logged, counted and begun again after a pause; work that
+    returns ends the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], None],
+        failed: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Make a thread that has not started.
+
+        Args:
+            name: of the thread.
+            work: what it does; called again after each failure.
+            failed: called with the name after each failure, to count it.
+        """
+        self._name = name
+        self._work = work
+        self._failed = failed
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin the work."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the work ends, if it was started; it does not begin again."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            try:
+                self._work()
+                return
+            except Exception:
+                LOG.exception("thread %s failed; it begins again in %g s", self._name, pause)
+                self._failed(self._name)
+            if self._ending.wait(pause):
+                return
+            lasted = time.monotonic() - began
+            pause = _FIRST_PAUSE if lasted > 2 * _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
 
 
 def lower_priority() -> None:

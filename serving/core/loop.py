@@ -85,7 +85,7 @@ class Threads:
         If the call is cancelled before a thread is free, the work is not done.
         """
         context = contextvars.copy_context()
-        task = self._pool.submit(context.run, partial(work, *args, **kwargs))
+        task = self._pool.submit(context.run, for_future(partial(work, *args, **kwargs)))
         running = asyncio.wrap_future(task)
         try:
             await asyncio.wait([running])
@@ -104,6 +104,21 @@ class Threads:
     def close(self) -> None:
         """Wait for the work that has started."""
         self._pool.shutdown()
+
+
+def for_future(work: Callable[P, T]) -> Callable[P, T]:
+    """Work that raises RuntimeError in place of StopIteration.
+
+    An asyncio future refuses StopIteration: the call that waits for it would wait for ever.
+    """
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return work(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError("the work raised StopIteration") from error
+
+    return call
 
 
 async def ended(work: "asyncio.Future[Any]") -> None:

@@ -237,6 +237,11 @@ class ServerMetrics:
             "Rows of the impression log.",
             ["model", "result"],
         )
+        self.thread_failures = Counter(
+            "multigate_thread_failures_total",
+            "Failures of a background thread; it begins again after each.",
+            ["thread"],
+        )
         self.queue_time = Histogram(
             "multigate_queue_seconds", "Time from arrival to the run.", _LATENCY, _RUN
         )

@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core.logs import Format
+from multigate.serving.runtime.open import Runtime
 
 _PREFIX = "MULTIGATE_"
 _ONE_MODEL = ("multigate_model_name", "multigate_model_base_path")
@@ -107,6 +108,11 @@ class ServerOptions(BaseSettings):
     auth_token_file: Path | None = Field(
         None, description="file of bearer tokens, one a line; every call must show one of them"
     )
+    admin_token_file: Path | None = Field(
+        None,
+        description="file of bearer tokens, one a line, for reload requests; without it, reload "
+        "requests are refused",
+    )
     feature_store: str = Field(
         "version",
         description="source of the features that a Rank call leaves out: version, the snapshot "
@@ -165,7 +171,9 @@ class ServerOptions(BaseSettings):
         True, description="replay a version's recorded requests before it serves (default: yes)"
     )
     max_message_mebibytes: Annotated[int, Ge(1), Le(1024)] = Field(
-        64, description="largest request message"
+        4,
+        description="largest request message, checked before it is parsed; parsing one of 4 MiB "
+        "holds up other calls for at most some 0.1 s",
     )
     max_candidates: _Count = Field(10_000, description="most candidates of one Rank call")
     grpc_max_threads: _Count = Field(
@@ -186,6 +194,11 @@ class ServerOptions(BaseSettings):
         0,
         description="runs at once, per version and signature; 0: half the CPUs, shared by the "
         "workers",
+    )
+    runtime: Runtime = Field(
+        "c",
+        description="what runs the models: c, TensorFlow's C interface; or python, a session of "
+        "TensorFlow's Python, which starts slowly and takes more memory",
     )
     tensorflow_intra_op_parallelism: _CountOrNone = Field(
         1, description="threads inside one operation of a run; 0: TensorFlow chooses"

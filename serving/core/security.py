@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from multigate.serving.protos import ssl_config_pb2
 LOG = logging.getLogger("multigate.serving")
 
 _HEADER, _SCHEME = "authorization", "Bearer "
+_LOOK_EVERY = 1.0
+"""Seconds between looks at a file of tokens."""
+_Stamp = tuple[int, ...] | None
 
 
 def server_credentials(path: Path) -> Any:
@@ -48,7 +52,7 @@ class _SSLFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._where = f"--ssl_config_file {path}"
-        self._seen = self._stamp()
+        self._seen = _stamp(path)
 
     def read(self) -> Any:
         """The SSLConfig.
@@ -76,7 +80,7 @@ class _SSLFile:
 
     def changed(self) -> Any:
         """The certificates if the file has changed since the last look, else None; for gRPC."""
-        stamp = self._stamp()
+        stamp = _stamp(self._path)
         if stamp == self._seen:
             return None
         self._seen = stamp
@@ -87,13 +91,6 @@ class _SSLFile:
             return None
         LOG.info("%s: read again", self._where)
         return certificates
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        try:
-            status = self._path.stat()
-        except OSError:  # between the old file and the new one
-            return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _certificates(config: Any) -> Any:
@@ -137,6 +134,41 @@ def read_tokens(path: Path) -> list[str]:
     return tokens
 
 
+class TokenFile:
+    """The bearer tokens of a file, which is read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            ServingError: the file cannot be read or holds no token.
+        """
+        self._path = path
+        self._seen = _stamp(path)
+        self._tokens = read_tokens(path)
+        self._looked = time.monotonic()
+
+    def accepts(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether a call's metadata carry one of the tokens."""
+        if time.monotonic() - self._looked >= _LOOK_EVERY:
+            self._look()
+        return shows_token(metadata, self._tokens)
+
+    def _look(self) -> None:
+        """Read the file again if it has changed; a damaged one changes nothing."""
+        self._looked = time.monotonic()
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        self._seen = stamp
+        try:
+            self._tokens = read_tokens(self._path)
+        except ServingError as error:
+            LOG.error("%s; the server keeps its current tokens", error)
+        else:
+            LOG.info("token file %s: read again", self._path)
+
+
 def token_metadata(token: str) -> list[tuple[str, str]]:
     """Metadata that carries the token; empty without a token."""
     return [(_HEADER, _SCHEME + token)] if token else []
@@ -151,6 +183,15 @@ def shows_token(metadata: Iterable[tuple[str, str | bytes]], tokens: Iterable[st
     expected = [(_SCHEME + token).encode() for token in tokens]
     same = [hmac.compare_digest(one.encode(), token) for one in shown for token in expected]
     return any(same)
+
+
+def _stamp(path: Path) -> _Stamp:
+    """What changes whenever a file is replaced; None where it cannot be seen."""
+    try:
+        status = path.stat()
+    except OSError:  # between the old file and the new one
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _read(what: str, path: Path) -> str:

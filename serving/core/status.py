@@ -7,12 +7,14 @@
     ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
     ├── StoreError              UNAVAILABLE          no answer of the store on a required feature
     ├── DrainingError           UNAVAILABLE          the server is stopping
+    ├── AdmissionError          RESOURCE_EXHAUSTED   too many calls at once
     ├── UnauthenticatedError    UNAUTHENTICATED      no valid bearer token
+    ├── PermissionDeniedError   PERMISSION_DENIED    a reload request without an admin token
     └── TooLateError            DEADLINE_EXCEEDED    the caller no longer waits
 
 gRPC itself cancels a call whose caller goes away or whose deadline passes, and answers
-RESOURCE_EXHAUSTED for messages over the limit and calls over the admission cap.  Any other error is
-a bug of ours: INTERNAL, with an id that the log names.
+RESOURCE_EXHAUSTED for messages over the limit.  Any other error is a bug of ours: INTERNAL, with an
+id that the log names.
 """
 
 import logging
@@ -21,9 +23,9 @@ import uuid
 from typing import Any
 
 import grpc
-import tensorflow as tf
 
 from multigate.configs.errors import ServingError
+from multigate.serving.runtime.errors import RefusedInputError, RunTimeoutError
 
 LOG = logging.getLogger("multigate.serving")
 
@@ -72,10 +74,22 @@ class DrainingError(RequestError):
     code = grpc.StatusCode.UNAVAILABLE
 
 
+class AdmissionError(RequestError):
+    """Too many calls are in flight."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 class UnauthenticatedError(RequestError):
     """The call shows no valid bearer token."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class PermissionDeniedError(RequestError):
+    """The call needs an admin token."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class TooLateError(RequestError):
@@ -113,9 +127,11 @@ def status_of(method: str, error: Exception) -> tuple[grpc.StatusCode, str]:
     """The status and message of a failure."""
     if isinstance(error, RequestError):
         code, message = error.code, str(error)
-    elif isinstance(error, tf.errors.InvalidArgumentError):
+    elif isinstance(error, RefusedInputError):
         # Without a contract for its inputs (tf.Example), the graph itself refuses them.
-        code, message = grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error.message}"
+        code, message = grpc.StatusCode.INVALID_ARGUMENT, f"{method}: {error}"
+    elif isinstance(error, RunTimeoutError):
+        code, message = grpc.StatusCode.DEADLINE_EXCEEDED, f"{method}: {error}"
     else:
         incident = uuid.uuid4().hex
         LOG.error("incident %s in %s", incident, method, exc_info=error)

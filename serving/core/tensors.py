@@ -4,14 +4,20 @@
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.core.framework import tensor_pb2
 
 from multigate.serving.core.status import InvalidRequestError
+from multigate.serving.protos.tensorflow_messages import tensor_pb2
+from multigate.serving.runtime.dtypes import (
+    NUMBERS,
+    NUMPY,
+    TensorSpec,
+    describe,
+    name_of,
+    number_of,
+)
 
 MOST_ELEMENTS, MOST_REPEATED = 1 << 24, 1 << 20
 """A proto may claim any shape and hold one value.  64 MiB of floats is the most that a real message
@@ -27,16 +33,6 @@ _FIELDS = {
 }
 
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """Dtype and shape of a signature's input or output."""
-
-    dtype: str
-    """TensorFlow's name: float32, int64, string and so on."""
-    shape: tuple[int | None, ...] | None
-    """None where the rank is unknown; a None dimension takes any size."""
-
-
 def decode(name: str, tensor: Any, spec: TensorSpec) -> np.ndarray:
     """Read a TensorProto as an array of a signature's input.
 
@@ -50,11 +46,11 @@ def decode(name: str, tensor: Any, spec: TensorSpec) -> np.ndarray:
     Raises:
         InvalidRequestError: wrong dtype, wrong shape, or values that do not fill the shape.
     """
-    dtype = _dtype_name(tensor.dtype)
+    dtype = name_of(tensor.dtype)
     if dtype != spec.dtype:
         raise InvalidRequestError(f"input {name!r}: expected dtype {spec.dtype}, received {dtype}")
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if tensor.tensor_shape.unknown_rank or not _fits(shape, spec.shape):
+    if tensor.tensor_shape.unknown_rank or not spec.fits(shape):
         received = "unknown rank" if tensor.tensor_shape.unknown_rank else list(shape)
         raise InvalidRequestError(
             f"input {name!r}: expected shape {describe(spec.shape)}, received {received}"
@@ -73,22 +69,16 @@ def decode(name: str, tensor: Any, spec: TensorSpec) -> np.ndarray:
 
 def encode(values: np.ndarray) -> tensor_pb2.TensorProto:
     """A TensorProto with its values in the typed field, which clients in all languages read."""
-    dtype = tf.dtypes.as_dtype(values.dtype)
-    tensor = tensor_pb2.TensorProto(dtype=dtype.as_datatype_enum)
+    number = number_of(values.dtype)
+    assert number is not None, values.dtype  # it was an output of the model
+    tensor, field = tensor_pb2.TensorProto(dtype=number), _FIELDS.get(name_of(number))
     for size in values.shape:
         tensor.tensor_shape.dim.add(size=size)
-    if dtype.name in _FIELDS:
-        getattr(tensor, _FIELDS[dtype.name]).extend(values.ravel().tolist())
+    if field is not None:
+        getattr(tensor, field).extend(values.ravel().tolist())
     else:
         tensor.tensor_content = values.tobytes()
     return tensor
-
-
-def describe(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as text; ? is any size."""
-    if shape is None:
-        return "of any rank"
-    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
 def _from_content(name: str, content: bytes, dtype: str, elements: int) -> np.ndarray:
@@ -96,7 +86,7 @@ def _from_content(name: str, content: bytes, dtype: str, elements: int) -> np.nd
         raise InvalidRequestError(
             f"input {name!r}: expected texts in string_val, not tensor_content"
         )
-    kind = np.dtype(dtype)
+    kind = NUMPY[NUMBERS[dtype]]
     if len(content) != elements * kind.itemsize:
         raise InvalidRequestError(
             f"input {name!r}: expected {elements * kind.itemsize} bytes of tensor_content, "
@@ -124,20 +114,3 @@ def _from_field(name: str, tensor: Any, dtype: str, elements: int) -> np.ndarray
             )
         values = np.concatenate([values, np.repeat(values[-1:], elements - len(values))])
     return values
-
-
-def _dtype_name(number: int) -> str:
-    try:
-        return str(tf.dtypes.as_dtype(number).name)
-    except TypeError:
-        return f"number {number}, which is not a dtype"
-
-
-def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) -> bool:
-    if any(size < 0 for size in shape):
-        return False
-    if wanted is None:
-        return True
-    return len(shape) == len(wanted) and all(
-        w is None or size == w for size, w in zip(shape, wanted, strict=True)
-    )

@@ -1,8 +1,10 @@
 """The feature store's keys in Redis.
 
-    multigate:NAME:SCHEMA:current           JSON: generation, cut_off, priors, rows by side
+    multigate:NAME:SCHEMA:current           JSON: generation, cut_off, priors; for each of users and
+                                            items its number of rows and its columns' names
     multigate:NAME:SCHEMA:loading           lock of the loader that runs now
-    multigate:NAME:SCHEMA:GENERATION:u:ID   features of a user, a JSON list in the contract's order
+    multigate:NAME:SCHEMA:GENERATION:u:ID   features of a user, a JSON list in the order of
+                                            these columns
     multigate:NAME:SCHEMA:GENERATION:i:ID   features of an item, likewise
 
 A new snapshot is written as a new generation beside the one in use.  Then `current` is switched to

@@ -82,7 +82,17 @@ def load_snapshot(
                 for side, source, letter in redis_keys.SIDES
             }
             cut_off = manifest["cut_off"]
-            value = {"generation": generation, "cut_off": cut_off, "rows": rows, "priors": priors}
+            value = {
+                "generation": generation,
+                "cut_off": cut_off,
+                "rows": rows,
+                # The schema does not fix an order: a server may have the features in another one.
+                "columns": {
+                    source: list(stored_columns(frozen.contract, side))
+                    for side, source, _ in redis_keys.SIDES
+                },
+                "priors": priors,
+            }
             redis.set(redis_keys.current(begin), json.dumps(value))
             _expire(redis, begin, generation, keep_seconds)
     except importlib.import_module("redis").RedisError as error:

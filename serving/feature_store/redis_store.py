@@ -28,12 +28,8 @@ from multigate.serving.feature_store.interface import (
 )
 from multigate.serving.feature_store.redis_client import connect
 
-_UNREADABLE = (
-    ValueError,
-    LookupError,
-    TypeError,
-    StopIteration,
-)  # a value that the loader did not write
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, StopIteration)
+"""A value that the loader did not write."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +41,8 @@ class _Current:
     generation: str = ""
     cut_off: float | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
+    places: Mapping[Side, Mapping[str, int]] = field(default_factory=dict)
+    """By side, the place of each column in a row."""
 
 
 class RedisStore:
@@ -72,11 +70,6 @@ class RedisStore:
         self._prefix = redis_keys.prefix(name, schema)
         self._seconds = seconds
         self._features = {side: stored_columns(contract, side) for side, _, _ in redis_keys.SIDES}
-        self._place = {
-            name: place
-            for features in self._features.values()
-            for place, name in enumerate(features)
-        }
         self._current = _Current()
         self._breaker = CircuitBreaker(f"feature store of model {name!r}")
         with suppress(self._error, *_UNREADABLE):  # the first query reports it
@@ -117,9 +110,9 @@ class RedisStore:
             return self._query(query)
         columns: dict[str, Column] = {}
         if needs_user:
-            columns |= self._columns("user", rows[:1], query.user_features)
+            columns |= self._columns(used, "user", rows[:1], query.user_features)
         if query.item_features:
-            columns |= self._columns("item", rows[needs_user:], query.item_features)
+            columns |= self._columns(used, "item", rows[needs_user:], query.item_features)
         return FeatureAnswer(columns, cut_off=used.cut_off, priors=used.priors)
 
     def close(self) -> None:
@@ -131,23 +124,26 @@ class RedisStore:
         return [begin + (one if isinstance(one, bytes) else b"%d" % one) for one in ids]
 
     def _columns(
-        self, side: Side, rows: Sequence[bytes | None], names: Sequence[str]
+        self, used: _Current, side: Side, rows: Sequence[bytes | None], names: Sequence[str]
     ) -> dict[str, Column]:
-        features = self._features[side]
+        features, places = self._features[side], used.places[side]
         known = [row for row in rows if row is not None]
         if not known:
             return {name: missing_column(features[name], len(rows)) for name in names}
         # Parsing one joined text is several times faster than parsing its parts.
         lists = iter(json.loads(b"[" + b",".join(known) + b"]"))
-        all_missing = [None] * len(features)
+        all_missing = [None] * len(places)
         values = [all_missing if row is None else next(lists) for row in rows]
         return {
-            name: to_column(features[name], [row[self._place[name]] for row in values])
-            for name in names
+            name: to_column(features[name], [row[places[name]] for row in values]) for name in names
         }
 
     def _switch_to(self, current: bytes | None) -> None:
-        """Use the generation that Redis names."""
+        """Use the generation that Redis names.
+
+        Raises:
+            ValueError: its rows lack a column, or do not say which columns they have.
+        """
         if current is not None:
             value = json.loads(current)
             self._current = _Current(
@@ -155,4 +151,18 @@ class RedisStore:
                 value["generation"],
                 parse_cut_off(value["cut_off"]),
                 value.get("priors", {}),
+                {
+                    side: self._read_places(side, source, value)
+                    for side, source, _ in redis_keys.SIDES
+                },
             )
+
+    def _read_places(self, side: Side, source: str, value: Any) -> dict[str, int]:
+        """The place of each column in one side's rows."""
+        columns = value.get("columns", {}).get(source)
+        if columns is None:  # written by an earlier version, in the order of its contract
+            raise ValueError(f"{source}: no names of columns")
+        absent = self._features[side].keys() - set(columns)
+        if absent:
+            raise ValueError(f"{source}: no column {min(absent)!r}")
+        return {name: place for place, name in enumerate(columns)}

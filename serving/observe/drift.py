@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from multigate.configs.contract import LENGTH, PRESENT, IdListFeature
-from multigate.serving.core.background import lower_priority
+from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
@@ -75,9 +75,9 @@ class DriftMonitor:
         self._closed = False
         self._windows: dict[tuple[str, int], _Window] = {}
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
-        self._thread: threading.Thread | None = None
+        self._thread: SupervisedThread | None = None
         if self._rate > 0:
-            self._thread = threading.Thread(target=self._run, name="drift", daemon=True)
+            self._thread = SupervisedThread("drift", self._run, metrics.thread_failures.add)
             self._thread.start()
 
     def add(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:

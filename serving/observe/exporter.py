@@ -3,7 +3,6 @@
 import logging
 import socketserver
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from socket import AF_INET, AF_INET6
@@ -16,18 +15,25 @@ from prometheus_client.registry import Collector
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core.addresses import address
+from multigate.serving.core.background import SupervisedThread
 
 LOG = logging.getLogger("multigate.serving")
 PATH = "/monitoring/prometheus/metrics"
 
 
-def start_exporter(host: str, port: int, metrics: Collector) -> tuple[int, Callable[[], None]]:
+def start_exporter(
+    host: str,
+    port: int,
+    metrics: Collector,
+    failed: Callable[[str], None] = lambda name: None,
+) -> tuple[int, Callable[[], None]]:
     """Serve metrics at `PATH`, in threads.
 
     Args:
         host: to listen on.
         port: to listen on; 0 is a free one.
         metrics: collected anew for each request.
+        failed: called with the thread's name if it fails and begins again.
 
     Returns:
         The bound port, and a function that stops the exporter.
@@ -44,10 +50,12 @@ def start_exporter(host: str, port: int, metrics: Collector) -> tuple[int, Calla
             "see --metrics_port"
         ) from None
     exporter.set_app(_page(metrics))
-    threading.Thread(target=exporter.serve_forever, name="metrics", daemon=True).start()
+    thread = SupervisedThread("metrics", exporter.serve_forever, failed)
+    thread.start()
 
     def close() -> None:
         exporter.shutdown()
+        thread.join()
         exporter.server_close()
 
     return exporter.server_port, close

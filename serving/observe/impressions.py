@@ -38,6 +38,7 @@ from multigate.configs.contract import (
     VectorFeature,
 )
 from multigate.configs.errors import ServingError
+from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import LOG
@@ -124,7 +125,7 @@ class ImpressionLog:
         self._closed = False
         self._files = 0
         self._open: dict[tuple[str, str], _File] = {}
-        self._thread = threading.Thread(target=self._write, name="impressions", daemon=True)
+        self._thread = SupervisedThread("impressions", self._write, metrics.thread_failures.add)
         self._thread.start()
 
     def add(self, ranked: Ranked) -> None:
@@ -187,7 +188,8 @@ class ImpressionLog:
         name = f"impressions-{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
         partial = folder / f".{name}.partial"
         try:
-            table = self._pa.concat_tables(file.tables)
+            # Versions of one schema may have tasks and features in another order.
+            table = self._pa.concat_tables(file.tables, promote_options="default")
             folder.mkdir(exist_ok=True)
             self._parquet.write_table(table, partial, compression="zstd")
             partial.rename(folder / name)

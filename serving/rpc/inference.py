@@ -3,17 +3,17 @@
 from typing import Any
 
 import numpy as np
-from tensorflow_serving.apis import (
+
+from multigate.serving.core.layout import DEFAULT, Arrays
+from multigate.serving.core.loop import Threads
+from multigate.serving.core.status import Call, InvalidRequestError
+from multigate.serving.protos.tensorflow_messages import (
     classification_pb2,
     inference_pb2,
     prediction_service_pb2_grpc,
     regression_pb2,
 )
-
-from multigate.serving.core.layout import DEFAULT, Arrays
-from multigate.serving.core.loop import Threads
-from multigate.serving.core.status import Call, InvalidRequestError
-from multigate.serving.rpc.prediction import Prediction, read_tf_model_spec
+from multigate.serving.rpc.prediction import Prediction, read_tf_model_spec, refuse_too_many
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
@@ -40,63 +40,56 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
 
     async def Classify(self, request: Any, context: Any) -> Any:
         """Classes with scores for each tf.Example."""
-        Call(context).check("before the request was read")
-        return await self._threads.run(self._classify, request)
+        call = Call(context)
+        inferred = await self._infer(request.model_spec, request.input, CLASSIFY, call)
+        return classification_pb2.ClassificationResponse(
+            result=inferred.classification_result, model_spec=inferred.model_spec
+        )
 
     async def Regress(self, request: Any, context: Any) -> Any:
         """One value for each tf.Example."""
-        Call(context).check("before the request was read")
-        return await self._threads.run(self._regress, request)
+        call = Call(context)
+        inferred = await self._infer(request.model_spec, request.input, REGRESS, call)
+        return regression_pb2.RegressionResponse(
+            result=inferred.regression_result, model_spec=inferred.model_spec
+        )
 
     async def MultiInference(self, request: Any, context: Any) -> Any:
         """Several Classify and Regress calls over the same examples."""
-        Call(context).check("before the request was read")
-        return await self._threads.run(self._infer, request)
-
-    def _classify(self, request: Any) -> Any:
-        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
-            name, outputs = _run(ranker, request.model_spec, request.input, CLASSIFY)
-            response = classification_pb2.ClassificationResponse()
-            response.result.CopyFrom(_classifications(outputs))
-            _fill_model_spec(response.model_spec, ranker, name)
-            return response
-
-    def _regress(self, request: Any) -> Any:
-        with self._models.use(*read_tf_model_spec(request.model_spec)) as ranker:
-            name, outputs = _run(ranker, request.model_spec, request.input, REGRESS)
-            response = regression_pb2.RegressionResponse()
-            response.result.CopyFrom(_regressions(outputs))
-            _fill_model_spec(response.model_spec, ranker, name)
-            return response
-
-    def _infer(self, request: Any) -> Any:
+        call = Call(context)
         if not request.tasks:
             raise InvalidRequestError("tasks: expected at least one, received none")
-        response = inference_pb2.MultiInferenceResponse()
         for task in request.tasks:
             if task.method_name not in {CLASSIFY, REGRESS}:
                 raise InvalidRequestError(
                     f"tasks: expected method {CLASSIFY} or {REGRESS}, received {task.method_name!r}"
                 )
-            with self._models.use(*read_tf_model_spec(task.model_spec)) as ranker:
-                name, outputs = _run(ranker, task.model_spec, request.input, task.method_name)
-                result = response.results.add()
-                if task.method_name == CLASSIFY:
-                    result.classification_result.CopyFrom(_classifications(outputs))
-                else:
-                    result.regression_result.CopyFrom(_regressions(outputs))
-                _fill_model_spec(result.model_spec, ranker, name)
+        response = inference_pb2.MultiInferenceResponse()
+        for task in request.tasks:
+            inferred = await self._infer(
+                task.model_spec, request.input, task.method_name, call, len(request.tasks)
+            )
+            response.results.append(inferred)
         return response
 
+    async def _infer(self, spec: Any, given: Any, method: str, call: Call, tasks: int = 1) -> Any:
+        """The InferenceResult of one task over tf.Examples, once there is a slot for its run.
 
-def _fill_model_spec(spec: Any, ranker: RankerVersion, signature: str) -> None:
-    spec.name = ranker.model
-    spec.version.value = ranker.number
-    spec.signature_name = signature
+        Args:
+            spec: names the model and the signature.
+            given: the request's Input.
+            method: `CLASSIFY` or `REGRESS`.
+            call: whose deadline counts.
+            tasks: how many tasks the call has; the limit of rows is for all of them together.
+        """
+        call.check("before the request was read")
+        with self._models.use(*read_tf_model_spec(spec)) as ranker:
+            async with ranker.run_slots.hold(call):
+                return await self._threads.run(_result, ranker, spec, given, method, tasks)
 
 
-def _run(ranker: RankerVersion, spec: Any, given: Any, method: str) -> tuple[str, Arrays]:
-    """Run a signature over tf.Examples; returns its name and outputs."""
+def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: int) -> Any:
+    """Run a signature over tf.Examples; its InferenceResult."""
     name = spec.signature_name or DEFAULT
     signature = ranker.signature(name)
     if signature is None or not _supports(signature, method):
@@ -106,8 +99,16 @@ def _run(ranker: RankerVersion, spec: Any, given: Any, method: str) -> tuple[str
             f"{', '.join(offered) or 'this version has none'}"
         )
     (key,) = signature.inputs
-    examples = _serialised(given)
-    return name, signature({key: examples})
+    outputs = signature({key: _serialised(given, tasks, ranker.max_rows)})
+    result = inference_pb2.InferenceResult()
+    if method == CLASSIFY:
+        result.classification_result.CopyFrom(_classifications(outputs))
+    else:
+        result.regression_result.CopyFrom(_regressions(outputs))
+    result.model_spec.name = ranker.model
+    result.model_spec.version.value = ranker.number
+    result.model_spec.signature_name = name
+    return result
 
 
 def _supports(signature: Signature, method: str) -> bool:
@@ -123,12 +124,14 @@ def _supports(signature: Signature, method: str) -> bool:
     )
 
 
-def _serialised(given: Any) -> np.ndarray:
+def _serialised(given: Any, tasks: int, max_rows: int) -> np.ndarray:
     """The tf.Examples of an Input as (N,) bytes, each merged with the Input's context."""
     kind = given.WhichOneof("kind")
     chosen = getattr(given, kind) if kind else None
     if chosen is None or not chosen.examples:
         raise InvalidRequestError("input: expected at least one tf.Example, received none")
+    where = "input" if tasks == 1 else f"input, for each of {tasks} tasks"
+    refuse_too_many(where, tasks * len(chosen.examples), max_rows)
     texts = []
     for example in chosen.examples:
         if kind == "example_list_with_context":

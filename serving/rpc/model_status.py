@@ -3,12 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from tensorflow_serving.apis import (
-    get_model_status_pb2,
-    model_management_pb2,
-    model_service_pb2_grpc,
-)
-
 from multigate.configs.errors import ServingError
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import (
@@ -17,6 +11,11 @@ from multigate.serving.core.status import (
     InvalidRequestError,
     RequestError,
     WrongStateError,
+)
+from multigate.serving.protos.tensorflow_messages import (
+    get_model_status_pb2,
+    model_management_pb2,
+    model_service_pb2_grpc,
 )
 from multigate.serving.rpc.prediction import read_tf_model_spec
 from multigate.serving.versions.manager import VersionRecord
@@ -55,7 +54,8 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
     def _status(self, request: Any) -> Any:
         records = self._models.records(*read_tf_model_spec(request.model_spec))
         if self._workers is not None:
-            known = self._workers.known_records(request.model_spec.name)
+            name = request.model_spec.name
+            known = self._workers.known_records(name) or [self._models.known_records(name)]
             records = {
                 number: combine_states([one.get(number) for one in known]) for number in records
             }

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import any_pb2
-from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from multigate.configs.contract import LENGTH, PRESENT, Contract
 from multigate.serving.core.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode, encode
+from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2, predict_pb2
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import Signature
@@ -40,7 +40,10 @@ class Prediction:
                 )
             wanted = _filter(request.output_filter, signature)
             if signature.layout is None:
-                outputs = await self._threads.run(_run, request.inputs, signature)
+                async with ranker.run_slots.hold(call):
+                    outputs = await self._threads.run(
+                        _run, request.inputs, signature, ranker.max_rows
+                    )
             else:
                 inputs, rows = await self._threads.run_if(
                     ranker.is_slow_to_read(request), _read, request.inputs, signature, ranker
@@ -76,9 +79,13 @@ class Prediction:
             return response
 
 
-def _run(tensors: Any, signature: Signature) -> Arrays:
+def _run(tensors: Any, signature: Signature, max_rows: int) -> Arrays:
     """Run a signature that the contract does not describe, such as `classify`."""
-    return signature(read_inputs(tensors, signature))
+    inputs = read_inputs(tensors, signature)
+    for name, values in inputs.items():
+        if values.ndim:
+            refuse_too_many(f"input {name!r}", len(values), max_rows)
+    return signature(inputs)
 
 
 def _read(tensors: Any, signature: Signature, ranker: RankerVersion) -> tuple[Arrays, int]:
@@ -115,6 +122,18 @@ def read_inputs(tensors: Any, signature: Signature) -> Arrays:
     return {name: decode(name, tensors[name], spec) for name, spec in signature.inputs.items()}
 
 
+def refuse_too_many(where: str, rows: int, max_rows: int) -> None:
+    """Refuse a call with too many rows.
+
+    Raises:
+        InvalidRequestError: says what to do.
+    """
+    if rows > max_rows:
+        raise InvalidRequestError(
+            f"{where}: expected at most {max_rows} rows, received {rows}; split the call"
+        )
+
+
 def check_inputs(
     inputs: Arrays, layout: Layout, contract: Contract, max_rows: int
 ) -> tuple[Arrays, int]:
@@ -147,10 +166,7 @@ def check_inputs(
             )
         if rows == 0:
             raise InvalidRequestError(f"input {name!r}: expected at least one row, received none")
-        if rows > max_rows:
-            raise InvalidRequestError(
-                f"input {name!r}: expected at most {max_rows} rows, received {rows}; split the call"
-            )
+        refuse_too_many(f"input {name!r}", rows, max_rows)
     for name, spec in layout.inputs.items():
         values = inputs[name]
         if spec.role in ("value", "vector"):

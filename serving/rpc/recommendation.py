@@ -15,6 +15,7 @@ from typing import Any
 
 from multigate.configs.contract import LENGTH, Contract, IdListFeature
 from multigate.serving.core.layout import Arrays
+from multigate.serving.core.loop import for_future
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, Call, InvalidRequestError, NotServedError
@@ -138,11 +139,17 @@ class CandidateFinder:
     ) -> list[ItemId] | _Failure:
         """Candidates that are found in time; releases the version when the run has ended."""
         started = time.perf_counter()
-        run = self._threads.submit(candidate_version.retrieve, user, min(count, _MAX_COUNT))
+        name = f"{candidate_version.model} version {candidate_version.number}"
+        retrieve = for_future(candidate_version.retrieve)
+        try:
+            run = self._threads.submit(retrieve, user, min(count, _MAX_COUNT))
+        except RuntimeError:  # no thread can be started
+            candidate_version.saved_model.release()
+            LOG.exception("%s: retrieval cannot be started", name)
+            return _Failure("failed", f"{name} failed")
         run.add_done_callback(lambda _: candidate_version.saved_model.release())
         remaining = call.remaining()
         seconds = self._seconds if remaining is None else min(self._seconds, remaining)
-        name = f"{candidate_version.model} version {candidate_version.number}"
         try:
             # On a timeout the run is cancelled, unless it has begun.
             items, known = await asyncio.wait_for(asyncio.wrap_future(run), max(seconds, 0.0))

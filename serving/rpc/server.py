@@ -4,16 +4,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from tensorflow_serving.apis import (
-    model_service_pb2,
-    model_service_pb2_grpc,
-    prediction_service_pb2,
-    prediction_service_pb2_grpc,
-)
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
@@ -22,13 +17,19 @@ from multigate.serving.core.background import freeze_garbage_collector
 from multigate.serving.core.loop import CALLS, Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.core.security import read_tokens, server_credentials
+from multigate.serving.core.security import TokenFile, server_credentials
 from multigate.serving.core.signals import MARGIN, ends_within, stop_signals, wait_for
 from multigate.serving.core.status import LOG
 from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.exporter import start_exporter
 from multigate.serving.observe.impressions import ImpressionLog
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+from multigate.serving.protos.tensorflow_messages import (
+    model_service_pb2,
+    model_service_pb2_grpc,
+    prediction_service_pb2,
+    prediction_service_pb2_grpc,
+)
 from multigate.serving.rpc.health import Health
 from multigate.serving.rpc.inference import PredictionService
 from multigate.serving.rpc.interceptor import StatusInterceptor
@@ -80,12 +81,12 @@ class Server:
         """Bound port, once started."""
         self.metrics_port: int | None = None
         self.models = Models(options, self.metrics)
-        file = options.auth_token_file
         self._interceptor = StatusInterceptor(
             self.metrics,
-            read_tokens(file) if file else (),
+            _token_file(options.auth_token_file),
+            _token_file(options.admin_token_file),
             options.log_calls,
-            max(options.max_concurrent_calls // 4, 1),
+            options.max_concurrent_calls,
         )
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
@@ -115,7 +116,10 @@ class Server:
             self.port = CALLS.submit(self._open()).result()
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
-                    self.options.host, self.options.metrics_port, self.metrics.registry
+                    self.options.host,
+                    self.options.metrics_port,
+                    self.metrics.registry,
+                    self.metrics.thread_failures.add,
                 )
             CALLS.submit(self._open_for_calls()).result()
         except BaseException:
@@ -169,7 +173,6 @@ class Server:
         options = self.options
         self._grpc = grpc.aio.server(
             interceptors=[self._interceptor],
-            maximum_concurrent_rpcs=options.max_concurrent_calls,
             options=[
                 *_keepalive(options),
                 ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
@@ -276,6 +279,10 @@ def _keepalive(options: ServerOptions) -> list[tuple[str, int]]:
             ("grpc.max_connection_age_grace_ms", int(1e3 * options.drain_grace_seconds)),
         ]
     return settings
+
+
+def _token_file(path: Path | None) -> TokenFile | None:
+    return None if path is None else TokenFile(path)
 
 
 def _configs(options: ServerOptions) -> list[ModelConfig]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from multigate.configs.contract import LENGTH
 from multigate.serving.core.layout import Arrays, Layout, empty_like
-from multigate.serving.core.loop import ended
+from multigate.serving.core.loop import ended, for_future
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import LOG, Call, OverloadedError, RequestError
 
@@ -74,7 +74,7 @@ class Batcher:
             slots: most runs at once.
             max_queued: most calls that wait.
         """
-        self._run = run
+        self._run = for_future(run)
         self._layout = layout
         self._lists = [key for key, what in layout.inputs.items() if what.role == "list"]
         self._name = name

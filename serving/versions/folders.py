@@ -12,7 +12,7 @@ SPARSITY = f"{EXTRA}/sparsity.json"
 WARMUP = f"{EXTRA}/tf_serving_warmup_requests"
 POPULAR = f"{EXTRA}/popular.json"
 
-_NEEDED = (GRAPH, "variables/variables.index", CONTRACT, GOLDEN)
+_NEEDED = (GRAPH, CONTRACT, GOLDEN)
 
 _VERSION = re.compile("0|[1-9][0-9]*")
 

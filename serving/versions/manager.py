@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from multigate.configs.errors import ServingError
-from multigate.serving.core.background import lower_priority
+from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
@@ -80,8 +80,8 @@ class VersionManager(Generic[V]):
         self._records: dict[int, VersionRecord] = {}
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
-        self._poller = threading.Thread(
-            target=self._poll_until_closed, name="versions", daemon=True
+        self._poller = SupervisedThread(
+            "versions", self._poll_until_closed, metrics.thread_failures.add
         )
 
     def start(self) -> None:
@@ -123,8 +123,7 @@ class VersionManager(Generic[V]):
     def close(self) -> None:
         """Stop polling, and unload every version once its calls have ended."""
         self._stop.set()
-        if self._poller.is_alive():
-            self._poller.join()
+        self._poller.join()
         with self._lock:
             loaded, self._loaded = self._loaded, {}
         for version in loaded.values():
@@ -294,7 +293,12 @@ class VersionManager(Generic[V]):
         )
         try:
             saved_model = SavedModel.load(
-                version, folder, parallelism, self._kind.layouts, self._check_stop
+                version,
+                folder,
+                parallelism,
+                self._kind.layouts,
+                self._check_stop,
+                options.runtime,
             )
         except OSError as error:
             raise LoadError(f"{folder}: cannot be read: {error}") from None
@@ -331,11 +335,15 @@ class VersionManager(Generic[V]):
 
     def _retire(self, version: V) -> None:
         """Send no more calls to a version, and close it once its calls have ended."""
-        self._record(version.number, VersionRecord("UNLOADING"))
+        unloading = VersionRecord("UNLOADING")
+        self._record(version.number, unloading)
 
         def closed() -> None:
             version.close()
-            self._record(version.number, VersionRecord("END"))
+            with self._lock:
+                # A rollback may have loaded this number again while its last call went on.
+                if self._records[version.number] is unloading:
+                    self._records[version.number] = VersionRecord("END")
 
         version.saved_model.retire(closed)
         LOG.info("model %s version %d is retired", self.name, version.number)

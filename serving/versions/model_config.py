@@ -23,17 +23,20 @@ TensorFlow Serving's protobuf messages are used as they are; the checks here are
 its schema allows and this server does not have.
 """
 
+import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tensorflow_serving.config import model_server_config_pb2
 
 from multigate.configs.errors import ServingError
+from multigate.serving.protos.tensorflow_messages import model_server_config_pb2
 
 CANDIDATES = "candidates/"
 """Prefix of a candidate model's platform; the ranker's name follows."""
+_LONGEST = 200
+"""Bytes of a model's name as a folder's name, where 日 takes nine; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,20 @@ class ModelConfig:
     """Version of each label."""
     ranker: str = ""
     """For a candidate model, the name of its ranker; empty for a ranker."""
+
+    def __post_init__(self) -> None:
+        """Refuse a name that cannot be a folder of the impression log.
+
+        Raises:
+            ServingError: the name begins with a dot, has a control character, or is too long.
+        """
+        name = self.name
+        long = len(urllib.parse.quote(name, safe="", errors="replace")) > _LONGEST
+        if long or name.startswith(".") or not name.isprintable():
+            raise ServingError(
+                f"model name: expected printable characters, the first not a dot, and at most "
+                f"{_LONGEST} bytes as a folder's name, received {name[:_LONGEST]!r}"
+            )
 
 
 def read_model_configs(path: Path) -> list[ModelConfig]:

@@ -15,6 +15,7 @@ from multigate.serving.versions.batching import Batcher
 from multigate.serving.versions.loaded_version import LoadedVersion
 from multigate.serving.versions.popular import ItemId, read_popular
 from multigate.serving.versions.reference import Reference
+from multigate.serving.versions.run_slots import RunSlots
 from multigate.serving.versions.saved_model import SavedModel, Signature
 
 _LARGE = 1 << 17
@@ -56,6 +57,8 @@ class RankerVersion(LoadedVersion):
             for name, signature in saved_model.signatures.items()
             if signature.layout is not None
         }
+        self.run_slots = RunSlots(model, options.batch_slots, options.max_queued_calls)
+        """For the other signatures."""
 
     @staticmethod
     def layouts(contract: Contract) -> dict[str, Layout]:

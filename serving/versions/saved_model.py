@@ -1,23 +1,17 @@
 """A loaded SavedModel: its graph in a session, and a callable per signature."""
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import MultigateError, ServingError
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
-from multigate.serving.core.tensors import TensorSpec
+from multigate.serving.runtime.dtypes import TensorSpec
+from multigate.serving.runtime.errors import ModelRuntimeError
+from multigate.serving.runtime.open import Runtime, open_session
 from multigate.serving.versions.folders import CONTRACT, missing_files
-from multigate.serving.versions.freezing import freeze_variables, small_enough
-
-LOG = logging.getLogger("multigate.serving")
-
 
 Layouts = Callable[[Contract], dict[str, Layout]]
 """Gives the signatures that a contract requires, by name."""
@@ -34,14 +28,9 @@ class Signature:
         self.name = name
         self.method = definition.method_name
         self.layout = layout
-        self.inputs = {key: _spec(info) for key, info in sorted(definition.inputs.items())}
-        self.outputs = {key: _spec(info) for key, info in sorted(definition.outputs.items())}
-        options = config_pb2.CallableOptions()
-        options.feed.extend(definition.inputs[key].name for key in self.inputs)
-        options.fetch.extend(definition.outputs[key].name for key in self.outputs)
-        # Session.run, and Session.make_callable with feeds, look up every feed in every call: 590
-        # us with 28 inputs and 9 outputs.  This private method's callable takes 83 us.
-        self._run = session._make_callable_from_options(options)
+        self.inputs = {k: TensorSpec.of(info) for k, info in sorted(definition.inputs.items())}
+        self.outputs = {k: TensorSpec.of(info) for k, info in sorted(definition.outputs.items())}
+        self._run = session.runner(definition)
 
     def __call__(self, inputs: Arrays) -> Arrays:
         """Run the graph; releases the GIL meanwhile."""
@@ -57,14 +46,13 @@ class SavedModel:
         version: int,
         frozen: FrozenContract,
         session: Any,
-        meta_graph: Any,
         layouts: Layouts,
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
         self.version = version
         self.contract = frozen.contract
         self.schema = frozen.schema_fingerprint
-        self.definitions = dict(sorted(meta_graph.signature_def.items()))
+        self.definitions = dict(sorted(session.definitions.items()))
         needed = layouts(self.contract)
         self.signatures: dict[str, Signature] = {}
         for name, definition in self.definitions.items():
@@ -86,6 +74,7 @@ class SavedModel:
         parallelism: tuple[int, int] = (1, -1),
         layouts: Layouts = ranker_layouts,
         check_stop: Callable[[], None] = lambda: None,
+        runtime: Runtime = "c",
     ) -> "SavedModel":
         """Load a version folder.
 
@@ -96,6 +85,7 @@ class SavedModel:
                 latter means the calling thread.
             layouts: gives the signatures that the contract requires.
             check_stop: called between steps; raises LoadError to cancel the load.
+            runtime: what runs the graph.
 
         Raises:
             LoadError: the folder is incomplete or damaged, or contradicts its contract.
@@ -106,24 +96,21 @@ class SavedModel:
             frozen = FrozenContract.read(folder / CONTRACT)
         except (MultigateError, OSError) as error:
             raise LoadError(str(error)) from None
-        config = tf.compat.v1.ConfigProto(
-            intra_op_parallelism_threads=parallelism[0],
-            inter_op_parallelism_threads=parallelism[1],
-            gpu_options=tf.compat.v1.GPUOptions(allow_growth=True),
-        )
-        graph = tf.Graph()
-        session = tf.compat.v1.Session(graph=graph, config=config)
+        session = None
         try:
-            with graph.as_default():
-                meta_graph = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
+            session = open_session(runtime, folder, parallelism)
             check_stop()
-            session = _freeze_if_small(session, meta_graph, config, folder)
-            return cls(version, frozen, session, meta_graph, layouts, check_stop)
-        except LoadError as error:
-            session.close()
-            raise LoadError(f"{folder}: {error}") from None
-        except Exception as error:  # TensorFlow raises many types for a damaged file
-            session.close()
+            return cls(version, frozen, session, layouts, check_stop)
+        except ServingError as error:
+            if session is not None:
+                session.close()
+            reason = " ".join(str(error).split())
+            if isinstance(error, ModelRuntimeError):
+                reason = f"cannot be loaded: {reason:.300}; copy or export the version again"
+            raise LoadError(f"{folder}: {reason}") from error
+        except Exception as error:  # such as a signature that is no message
+            if session is not None:
+                session.close()
             reason = " ".join(str(error).split())
             raise LoadError(f"{folder}: cannot be loaded: {reason:.300}") from error
 
@@ -184,23 +171,3 @@ class SavedModel:
         self._session.close()
         assert self._closed is not None
         self._closed()
-
-
-def _freeze_if_small(session: Any, meta_graph: Any, config: Any, folder: Path) -> Any:
-    """The session with constants in place of variables, where that is possible."""
-    if not small_enough(folder):
-        return session
-    try:
-        return freeze_variables(session, meta_graph.signature_def.values(), config)
-    except Exception as error:  # such as for nested gathers
-        reason = " ".join(str(error).split())
-        LOG.info("%s: cannot be frozen, keeps its variables: %.300s", folder, reason)
-        return session
-
-
-def _spec(info: Any) -> TensorSpec:
-    """Dtype and shape of a TensorInfo."""
-    shape = None
-    if not info.tensor_shape.unknown_rank:
-        shape = tuple(None if d.size < 0 else int(d.size) for d in info.tensor_shape.dim)
-    return TensorSpec(tf.dtypes.as_dtype(info.dtype).name, shape)

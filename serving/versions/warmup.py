@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from tensorflow_serving.apis import prediction_log_pb2
 
 from multigate.serving.core.layout import Arrays
 from multigate.serving.core.tensors import decode
+from multigate.serving.protos.tensorflow_messages import prediction_log_pb2
 from multigate.serving.versions.folders import GOLDEN, WARMUP
+from multigate.serving.versions.records import read_records
 from multigate.serving.versions.saved_model import LoadError, SavedModel, Signature
 
-RUNS = 2  # the first run of a shape traces; the second runs what was traced
+RUNS = 2  # the first run of a signature makes its executor
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # tolerances of golden scores: CPUs differ in the order of sums
 SAME_IDS = 0.9  # share of golden items: almost equal scores may swap places
 
@@ -50,7 +50,7 @@ def warm_up(
         return 0
     count = 0
     try:
-        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+        for record in read_records(path):
             log = prediction_log_pb2.PredictionLog.FromString(record)
             if log.WhichOneof("log_type") != "predict_log":
                 continue

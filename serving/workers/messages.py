@@ -53,6 +53,11 @@ class Abort:
 
 
 @dataclass(frozen=True)
+class Heartbeat:
+    """To a worker.  Answer: None, from its event loop: it handles calls."""
+
+
+@dataclass(frozen=True)
 class GetMetrics:
     """To a worker.  Answer: its metric families, a list of prometheus-client's `Metric`."""
 
@@ -74,7 +79,7 @@ class Reload:
     configs: bytes
 
 
-Order = Stop | Prepare | Commit | Abort | GetMetrics | GetRecords
+Order = Stop | Prepare | Commit | Abort | Heartbeat | GetMetrics | GetRecords
 """What a worker is asked."""
 Request = GetRecords | Reload
 """What the supervisor is asked."""

@@ -6,7 +6,7 @@ connections out among the processes that listen.  A worker listens once it is re
 no connection.  The supervisor holds the port, replaces dead workers, forwards signals, serves the
 metrics of all workers, and passes on what concerns all of them (status requests, reloads).
 
-It imports no TensorFlow: what workers say to each other passes through it as bytes.
+It loads no TensorFlow: what workers say to each other passes through it as bytes.
 
 `multiprocessing.Pool`, gunicorn and circus were considered: they share a listening socket that is
 open before the workers can answer, and know no reload that all workers accept or none.
@@ -14,11 +14,13 @@ open before the workers can answer, and know no reload that all workers accept o
 
 import logging
 import multiprocessing
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,6 +30,7 @@ from prometheus_client.registry import Collector
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import address, reserve
+from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.signals import MARGIN, stop_signals, wait_for
 from multigate.serving.observe.exporter import labelled_by_worker, start_exporter
@@ -45,6 +48,7 @@ from multigate.serving.workers.messages import (
     Failed,
     GetMetrics,
     GetRecords,
+    Heartbeat,
     Order,
     Prepare,
     Ready,
@@ -62,6 +66,13 @@ _YOUNG = 10.0
 """Seconds: a worker that lived longer had worked, and its successor starts after `_FIRST_PAUSE`."""
 _ANSWER_IN, _LOAD_IN = 10.0, 600.0
 """Seconds that a worker has for an answer, and for one that needs models loaded."""
+_METRICS_IN = 2.0
+"""Seconds that a worker has for its metrics: Prometheus waits for ten."""
+_HEARTBEAT_EVERY = 5.0
+"""Seconds between two heartbeats, and that a worker has to answer one."""
+_HEARTBEATS_MISSED = 3
+"""Heartbeats without an answer, one after another, after which a worker is replaced. They are
+counted, not timed: when the whole machine was suspended for an hour, one is missed at most."""
 
 
 class Slot:
@@ -76,6 +87,8 @@ class Slot:
         self.settled = threading.Event()
         """The first worker of this slot serves, or has failed."""
         self.serving = ""
+        self.responsive = True
+        """The worker answered its last request in time."""
         self.over = threading.Event()
         """There is no process."""
         self.over.set()
@@ -83,6 +96,8 @@ class Slot:
         self._process: Any = None
         self._worker: PipeClient | None = None
         self._configs: bytes | None = None
+        self._ready_at: float | None = None
+        """Monotonic seconds at which the worker began to serve; None: it did not."""
         self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
 
     def start(self) -> None:
@@ -103,7 +118,13 @@ class Slot:
         worker = self._worker
         if worker is None or not self.ready.is_set():
             raise DisconnectedError(f"worker {self.number} is not ready")
-        return worker(order, seconds)
+        try:
+            answer = worker(order, seconds)
+        except AnswerTimeoutError:
+            self.responsive = False
+            raise
+        self.responsive = True
+        return answer
 
     def stop(self, at_once: bool) -> None:
         """Have the worker drain or end; one that does not serve yet has no calls, and is killed."""
@@ -125,8 +146,7 @@ class Slot:
     def _run(self) -> None:
         pause = _FIRST_PAUSE
         while not self._supervisor.stopping.is_set():
-            spawned = time.monotonic()
-            self.error = ""
+            self.error, self._ready_at = "", None
             try:
                 self._run_worker()
             except Exception as error:  # such as no memory for a process: the next try may work
@@ -139,7 +159,8 @@ class Slot:
                 return
             self.deaths += 1
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if time.monotonic() - spawned > _YOUNG:
+            # Not since it was spawned: one that dies after a long load has not worked.
+            if self._ready_at is not None and time.monotonic() - self._ready_at > _YOUNG:
                 pause = _FIRST_PAUSE
             LOG.error(
                 "worker %d ended with status %s%s; the next one in %.1f s",
@@ -197,15 +218,46 @@ class Slot:
         self.serving = first.serving
         self._worker = PipeClient(orders)
         self._supervisor.admit(self)
+        self._ready_at = time.monotonic()
+        self.responsive = True
         self.settled.set()
         if self._supervisor.stopping.is_set():
             self.stop(at_once=False)
         server = PipeServer(requests)
-        while True:
-            # A thread each: status requests must not wait for a reload.
-            threading.Thread(
-                target=self._answer, args=(server, *server.receive()), name="answer", daemon=True
-            ).start()
+        ended = threading.Event()
+        heart = SupervisedThread(f"heartbeat-{self.number}", partial(self._send_heartbeats, ended))
+        heart.start()
+        try:
+            while True:
+                # A thread each: status requests must not wait for a reload.
+                threading.Thread(
+                    target=self._answer,
+                    args=(server, *server.receive()),
+                    name="answer",
+                    daemon=True,
+                ).start()
+        finally:
+            ended.set()
+            heart.join()
+
+    def _send_heartbeats(self, ended: threading.Event) -> None:
+        """Ask the worker's event loop again and again; kill a worker that does not answer.
+
+        A hung worker keeps its connections, so that its callers would wait for their deadlines.
+        """
+        missed = 0
+        while not ended.wait(_HEARTBEAT_EVERY):
+            try:
+                self.ask(Heartbeat(), _HEARTBEAT_EVERY)
+            except LinkError:
+                missed += 1
+                # A worker that drains has its own limit of time.
+                if missed >= _HEARTBEATS_MISSED and not self._supervisor.stopping.is_set():
+                    self.error = f"did not answer {missed} heartbeats"
+                    self.kill()
+                    return
+            else:
+                missed = 0
 
     def _answer(self, server: PipeServer, number: int, request: Request) -> None:
         try:
@@ -238,7 +290,7 @@ class Supervisor(Collector):
 
         Args:
             options: of the server.
-            at_start: what a worker does first, before it imports TensorFlow.
+            at_start: what a worker does first, such as `runtime.start.start_runtime`.
 
         Raises:
             ServingError: the address is taken.
@@ -309,8 +361,10 @@ class Supervisor(Collector):
         self._held.close()
 
     def _stop_workers(self, at_once: bool) -> None:
-        for slot in self.slots:
-            slot.stop(at_once)
+        """Tell all at once: one that hangs does not keep the others from draining."""
+        with futures.ThreadPoolExecutor(len(self.slots)) as pool:
+            for stopped in [pool.submit(slot.stop, at_once) for slot in self.slots]:
+                stopped.result()
 
     def admit(self, slot: Slot) -> None:
         """Bring a worker that has just started to the models of the last reload."""
@@ -320,15 +374,22 @@ class Supervisor(Collector):
     def answer(self, request: Request) -> Any:
         """Answer a worker: the records of a model in all workers, or the result of a reload."""
         if isinstance(request, GetRecords):
-            return list(self._ask_all(request).values())
+            found = self._ask_all(request)
+            silent = [s for s in self.slots if s.ready.is_set() and s.number not in found]
+            # What a worker does not say is not known: no version counts as AVAILABLE there.
+            return [*found.values(), *(pickle.dumps({}) for _ in silent)]
         return self._reload(request)
 
-    def _ask_all(self, order: Order) -> dict[int, Any]:
-        """Answers of the workers that are ready, by slot; asked all at once."""
+    def _ask_all(self, order: Order, seconds: float = _ANSWER_IN) -> dict[int, Any]:
+        """Answers of the workers that are ready, by slot; asked all at once.
+
+        A worker that did not answer its last request in time is not asked, until it answers a
+        heartbeat.
+        """
 
         def ask(slot: Slot) -> Any:
             try:
-                return slot.ask(order)
+                return slot.ask(order, seconds) if slot.responsive else None
             except LinkError:
                 return None
 
@@ -367,9 +428,9 @@ class Supervisor(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of all workers, each sample labelled with its worker."""
-        families = self._ask_all(GetMetrics())
+        families = self._ask_all(GetMetrics(), _METRICS_IN)
         yield from labelled_by_worker({str(slot): of_slot for slot, of_slot in families.items()})
-        serving = sum(slot.ready.is_set() for slot in self.slots)
+        serving = sum(slot.ready.is_set() and slot.responsive for slot in self.slots)
         yield GaugeMetricFamily("multigate_workers", "Workers that serve.", serving)
         deaths = CounterMetricFamily(
             "multigate_worker_deaths_total",
@@ -388,7 +449,7 @@ def supervise(options: ServerOptions, at_start: Callable[[], Any]) -> None:
 
     Args:
         options: of the server.
-        at_start: what a worker does first, such as a quiet import of TensorFlow.
+        at_start: what a worker does first, such as `runtime.start.start_runtime`.
 
     Raises:
         ServingError: the server cannot start.

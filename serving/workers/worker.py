@@ -12,7 +12,9 @@ from typing import Any
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
+from multigate.serving.core.loop import CALLS
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.core.signals import MARGIN, ends_within
 from multigate.serving.workers.link import DisconnectedError, PipeClient, PipeServer
 from multigate.serving.workers.messages import (
     Abort,
@@ -20,6 +22,7 @@ from multigate.serving.workers.messages import (
     Failed,
     GetMetrics,
     GetRecords,
+    Heartbeat,
     Order,
     Prepare,
     Ready,
@@ -72,13 +75,15 @@ def run_worker(
     threading.Thread(target=handler.run, name="orders", daemon=True).start()
     while not stop.wait(0.5):  # a signal may reach one of TensorFlow's threads: see core.signals
         pass
-    server.stop(force=force)
+    # The supervisor would kill it later, but may be dead itself.
+    with ends_within(options.drain_delay_seconds + options.drain_grace_seconds + MARGIN):
+        server.stop(force=force)
 
 
 def _refuse_gpu() -> None:
-    import tensorflow as tf
+    from multigate.serving.runtime.devices import has_gpu
 
-    if tf.config.list_physical_devices("GPU"):
+    if has_gpu():
         raise ServingError(
             "--workers: expected 1 with a GPU, because one process takes its memory as it grows; "
             "to serve on CPUs only, set CUDA_VISIBLE_DEVICES=-1"
@@ -131,6 +136,10 @@ class OrderHandler:
             case Commit() | Abort():
                 self._verdicts.put((number, order))
                 return
+            case Heartbeat():
+                beat = CALLS.submit(_beat())
+                beat.add_done_callback(lambda _: self._orders.send(number, None))
+                return
             case GetMetrics():
                 answer = list(self._server.metrics.registry.collect())
             case GetRecords():
@@ -163,6 +172,10 @@ class OrderHandler:
             LOG.exception("a reload of models failed")
             problem = repr(error)
         self._orders.send(number, problem)
+
+
+async def _beat() -> None:
+    """Does nothing, in the event loop."""
 
 
 class Fleet:

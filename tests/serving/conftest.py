@@ -355,6 +355,22 @@ def publish_candidates(candidates_exported):
     return copies(candidates_exported)
 
 
+ADMIN = [("authorization", "Bearer admin")]
+
+
+class ShowAdminToken(grpc.UnaryUnaryClientInterceptor):
+    """Adds the admin token to every call."""
+
+    def intercept_unary_unary(self, continuation, details, request):
+        metadata = [*(details.metadata or ()), *ADMIN]
+        return continuation(details._replace(metadata=metadata), request)
+
+
+def as_admin(channel):
+    """A channel with calls that carry the admin token."""
+    return grpc.intercept_channel(channel, ShowAdminToken())
+
+
 @dataclass
 class Running:
     """A server with a channel and all stubs."""
@@ -365,7 +381,7 @@ class Running:
     def __post_init__(self):
         self.ranking = ranking_pb2_grpc.RankingServiceStub(self.channel)
         self.prediction = prediction_service_pb2_grpc.PredictionServiceStub(self.channel)
-        self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
+        self.models = model_service_pb2_grpc.ModelServiceStub(as_admin(self.channel))
         self.target = f"127.0.0.1:{self.server.port}"
 
     def metric(self, name, **labels):
@@ -374,14 +390,18 @@ class Running:
 
 
 @pytest.fixture(scope="session")
-def run_server():
+def run_server(tmp_path_factory):
     """Start a server with these options; a context manager of `Running`."""
+    tokens = tmp_path_factory.mktemp("tokens") / "admin"
+    tokens.write_text("admin\n")
 
     class Context:
         def __init__(self, base, **options):
             options = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0} | options
             if "model_config_file" not in options:
                 options |= {"model_name": "small", "model_base_path": Path(base)}
+            # An admin token is on, so that `Running.models` may reload.
+            options = {"admin_token_file": tokens} | options
             self.server = Server(ServerOptions(port=0, **options))
 
         def __enter__(self):
@@ -433,6 +453,8 @@ def helpers():
 
     class Helpers:
         sample_inputs = staticmethod(sample_inputs)
+        as_admin = staticmethod(as_admin)
+        admin = ADMIN
         predict_request = staticmethod(predict_request)
         slow_from = SLOW_FROM
         slow_retrieval = SLOW_RETRIEVAL

@@ -72,6 +72,14 @@ def test_a_call_that_is_cancelled_before_a_thread_is_free_leaves_no_work(threads
     assert not second.begun.is_set()
 
 
+def test_work_that_raises_stop_iteration_ends_its_call(call, threads):
+    """An asyncio future refuses StopIteration; the call, and a drain with it, waited for ever."""
+    running, ended = call(lambda: next(iter(())))
+    with pytest.raises(RuntimeError, match="the work raised StopIteration"):
+        running.result(10)
+    assert ended.is_set()
+
+
 def test_a_call_that_is_cancelled_ends_with_its_work_whose_failure_is_nobodys(call, caplog):
     work = Work(ValueError("too late"))
     running, ended = call(work)

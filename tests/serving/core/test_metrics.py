@@ -25,6 +25,7 @@ NAMES = {
     "multigate_share_shift": "gauge",
     "multigate_score_stability_index": "gauge",
     "multigate_impression_rows_total": "counter",
+    "multigate_thread_failures_total": "counter",
     "multigate_queue_seconds": "histogram",
     "multigate_batch_rows": "histogram",
     "multigate_batch_calls": "histogram",

@@ -39,7 +39,7 @@ def test_flags_have_tensorflow_servings_names(parse):
         enable_model_warmup=False,
     )
     assert options.host == "127.0.0.1"
-    assert options.max_message_mebibytes == 64
+    assert options.max_message_mebibytes == 4
 
 
 SERVED = {"MODEL_NAME": "e", "MODEL_BASE_PATH": "models/e"}
@@ -55,6 +55,7 @@ def test_every_option_is_read_from_the_environment(parse, name):
     value = {
         "feature_clock": "cut_off",
         "log_format": "json",
+        "runtime": "python",
         "feature_store": "none",
         "enable_model_warmup": "false",
         "impression_log_rate": "0.5",

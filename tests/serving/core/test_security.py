@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf import text_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 
 from multigate.configs.errors import ServingError
 from multigate.serving.client import probe
@@ -187,8 +188,67 @@ def test_every_call_but_health_shows_a_token(base, tmp_path, run_server):
         with pytest.raises(grpc.RpcError) as raised:
             unknown(b"", timeout=60)
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        counted = 'request_count{method="unauthenticated",status="UNAUTHENTICATED"} 6'
+        counted = 'request_count{method="refused",status="UNAUTHENTICATED"} 6'
         assert counted in running.server.metrics.text()
+
+
+def test_tokens_are_exchanged_while_the_server_runs(base, tmp_path, run_server, until, caplog):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("first")
+    with run_server(base, auth_token_file=tokens) as running:
+
+        def works(token):
+            try:
+                with RankClient(running.target, timeout=60, token=token) as client:
+                    return client.contract("small").model_version == 1
+            except CallError:
+                return False
+
+        assert (works("first"), works("second")) == (True, False)
+        tokens.write_text("")
+        until(lambda: works("first") and "the server keeps its current tokens" in caplog.text)
+        tokens.write_text("second")
+        until(lambda: works("second"))
+        assert not works("first")
+
+
+def test_only_an_admin_token_may_reload(base, tmp_path, run_server):
+    """A caller who may rank could serve any folder of the server's machine."""
+    tokens = {}
+    for name in ("auth", "admin"):
+        tokens[name] = tmp_path / name
+        tokens[name].write_text(f"{name}-token")
+
+    def reload(running, *shown):
+        stub = model_service_pb2_grpc.ModelServiceStub(running.channel)
+        request = model_management_pb2.ReloadConfigRequest()
+        request.config.model_config_list.config.add(name="small", base_path=str(base))
+        metadata = [("authorization", f"Bearer {name}-token") for name in shown]
+        try:
+            stub.HandleReloadConfigRequest(request, timeout=60, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", ""
+
+    switched_off = "reload requests are switched off; start the server with --admin_token_file"
+    with run_server(base, admin_token_file=None) as running:
+        assert reload(running) == ("PERMISSION_DENIED", switched_off)
+        assert reload(running, "admin") == ("PERMISSION_DENIED", switched_off)
+    with run_server(base, admin_token_file=tokens["admin"]) as running:
+        assert reload(running)[0] == "PERMISSION_DENIED"
+        assert reload(running, "admin") == ("OK", "")
+        with RankClient(running.target, timeout=60) as client:
+            assert client.contract("small").model_version == 1
+    both = {"auth_token_file": tokens["auth"], "admin_token_file": tokens["admin"]}
+    with run_server(base, **both) as running:
+        assert reload(running)[0] == "UNAUTHENTICATED"
+        code, details = reload(running, "auth")
+        assert code == "PERMISSION_DENIED"
+        assert "expected an admin token" in details
+        assert reload(running, "admin") == ("OK", "")
+        for name in ("auth", "admin"):
+            with RankClient(running.target, timeout=60, token=f"{name}-token") as client:
+                assert client.contract("small").model_version == 1
 
 
 def test_the_command_line_encrypts_and_shows_its_token(

@@ -568,6 +568,43 @@ def test_a_value_that_cannot_be_read_is_a_problem_and_no_crash(
         one.close()
 
 
+def test_services_with_the_features_in_another_order_read_the_same_values(
+    examples, contract, store_of_redis
+):
+    """The schema's fingerprint ignores the order, so that both read the same rows."""
+    load_snapshot(examples, store_of_redis.address)
+    features = dict(reversed(contract.features.items()))
+    reordered = contract.model_copy(update={"features": features})
+    schema = reordered.schema_fingerprint()
+    assert schema == contract.schema_fingerprint()
+    assert list(stored_features(reordered, "user")) != list(stored_features(contract, "user"))
+    store = RedisStore(store_of_redis.address, "small", reordered, schema, 5.0)
+    check(reordered, store)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda value: value.pop("columns"), "users: no names of columns"),
+        (lambda value: value["columns"]["items"].remove("topic"), "items: no column 'topic'"),
+    ],
+)
+def test_rows_without_their_columns_are_refused(examples, contract, store_of_redis, change, says):
+    load_snapshot(examples, store_of_redis.address)
+    schema = contract.schema_fingerprint()
+    key = f"multigate:small:{schema}:current"
+    value = json.loads(store_of_redis.client.get(key))
+    change(value)
+    store_of_redis.client.set(key, json.dumps(value))
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    answer = store.read(everything(contract, b"u1", ["i1"]))
+    assert says in answer.problem
+    assert answer.problem.endswith("load the snapshot again")
+    assert not answer.columns
+    store.close()
+
+
 def test_the_command_loads(examples, contract, store_of_redis, capsys):
     arguments = ["features", "load", "--snapshot", str(examples), "--to", store_of_redis.address]
     assert main([*arguments, "--model_name", "other", "--json"]) == 0

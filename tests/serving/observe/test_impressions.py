@@ -168,15 +168,14 @@ def test_a_disk_that_fails_fails_no_call(base, tmp_path, run_server, until):
 
 
 def test_rows_that_do_not_fit_together_end_no_thread(tmp_path, contract, helpers):
-    """Two contracts under one schema make tables of other columns, which one file cannot hold."""
-    fewer = contract.model_copy(
-        update={"features": {n: f for n, f in contract.features.items() if n != "hour"}}
-    )
+    """Two contracts under one schema make columns of other types, which one file cannot hold."""
+    number = contract.features["length"].model_copy(update={"side": "context"})
+    other = contract.model_copy(update={"features": {**contract.features, "hour": number}})
     metrics = ServerMetrics()
     log = ImpressionLog(tmp_path, 1.0, 2, 3600.0, metrics)
     for name, of_call in (
         ("odd", contract),
-        ("odd", fewer),
+        ("odd", other),
         ("fine", contract),
         ("fine", contract),
     ):
@@ -197,6 +196,32 @@ def test_rows_that_do_not_fit_together_end_no_thread(tmp_path, contract, helpers
         ("fine", "written"): 2,
         ("fine", "dropped"): None,
     }
+
+
+def test_versions_with_tasks_and_features_in_another_order_share_a_file(
+    tmp_path, contract, helpers
+):
+    reordered = contract.model_copy(
+        update={
+            "tasks": dict(reversed(contract.tasks.items())),
+            "features": dict(reversed(contract.features.items())),
+        }
+    )
+    assert reordered.schema_fingerprint() == contract.schema_fingerprint()
+    metrics = ServerMetrics()
+    log = ImpressionLog(tmp_path, 1.0, 2, 3600.0, metrics)
+    scores = {task: np.full(1, place, np.float32) for place, task in enumerate(contract.tasks)}
+    for version, of_call in enumerate((contract, reordered)):
+        outputs = {SCORE: np.ones(1, np.float32), **scores}
+        inputs = helpers.sample_inputs(contract, 1, users=1)
+        log.add(Ranked("m", version, "s", of_call, "r", inputs, outputs, np.array([0]), 0.0))
+    log.close()
+    (file,) = files(tmp_path)
+    rows = pl.read_parquet(file)
+    assert rows["ranked/model_version"].to_list() == [0, 1]
+    for place, task in enumerate(contract.tasks):
+        assert rows[f"ranked/score/{task}"].to_list() == [place, place]
+    assert rows[0].drop("ranked/model_version").equals(rows[1].drop("ranked/model_version"))
 
 
 def test_a_file_ends_when_it_is_old_enough(base, tmp_path, run_server, until):

@@ -193,7 +193,7 @@ def bombard(running, contract, helpers, count, seconds):
             path = list(raw)[(number + place) % len(raw)]
             request = mutated(raw[path], rng)
             try:
-                methods[path](request, timeout=120)
+                methods[path](request, timeout=120, metadata=helpers.admin)
                 code = CODE.OK
             except grpc.RpcError as error:
                 code = error.code()

@@ -1,5 +1,8 @@
 """The behaviour table of TensorFlow Serving's protocol, row by row, through its stubs."""
 
+import asyncio
+import threading
+
 import grpc
 import numpy as np
 import pytest
@@ -16,6 +19,9 @@ from tensorflow_serving.apis import (
 )
 
 from multigate.serving.core.layout import default_layout
+from multigate.serving.core.loop import CALLS
+from multigate.serving.core.status import Call
+from multigate.serving.protos import ranking_pb2
 from multigate.serving.rpc.prediction import check_inputs
 
 
@@ -355,6 +361,83 @@ def test_classify_table(running):
     refused(running.prediction.MultiInference, multi, INVALID, "tasks: expected method")
 
 
+@pytest.fixture(scope="module")
+def small_limits(tmp_path_factory, publish, run_server):
+    """A server for three rows and one run at once, where one call may wait."""
+    base = tmp_path_factory.mktemp("limits")
+    publish(base, 1)
+    with run_server(base, max_candidates=3, num_batch_threads=1, max_queued_calls=1) as running:
+        yield running
+
+
+def calls_of_examples(running, count):
+    """A call of each method that takes tf.Examples, as (method, request)."""
+    texts_ = [example(f"i{place}", 1).SerializeToString() for place in range(count)]
+    classify, regress = (
+        kind(
+            model_spec={"name": "small", "signature_name": signature},
+            input={"example_list": {"examples": map(tf.train.Example.FromString, texts_)}},
+        )
+        for kind, signature in (
+            (classification_pb2.ClassificationRequest, "classify"),
+            (regression_pb2.RegressionRequest, "regress"),
+        )
+    )
+    multi = inference_pb2.MultiInferenceRequest(input=classify.input)
+    multi.tasks.add(model_spec=regress.model_spec, method_name="tensorflow/serving/regress")
+    predict = predict_pb2.PredictRequest(model_spec=regress.model_spec)
+    set_input(predict, "examples", texts(*texts_))
+    prediction = running.prediction
+    return [
+        (prediction.Classify, classify),
+        (prediction.Regress, regress),
+        (prediction.MultiInference, multi),
+        (prediction.Predict, predict),
+    ]
+
+
+def test_rows_of_examples_are_limited(small_limits):
+    for method, request in calls_of_examples(small_limits, 3):
+        method(request, timeout=60)
+    for method, request in calls_of_examples(small_limits, 4):
+        refused(method, request, INVALID, "input.*: expected at most 3 rows, received 4; split")
+    method, request = calls_of_examples(small_limits, 2)[2]
+    request.tasks.append(request.tasks[0])
+    refused(method, request, INVALID, "for each of 2 tasks: expected at most 3 rows, received 4")
+
+
+def test_calls_of_examples_that_wait_are_limited(small_limits, until):
+    slots = small_limits.server.models.manager("small")._loaded[1].run_slots
+    held = threading.Event()
+
+    class Context:
+        def time_remaining(self):
+            return None
+
+    async def hold():
+        async with slots.hold(Call(Context())):
+            while not held.is_set():
+                await asyncio.sleep(0.01)
+
+    running = CALLS.submit(hold())
+    until(slots._free.locked)
+    calls = calls_of_examples(small_limits, 1)
+    for waiting, waiting_request in calls:
+        first = waiting.future(waiting_request, timeout=60)
+        until(lambda: slots._queued == 1)
+        for method, request in calls:
+            refused(method, request, grpc.StatusCode.UNAVAILABLE, "1 calls wait already")
+        first.cancel()
+        until(lambda: slots._queued == 0)
+    late = calls[0][0].future(calls[0][1], timeout=0.1)
+    assert late.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    until(lambda: slots._queued == 0)
+    first = calls[0][0].future(calls[0][1], timeout=60)
+    held.set()
+    running.result(30)
+    assert len(first.result().result.classifications) == 1
+
+
 def test_messages_over_the_limit_are_refused(tmp_path, publish, run_server, contract, helpers):
     publish(tmp_path, 1)
     with run_server(tmp_path, max_message_mebibytes=1) as running:
@@ -363,6 +446,17 @@ def test_messages_over_the_limit_are_refused(tmp_path, publish, run_server, cont
         request.model_spec.signature_name = "x" * (1 << 20)
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         refused(running.prediction.Predict, request, code, "larger than max")
+
+
+def test_a_message_of_many_empty_texts_is_refused_before_it_is_parsed(running):
+    """Parsing 63 MiB of them took 2.2 s, in which no other call was answered."""
+    texts = b"\x0a\x00" * (5 << 19)  # field 1, of length 0: one text
+    request = ranking_pb2.RankRequest.FromString(bytes.fromhex("22060a040a020a00"))
+    assert list(request.candidates.item_id.texts.values) == [""]
+    request.candidates.item_id.texts.ParseFromString(texts)
+    with pytest.raises(grpc.RpcError, match="larger than max") as raised:
+        running.ranking.Rank(request, timeout=60)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_bytes_that_are_no_message_are_the_callers_fault(running):

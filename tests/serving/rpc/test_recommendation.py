@@ -310,6 +310,22 @@ def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers
         assert recommend(client, candidates=4).source == "POPULAR"
 
 
+def test_a_retrieval_that_cannot_be_started_releases_its_version(pair, run_server, caplog):
+    with (
+        run_server(pair / "ranker", candidates_base_path=pair / "candidates") as running,
+        RankClient(running.target, timeout=60) as client,
+    ):
+        running.server._finder._threads.shutdown()  # as where the system has no thread left
+        answer = recommend(client, candidates=4)
+        assert (answer.source, len(answer)) == ("POPULAR", 4)
+        assert answer.warnings == [
+            "candidates: small-candidates version 1 failed; popular items are used instead"
+        ]
+        version = running.server.models.manager("small-candidates")._loaded[1]
+        assert version.saved_model._calls == 0
+    assert "retrieval cannot be started" in caplog.text
+
+
 def test_the_callers_deadline_goes_before(pair, run_server, helpers):
     slow = {"hour": helpers.slow_retrieval + 100_000}
     with (

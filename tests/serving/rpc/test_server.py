@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from tensorflow_serving.apis import (
     model_management_pb2,
     model_service_pb2_grpc,
+    predict_pb2,
     prediction_log_pb2,
     prediction_service_pb2_grpc,
 )
@@ -45,6 +46,7 @@ options.add_arguments(parser)
 server.serve(options.from_arguments(parser.parse_args()))
 assert sys.modules["keras"] is None
 assert not set(sys.modules) & {"multigate.model", "multigate.pipeline", "tf_keras"}
+assert not set(sys.modules) & {"tensorflow", "tensorflow.python"}
 """
 
 
@@ -118,8 +120,12 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
     base.mkdir()
     other.mkdir()
     publish(base, 1)
+    tokens = tmp_path / "admin"
+    tokens.write_text("admin\n")
+    flags = ("--drain_delay_seconds", "1", "--drain_grace_seconds", "600")
+    flags += ("--admin_token_file", str(tokens))
     with (
-        Process(base, "--drain_delay_seconds", "1", "--drain_grace_seconds", "600") as server,
+        Process(base, *flags) as server,
         grpc.insecure_channel(server.target) as channel,
     ):
         assert server.line.startswith("serving small version 1 on 127.0.0.1:")
@@ -133,7 +139,7 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
         request = model_management_pb2.ReloadConfigRequest()
         for name, folder in (("small", base), ("other", other)):
             request.config.model_config_list.config.add(name=name, base_path=str(folder))
-        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        models = model_service_pb2_grpc.ModelServiceStub(helpers.as_admin(channel))
         reload = models.HandleReloadConfigRequest.future(request, timeout=300)
         until(lambda: all(warms_up(server.process, folder) for folder in versions), "both loads")
         assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
@@ -418,3 +424,24 @@ def test_a_bug_of_ours_is_internal_with_an_id_that_the_log_carries(
     incident = raised.value.details().split()[-1]
     (record,) = [record for record in caplog.records if incident in record.getMessage()]
     assert "secret detail" in str(record.exc_info[1])
+
+
+def test_the_python_runtime_gives_the_same_answers(
+    tmp_path, publish, run_server, running, contract, helpers
+):
+    publish(tmp_path, 1)
+    request = helpers.predict_request(helpers.sample_inputs(contract, 9, users=2, seed=3), "rank")
+    refused = predict_pb2.PredictRequest()
+    refused.CopyFrom(request)
+    refused.model_spec.signature_name = "classify"
+    refused.inputs.clear()
+    refused.inputs["examples"].CopyFrom(tf.make_tensor_proto([b"no example"]))
+    with run_server(tmp_path, runtime="python") as python:
+        answers, errors = [], []
+        for server in (running, python):
+            answers.append(server.prediction.Predict(request, timeout=60).outputs)
+            with pytest.raises(grpc.RpcError) as caught:
+                server.prediction.Predict(refused, timeout=60)
+            errors.append((caught.value.code(), "Could not parse example" in str(caught.value)))
+        assert answers[0] == answers[1]
+        assert errors == [(grpc.StatusCode.INVALID_ARGUMENT, True)] * 2

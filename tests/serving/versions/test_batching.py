@@ -6,11 +6,13 @@ from concurrent import futures
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from multigate.serving.core.layout import Input, Layout, rank_layout
 from multigate.serving.core.loop import CALLS
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, OverloadedError, TooLateError
+from multigate.serving.rpc import interceptor
 from multigate.serving.versions.batching import Batcher, join_calls, split_call
 from multigate.serving.versions.saved_model import SavedModel
 
@@ -339,3 +341,40 @@ def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
         assert predict(quick, timeout=120).outputs
         text = running.server.metrics.text()
     assert 'request_count{method="Predict",status="UNAVAILABLE"}' in text
+    assert 'request_count{method="refused",status="RESOURCE_EXHAUSTED"}' in text
+
+
+def test_health_checks_are_answered_where_no_other_call_is_admitted(
+    tmp_path, publish, run_server, contract, helpers, until, monkeypatch
+):
+    """Else an orchestrator would restart an overloaded server."""
+    publish(tmp_path, 1)
+    with run_server(tmp_path, num_batch_threads=1, max_concurrent_calls=2) as running:
+        predict = running.prediction.Predict
+        check = health_pb2_grpc.HealthStub(running.channel).Check
+        request = health_pb2.HealthCheckRequest()
+        admitted = running.server._interceptor._admitted
+        slow_request = slow(contract, helpers, 100_000)
+        calls = [predict.future(slow_request, timeout=120) for _ in range(2)]
+        until(lambda: len(admitted) == 2)
+        checks = [check.future(request, timeout=120) for _ in range(20)]
+        assert {one.result().status for one in checks} == {1}
+        with pytest.raises(grpc.RpcError, match="2 calls are in flight already") as raised:
+            predict(slow_request, timeout=120)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not any(call.done() for call in calls)
+        for call in calls:
+            call.cancel()
+        until(lambda: not admitted)
+        assert check(request, timeout=120).status == 1
+        # Nobody needs a token for them: they have a limit, too.
+        probes = running.server._interceptor._health_calls
+        until(lambda: not probes)
+        monkeypatch.setattr(interceptor, "_MAX_HEALTH_CALLS", 1)
+        watch = health_pb2_grpc.HealthStub(running.channel).Watch(request, timeout=120)
+        until(lambda: len(probes) == 1)
+        with pytest.raises(grpc.RpcError, match="1 calls are in flight already"):
+            check(request, timeout=120)
+        watch.cancel()
+        until(lambda: not probes)
+        assert check(request, timeout=120).status == 1

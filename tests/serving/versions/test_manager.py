@@ -13,10 +13,14 @@ from tensorflow_serving.apis import get_model_status_pb2
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.rpc.server import Server
 from multigate.serving.versions import folders, saved_model
 from multigate.serving.versions.folders import missing_files, scan, stamp
+from multigate.serving.versions.manager import VersionManager
+from multigate.serving.versions.model_config import ModelConfig
+from multigate.serving.versions.ranker_version import RankerVersion
 
 STATES = get_model_status_pb2.ModelVersionStatus.State
 
@@ -37,8 +41,8 @@ def test_stamp_changes_with_the_files(tmp_path, exported):
     assert stamp(folder) == before
     (folder / "assets.extra" / "golden.json").write_text("{}")
     assert stamp(folder) != before
-    (folder / "variables" / "variables.index").unlink()
-    assert missing_files(folder) == ["variables/variables.index"]
+    (folder / "saved_model.pb").unlink()
+    assert missing_files(folder) == ["saved_model.pb"]
 
 
 def version_of(running):
@@ -313,6 +317,32 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
         assert first._session._closed
 
 
+def test_a_version_that_is_loaded_again_stays_available_when_its_old_calls_end(tmp_path, publish):
+    """As after a rollback: version 2 replaces 1 and is withdrawn, while a call goes on with 1."""
+    options = ServerOptions(model_name="small", model_base_path=tmp_path)
+    config = ModelConfig("small", tmp_path)
+    manager = VersionManager(config, RankerVersion, options, ServerMetrics())
+    publish(tmp_path, 1)
+    manager.poll()
+    in_flight = manager.acquire()
+    publish(tmp_path, 2)
+    manager.poll()
+    assert {n: record.state for n, record in manager.records().items()} == {
+        1: "UNLOADING", 2: "AVAILABLE",
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "2")
+    manager.poll()
+    in_flight.saved_model.release()
+    for thread in threading.enumerate():
+        if thread.name == "unload":
+            thread.join(30)
+    assert {n: record.state for n, record in manager.records().items()} == {
+        1: "AVAILABLE", 2: "END",
+    }  # fmt: skip
+    manager.close()
+    assert manager.records()[1].state == "END"
+
+
 def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
     one = saved_model.SavedModel.load(1, exported)
     assert one.acquire()
@@ -330,35 +360,3 @@ def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
     assert not release.is_alive()
     let_go.set()
     assert closed.wait(30)
-
-
-def test_a_frozen_version_has_no_variables_and_the_same_scores(
-    exported, contract, helpers, monkeypatch
-):
-    inputs = helpers.sample_inputs(contract, 6, users=2, seed=4)
-    frozen = saved_model.SavedModel.load(1, exported)
-    monkeypatch.setattr(saved_model, "small_enough", lambda folder: False)
-    plain = saved_model.SavedModel.load(1, exported)
-    kinds = [
-        {operation.type for operation in one._session.graph.get_operations()}
-        for one in (frozen, plain)
-    ]
-    assert ["VarHandleOp" in found for found in kinds] == [False, True]
-    expected = plain.signatures["rank"](inputs)
-    for name, values in frozen.signatures["rank"](inputs).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=5e-6)
-    assert plain.signatures.keys() == frozen.signatures.keys()
-    frozen.retire()
-    plain.retire()
-
-
-def test_a_version_that_cannot_be_frozen_serves_with_its_variables(
-    exported, contract, helpers, monkeypatch
-):
-    def refused(*_):
-        raise ValueError("such a graph cannot be converted")
-
-    monkeypatch.setattr(saved_model, "freeze_variables", refused)
-    one = saved_model.SavedModel.load(1, exported)
-    assert len(one.signatures["rank"](helpers.sample_inputs(contract, 6, users=2))["score"]) == 6
-    one.retire()

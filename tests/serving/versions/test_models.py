@@ -45,6 +45,18 @@ def code_of(client, model, **which):
     return raised.value.code
 
 
+@pytest.mark.parametrize("name", ["..", ".", ".hidden", "a\nb", "a\0b", "x" * 201, "日" * 23])
+def test_a_name_that_is_no_folder_is_refused(name):
+    """The impression log has a folder per model: `..` would be the folder above it."""
+    with pytest.raises(ServingError, match=r"^model name: expected printable characters"):
+        ModelConfig(name, Path("base"))
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "a/b", "x" * 200, "日本", "a b"])
+def test_other_names_are_taken(name):
+    assert ModelConfig(name, Path("base")).name == name
+
+
 def test_the_file_is_read_as_tensorflow_serving_reads_it(tmp_path):
     path = tmp_path / "models.txt"
     path.write_text(

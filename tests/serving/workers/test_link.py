@@ -3,10 +3,14 @@
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from multigate.serving.core.loop import CALLS
 from multigate.serving.workers.link import (
     AnswerTimeoutError,
     DisconnectedError,
@@ -14,7 +18,7 @@ from multigate.serving.workers.link import (
     PipeClient,
     PipeServer,
 )
-from multigate.serving.workers.messages import GetMetrics, Stop
+from multigate.serving.workers.messages import GetMetrics, Heartbeat, Stop
 from multigate.serving.workers.worker import OrderHandler
 
 
@@ -139,6 +143,67 @@ def test_a_worker_whose_order_fails_follows_the_next_one(pipe, caplog):
     thread.join(30)
     assert not thread.is_alive()
     assert "'metrics'" in caplog.text
+
+
+def test_a_heartbeat_comes_from_the_loop_that_handles_calls(pipe):
+    """The thread that follows orders goes on where the loop hangs."""
+    orders = OrderHandler(None, PipeServer(pipe[1]), threading.Event(), threading.Event())
+    thread = threading.Thread(target=orders.run)
+    thread.start()
+    client, go_on = PipeClient(pipe[0]), threading.Event()
+    CALLS.enter()
+
+    async def hang():
+        go_on.wait(30)
+
+    try:
+        assert client(Heartbeat(), 30) is None
+        hanging = CALLS.submit(hang())
+        with pytest.raises(AnswerTimeoutError):
+            client(Heartbeat(), 0.5)
+        with pytest.raises(PeerError, match="expected an order"):
+            client("dance", 30)
+        go_on.set()
+        hanging.result(30)
+        assert client(Heartbeat(), 30) is None
+    finally:
+        go_on.set()
+        CALLS.leave()
+    hang_up(pipe[0])
+    thread.join(30)
+
+
+ORPHAN = """
+import multiprocessing
+import time
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rpc.server import Server
+from multigate.serving.workers import worker
+
+worker.MARGIN = 0.5
+Server.start = lambda self: None
+Server.stop = lambda self, force=None: time.sleep(600)  # as on a disk that hangs
+orders, supervisors_orders = multiprocessing.Pipe()
+requests, supervisors_requests = multiprocessing.Pipe()
+supervisors_orders.close()
+options = ServerOptions(model_name="a", model_base_path="b", drain_grace_seconds=0)
+worker.run_worker(options, orders, requests, None, lambda: None)
+"""
+
+
+def test_a_worker_without_supervisor_ends_its_drain_in_time():
+    """Nobody else would kill it."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "the server does not end within 0.5 s and is killed" in done.stderr
 
 
 def test_a_worker_without_supervisor_stops(pipe):

@@ -1,0 +1,42 @@
+"""Loads a runtime at the start of a process, without the notices that TensorFlow prints."""
+
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from multigate.serving.runtime.open import Runtime
+
+
+def start_runtime(runtime: Runtime) -> None:
+    """Load TensorFlow's library, or import its Python, and look for devices.
+
+    Raises:
+        ModelRuntimeError: the library cannot be used.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with _no_notices():
+        if runtime == "python":
+            tensorflow = importlib.import_module("tensorflow")
+            tensorflow.config.list_physical_devices()
+            tensorflow.get_logger().setLevel("ERROR")
+        else:
+            from multigate.serving.runtime.devices import has_gpu
+
+            has_gpu()
+
+
+@contextmanager
+def _no_notices() -> Iterator[None]:
+    """Drop what is written to the standard error stream; no setting silences all notices."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as notices:
+        os.dup2(notices.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
