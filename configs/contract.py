@@ -93,6 +93,7 @@ class Combine(Frozen):
     kind: Literal["sum", "product"] = "sum"
     """`sum` of weight * score; or `product` of max(score, epsilon) ** weight."""
     epsilon: float = Field(1e-6, gt=0)
+    """Lowest score that a product takes, so that no score of 0 decides alone."""
 
 
 class Contract(Frozen):
@@ -106,8 +107,7 @@ class Contract(Frozen):
     tasks: dict[Annotated[str, Field(pattern=NAME)], Task] = Field(min_length=1)
     combine: Combine = Combine()
     rates: Rates | None = Field(None, exclude=True)
-    """A short key for features over past labels. They stand in `features` once the contract is
-    parsed, and this is None."""
+    """A short key for features over past labels, which it adds to `features`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -250,6 +250,11 @@ class Contract(Frozen):
     def _check_id(self, name: str, feature: IdFeature | IdListFeature) -> None:
         """Check what one id or id_list feature says against the others."""
         if feature.share is not None:
+            if feature.max_age is not None:
+                raise contradiction(
+                    f"feature {name!r}: max_age: expected none where the vocabulary is that of "
+                    f"{feature.share!r}; write max_age there"
+                )
             other = self.features.get(feature.share)
             if not isinstance(other, IdFeature | IdListFeature) or other.share is not None:
                 raise contradiction(
@@ -420,9 +425,9 @@ class Contract(Frozen):
         """Fingerprint of what must not change between versions that replace one another.
 
         It covers features, labels and tasks; losses, their weights and those of scores may change,
-        and so may the pooling of lists, which examples and requests do not depend on. Keys that
-        have their default are left out, so that a new option of the product does not change the
-        fingerprint of models that already serve.
+        and so may the pooling of lists and `max_age`, which examples and requests do not depend on.
+        Keys that have their default are left out, so that a new option of the product does not
+        change the fingerprint of models that already serve.
         """
         values = self.model_dump(mode="json", exclude={"combine"}, exclude_defaults=True)
         for task in values["tasks"].values():
@@ -431,6 +436,7 @@ class Contract(Frozen):
             task.pop("loss", None)
         for feature in values["features"].values():
             feature.pop("pooling", None)
+            feature.pop("max_age", None)
         return fingerprint(values)
 
 

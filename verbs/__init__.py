@@ -8,6 +8,9 @@ mistake is reported at once, and only the verbs that need TensorFlow import it.
 # In the order of a first use.
 VERBS = {
     "demo": "run every stage, from logs to ranked lists, on simulated or on real data",
+    "init": "draft a commented configuration from a log",
+    "options": "print the reference of the configuration keys",
+    "check": "check a configuration against a log: exit status 1 if a run would fail",
     "examples": "make training examples from raw logs",
     "audit": "prove on a sample that no feature or label uses the future",
     "train": "train the ranker on examples",

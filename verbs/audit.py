@@ -1,9 +1,14 @@
 """Prove that no example uses the future."""
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from multigate.configs.storage import place
 from multigate.verbs.common import add_config, add_examples, add_forget
+
+if TYPE_CHECKING:
+    from multigate.configs import Config
 
 EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples examples"
 
@@ -11,7 +16,9 @@ EXAMPLE = "multigate audit --config deskdrop --data ~/deskdrop --examples exampl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
+    parser.add_argument(
+        "--data", type=place, required=True, help="folder of the log's files, or its address"
+    )
     add_examples(parser)
     add_forget(parser)
     parser.add_argument(
@@ -23,20 +30,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
-    from multigate.verbs.inputs import require_examples, require_log
+    from multigate.verbs.inputs import examples_folders, require_log
 
     config = load(options.config)
     require_log(options.data)
-    require_examples(options.examples)
-    from multigate.pipeline.audit import audit
+    folders = examples_folders(options)
+    if len(folders) == 1:
+        return _audit(config, folders[0], options)
+    found = {}
+    for folder in folders:
+        print(f"{folder}:")
+        found[str(folder)] = _audit(config, folder, options)
+    return {"folders": found}
+
+
+def _audit(config: "Config", folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Audit one folder of examples, print what was found and return it."""
+    from multigate.pipeline.audit.audit import audit
 
     result = audit(
-        config,
-        options.data,
-        options.examples,
-        options.sample,
-        options.seed,
-        forget=options.forget,
+        config, options.data, folder, options.sample, options.seed, forget=options.forget
     )
     print(
         f"{result['examples']} examples, {result['negatives']} of them sampled negatives: "

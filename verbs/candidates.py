@@ -69,13 +69,13 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.verbs.inputs import require_checkpoint, require_examples
+    from multigate.verbs.inputs import gather_examples, require_checkpoint
 
     if options.action == "train":
         from multigate.configs import load
 
         config = load(options.config)
-        require_examples(options.examples)
+        gather_examples(options)
         from multigate.candidates.pairs import positive_task
 
         positive_task(config)
@@ -89,7 +89,7 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
         return _compare(options)
     if options.action in ("evaluate", "export"):
         require_checkpoint(options.checkpoint, "candidates train")
-    require_examples(options.examples)
+    gather_examples(options)
     import_tensorflow()
     if options.action == "evaluate":
         from multigate.candidates.evaluation import evaluate
@@ -117,10 +117,10 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
 def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from multigate.configs import load
     from multigate.configs.sections.candidates import CandidatesConfig
-    from multigate.verbs.inputs import require_examples
+    from multigate.verbs.inputs import gather_examples
 
     config = load(options.config).candidates if options.config else CandidatesConfig()
-    require_examples(options.examples)
+    gather_examples(options)
     import_tensorflow()
     from multigate.candidates.comparison import compare
     from multigate.jobs.show import show_candidates_verdict

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line after the program's name; `sys.argv` where absent.
 
     Returns:
-        Exit status: 0 done (of a verdict: blessed), 1 the verdict is to refuse, 2 the input, the
-        configuration or the disk cannot be used, 130 interrupted.
+        Exit status: 0 done (of a verdict: blessed), 1 the verdict is to refuse or `check` found
+        what would fail a run, 2 the input, the configuration or the disk cannot be used, 130
+        interrupted.
     """
     signals: list[int] = []
     try:
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = make_parser().parse_args(arguments)
             if options.caller is not None and not _end_with(options.caller):
                 return 2
-            result = options.execute(options)
+            with ExitStack() as options.temporary:
+                result = options.execute(options)
     except BaseException as error:
         if signals or isinstance(error, KeyboardInterrupt):
             # Whatever the error is: an import that is interrupted may end in another one.

@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from multigate.configs.storage import place
+
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `--config`."""
@@ -16,14 +18,26 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def add_examples(parser: argparse.ArgumentParser) -> None:
-    """Add `--examples`."""
-    parser.add_argument("--examples", type=Path, required=True, help="folder of examples")
+    """Add `--examples` and `--days`; `verbs.inputs.gather_examples` reads them."""
+    parser.add_argument(
+        "--examples",
+        nargs="+",
+        required=True,
+        metavar="FOLDER",
+        help="folder of examples, or its address; several, or a glob in quotes, are read as one",
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        metavar="N",
+        help="--examples is a folder of runs: take those of the last N days",
+    )
 
 
 def add_forget(parser: argparse.ArgumentParser) -> None:
     """Add `--forget`."""
     parser.add_argument(
-        "--forget", type=Path, metavar="FILE", help="ids of users to leave out, one a line"
+        "--forget", type=place, metavar="FILE", help="ids of users to leave out, one a line"
     )
 
 

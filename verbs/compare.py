@@ -38,23 +38,23 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs.baselines import require_library
     from multigate.configs.sections.evaluation import EvaluationConfig
-    from multigate.verbs.inputs import require_examples, require_model, require_names
+    from multigate.verbs.inputs import gather_examples, require_model, require_names
 
     settings = evaluation_options(options.config) or EvaluationConfig()
     require_names(settings, options.candidate)
     if options.production is not None:
         require_model(options.production)
-    require_examples(options.examples)
+    gather_examples(options)
     require_library(settings.rules.beats)
     import_tensorflow()
     from multigate.jobs.show import show_comparison
-    from multigate.model.baselines.lightgbm_baseline import fit
     from multigate.model.evaluation.comparison import compare
-    from multigate.model.evaluation.scored import read_contract
 
-    baseline = None
-    if settings.rules.beats is not None:
-        baseline = fit(options.examples, read_contract(options.candidate).contract)
+    found = None
+    if options.report is not None:
+        from multigate.model.assessment.assess import assess
+
+        found = assess(options.candidate, options.examples, settings, split=options.split)
     result = compare(
         options.candidate,
         options.production,
@@ -63,16 +63,12 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         split=options.split,
         replicates=settings.replicates,
         seed=settings.seed,
-        baseline=baseline,
+        baseline=None if found is None else found["baseline"],
     )
     show_comparison(result)
-    if options.report is not None:
-        from multigate.model.assessment.assess import assess
+    if found is not None:
         from multigate.model.report.page import write_report
 
-        found = assess(
-            options.candidate, options.examples, settings, split=options.split, baseline=baseline
-        )
         write_report(options.report, found | {"comparison": result})
     return dict(result)
 

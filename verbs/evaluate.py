@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.verbs.inputs import require_examples, require_model, require_names
+    from multigate.verbs.inputs import gather_examples, require_model, require_names
 
     model, settings = options.checkpoint or options.version, evaluation_options(options.config)
     require_model(model)
@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     for other in (options.production, *options.baselines, *options.seeds):
         if other is not None:
             require_model(other)
-    require_examples(options.examples)
+    gather_examples(options)
     require_library(options.baseline)
     if options.baseline_threads < 0:
         raise ConfigError(

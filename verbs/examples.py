@@ -5,16 +5,27 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from multigate.configs.storage import place
 from multigate.verbs.common import add_config, add_forget
 
-EXAMPLE = "multigate examples --config deskdrop --data ~/deskdrop --out examples"
+EXAMPLE = (
+    "multigate examples --config deskdrop --data ~/deskdrop --out examples\n"
+    "multigate examples --config model.yaml --data s3://bucket/logs --out s3://bucket/examples"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
-    parser.add_argument("--out", type=Path, required=True, help="new folder for the examples")
+    parser.add_argument(
+        "--data", type=place, required=True, help="folder of the log's files, or its address"
+    )
+    parser.add_argument(
+        "--out",
+        type=place,
+        required=True,
+        help="new folder for the examples, or its address, such as s3://bucket/examples",
+    )
     parser.add_argument(
         "--from",
         dest="since",
@@ -33,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tfrecord writes tf.Example records beside the Parquet parts",
     )
     parser.add_argument(
-        "--previous", type=Path, help="the previous run's examples, to report drift against"
+        "--previous",
+        type=place,
+        help="folder or address of the previous run's examples: to report drift against, and for "
+        "counters without a window to go on from",
     )
     parser.add_argument("--report", type=Path, help="HTML file to write: the data report")
     parser.add_argument(
@@ -41,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=shlex.split,
         metavar="OPTIONS",
         help="Beam's own options in quotes, such as '--runner=FlinkRunner'; default: this machine",
+    )
+    parser.add_argument(
+        "--shuffle",
+        choices=("files", "beam"),
+        help="how rows travel between stages: through files on this machine's disk, or through "
+        "Beam, so that workers share only --data and --out (default: files on this machine, beam "
+        "on every other engine)",
     )
     parser.add_argument(
         "--max_reject_rate",
@@ -84,11 +105,12 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         forget=options.forget,
         previous=options.previous,
         records=options.format == "tfrecord",
+        shuffle=options.shuffle,
     )
     show_manifest(manifest, options.out)
     if options.report is not None:
         from multigate.jobs.data_page import write_page
-        from multigate.pipeline import data_report
+        from multigate.pipeline.write import data_report
 
         write_page(options.report, data_report.read(options.out))
     return manifest

@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.verbs.inputs import require_checkpoint, require_examples
+    from multigate.verbs.inputs import gather_examples, require_checkpoint
 
     require_checkpoint(options.checkpoint)
-    require_examples(options.examples)
+    gather_examples(options)
     import_tensorflow()
     from multigate.jobs.export import export
 

@@ -4,29 +4,34 @@ They look at what every use of a folder needs first; whatever is wrong deeper in
 the code that reads it.
 """
 
+import argparse
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import DataError, ModelError, ServingError
+from multigate.configs.errors import ConfigError, DataError, ModelError, ServingError
+from multigate.configs.examples_store import fetched
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_names
 from multigate.configs.sections.evaluation import EvaluationConfig
+from multigate.configs.storage import Address, Place, place
 
 if TYPE_CHECKING:
     from multigate.serving.core.options import ServerOptions
 
 _CONFIG, _GRAPH = "config.json", "saved_model.pb"
 _EXTRA = "assets.extra"
+_MANIFEST = "manifest.json"
 
 
-def require_log(data: str | Path) -> None:
-    """Check that the folder of the log's files exists; an address such as gs://... is not checked.
+def require_log(data: Place) -> None:
+    """Check that the folder of the log's files exists; an address such as s3://... is not checked.
 
     Raises:
         DataError: there is no such folder.
     """
-    if "://" not in str(data) and not Path(data).is_dir():
+    if isinstance(data, Path) and not data.is_dir():
         raise DataError(f"{data}: no such folder; expected the folder that holds the log")
 
 
@@ -42,6 +47,104 @@ def require_examples(folder: Path) -> FrozenContract:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected one that `multigate examples` wrote")
     return FrozenContract.read(ExamplesFolder(folder).contract)
+
+
+def gather_examples(options: argparse.Namespace) -> None:
+    """Put one folder of examples in place of `--examples` and `--days`.
+
+    Several folders are joined in a temporary one, which the command removes when it ends.
+
+    Raises:
+        DataError: a folder does not hold examples, or the folders do not belong together.
+    """
+    folders = examples_folders(options)
+    if len(folders) > 1:
+        from multigate.jobs.days import joined
+
+        folders = [options.temporary.enter_context(joined(folders))]
+    [options.examples] = folders
+
+
+def examples_folders(options: argparse.Namespace) -> list[Path]:
+    """The folders of examples that `--examples` and `--days` name, each once.
+
+    Those at addresses are local copies, which the cache keeps at least until the command ends.
+
+    Raises:
+        ConfigError: `--days` is below 1.
+        DataError: a folder does not hold examples, a glob matches nothing, or the contracts differ.
+    """
+    if options.days is not None and options.days < 1:
+        raise ConfigError(f"--days: expected 1 or more, received {options.days}")
+    found: list[Place] = []
+    for text in options.examples:
+        named = place(text)
+        if options.days is not None:
+            found += _runs(named)
+        elif set("*?[") & set(text) and not (isinstance(named, Path) and named.exists()):
+            matches = _matches(named)
+            if not matches:
+                raise DataError(f"--examples {text}: nothing matches; expected folders")
+            found += matches
+        else:
+            found.append(named)
+    each = {one.resolve() if isinstance(one, Path) else one: one for one in found}
+    chosen = list(each.values())
+    if options.days is not None:
+        from multigate.jobs.days import newest
+
+        chosen = newest(chosen, options.days)
+    folders = [options.temporary.enter_context(fetched(one)) for one in chosen]
+    first = require_examples(folders[0])
+    for folder in folders[1:]:
+        other = require_examples(folder).schema_fingerprint
+        if other != first.schema_fingerprint:
+            raise DataError(
+                f"{folder}: its contract has schema fingerprint {other}, that of {folders[0]} has "
+                f"{first.schema_fingerprint}: features, labels or tasks differ; make the examples "
+                "of all days with one configuration"
+            )
+    return folders
+
+
+def _matches(pattern: Place) -> Sequence[Place]:
+    """The local paths that match a glob; or the addresses that do, and hold a manifest."""
+    if isinstance(pattern, Address):
+        bucket, _, rest = pattern.key.partition("/")
+        root = pattern.text.partition("://")[0] + "://" + bucket
+        return [one.parent for one in Address(root).glob(f"{rest}/{_MANIFEST}")]
+    root_ = Path(pattern.anchor)
+    return _visible(root_, root_.glob(str(pattern.relative_to(root_))))
+
+
+def _runs(folder: Place) -> Sequence[Place]:
+    """The examples of a folder of runs: its folders, or `examples` in each of them.
+
+    Raises:
+        DataError: there are none.
+    """
+    last = _MANIFEST if isinstance(folder, Address) else "contract.json"
+    patterns = (f"*/{last}", f"*/examples/{last}")
+    found: Sequence[Place]
+    if isinstance(folder, Address):
+        found = [one.parent for pattern in patterns for one in folder.glob(pattern)]
+    else:
+        found = _visible(folder, (p.parent for pattern in patterns for p in folder.glob(pattern)))
+    if not found:
+        raise DataError(
+            f"{folder}: no examples in its folders; --days expects a folder of runs, such as "
+            "RUNS/2026-01-31/examples"
+        )
+    return found
+
+
+def _visible(root: Path, paths: Iterable[Path]) -> list[Path]:
+    """The paths without those of folders that are being written, whose names begin with a dot."""
+    return sorted(
+        path
+        for path in paths
+        if not any(part.startswith(".") for part in path.relative_to(root).parts)
+    )
 
 
 def require_checkpoint(folder: Path, writer: str = "train") -> FrozenContract:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from multigate.configs.sections.run import ALL_STAGES
+from multigate.configs.storage import place
 from multigate.verbs.common import add_config, import_tensorflow
 
 EXAMPLE = (
@@ -19,7 +20,9 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
     add_config(parser)
-    parser.add_argument("--data", required=True, help="folder of the log's files, or its address")
+    parser.add_argument(
+        "--data", type=place, required=True, help="folder of the log's files, or its address"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
     parser.add_argument(
         "--date",

@@ -1,9 +1,9 @@
 """Serve versions over gRPC."""
 
 import argparse
+from functools import partial
 
 from multigate.serving.core.options import add_arguments as add_server_arguments
-from multigate.verbs.common import import_tensorflow
 
 EXAMPLE = "multigate serve --model_name deskdrop --model_base_path models/deskdrop --port 8500"
 
@@ -16,18 +16,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> None:
     """Run the verb."""
     from multigate.serving.core.options import from_arguments
+    from multigate.serving.runtime.start import start_runtime
     from multigate.verbs.inputs import require_server_files
 
     server_options = from_arguments(options)
     require_server_files(server_options)
     if server_options.workers > 1:
-        from multigate.serving.workers.supervisor import (
-            supervise,  # imports no TensorFlow: the workers do
-        )
+        from multigate.serving.workers.supervisor import supervise
 
-        supervise(server_options, import_tensorflow)
+        supervise(server_options, partial(start_runtime, server_options.runtime))
         return
-    import_tensorflow()
+    start_runtime(server_options.runtime)
     from multigate.serving.rpc import server
 
     server.serve(server_options)

@@ -6,7 +6,10 @@ from typing import Any
 
 from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
-EXAMPLE = "multigate train --config deskdrop --examples examples --out checkpoint"
+EXAMPLE = (
+    "multigate train --config deskdrop --examples examples --out checkpoint\n"
+    "multigate train --config model.yaml --examples runs --days 30 --out checkpoint"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +40,12 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
     from multigate.configs.baselines import baseline
-    from multigate.verbs.inputs import require_checkpoint, require_examples
+    from multigate.verbs.inputs import gather_examples, require_checkpoint
 
     config = load(options.config)
     if options.baseline is not None:
         config = baseline(config, options.baseline)
-    require_examples(options.examples)
+    gather_examples(options)
     if options.start_from is not None:
         require_checkpoint(options.start_from)
     import_tensorflow()

@@ -23,14 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import load
-    from multigate.verbs.inputs import require_examples
+    from multigate.verbs.inputs import gather_examples
 
     config = load(options.config)
     if options.trials is not None:
         config = config.model_copy(
             update={"tune": config.tune.model_copy(update={"trials": options.trials})}
         )
-    require_examples(options.examples)
+    gather_examples(options)
     from multigate.jobs.tune import check, tune
 
     check(config)

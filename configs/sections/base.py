@@ -15,6 +15,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     model_validator,
@@ -22,6 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from multigate.configs.errors import ConfigError
+from multigate.configs.sections.nearest import did_you_mean
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -47,6 +49,7 @@ class Frozen(BaseModel):
                     context = {
                         "key": str(key),
                         "known": ", ".join(sorted(known)),
+                        "hint": did_you_mean(str(key), sorted(known)),
                         "value": f"{values[key]!r:.60}",
                     }
                     raise PydanticCustomError("unknown_key", "unknown key {key}", context)
@@ -77,8 +80,18 @@ def _parse_instant(value: Any) -> Any:
         raise ValueError("expected an instant such as 2016-12-01T00:00:00Z") from None
 
 
+_DurationText = Annotated[
+    str,
+    Field(
+        pattern=r"^[0-9.]+([eE][+-]?[0-9]+)?[smhd]$",
+        json_schema_extra={"format": "time-span"},
+    ),
+]
+
 Duration = Annotated[
-    timedelta, BeforeValidator(_parse_duration), PlainSerializer(_format_duration, str)
+    timedelta,
+    BeforeValidator(_parse_duration, json_schema_input_type=_DurationText),
+    PlainSerializer(_format_duration, str),
 ]
 """A time span; written as a number and a unit: 30s, 10m, 12h, 7d."""
 
@@ -193,7 +206,7 @@ def _describe(item: Any, where: str, values: Any) -> str:
         context = item["ctx"]
         key = f"{location}.{context['key']}" if location else context["key"]
         return (
-            f"{where}: {key}: unknown key; expected one of {context['known']}; "
+            f"{where}: {key}: unknown key; {context['hint']}expected one of {context['known']}; "
             f"received {context['value']}"
         )
     location = location or "(top level)"

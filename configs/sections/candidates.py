@@ -29,7 +29,7 @@ class CandidatesConfig(Frozen):
     model as well as the ranker.
     """
 
-    positives: str | None = None
+    positives: str | None = Field(None, examples=["click"])
     """The binary task whose positives are the pairs of user and item to learn from. Default: the
     contract's first binary engagement task, or else its first binary task."""
     embedding_dim: int = Field(64, ge=1)
@@ -44,15 +44,18 @@ class CandidatesConfig(Frozen):
     temperature: float = Field(0.1, gt=0)
     """Scores are divided by it in the loss."""
     epochs: int = Field(20, ge=1)
+    """Most passes over the pairs."""
     batch_size: int = Field(1024, ge=2)
     """Pairs per step; each one's negatives are the other pairs' items."""
     learning_rate: float = Field(2e-3, gt=0)
+    """Learning rate of Adam."""
     patience: int = Field(2, ge=1)
     """Epochs without a better recall on the validation split after which training stops; the best
     epoch's weights are kept."""
     recall_at: int = Field(100, ge=1)
     """k of the recall that training stops by and evaluation reports first."""
     seed: int = Field(0, ge=0)
+    """Seed of initial weights and shuffling."""
     rules: CandidateRules = CandidateRules()
     report_questions: int = Field(0, ge=0)
     """How many questions of the test split the nightly run uses to measure what retrieving first

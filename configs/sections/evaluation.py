@@ -58,7 +58,8 @@ class ValueSlices(Frozen):
     """
 
     by: Literal["value"]
-    feature: str
+    feature: str = Field(examples=["country"])
+    """The feature."""
     most: int = Field(12, ge=1, le=100)
     """How many of the most frequent values have a slice of their own."""
 
@@ -67,7 +68,8 @@ class SeenSlices(Frozen):
     """Slices by how many training rows have the row's value: new users, items of the tail."""
 
     by: Literal["seen"]
-    feature: str
+    feature: str = Field(examples=["item_id"])
+    """The id feature."""
     edges: tuple[Annotated[int, Field(ge=1)], ...] = Field((1, 10, 100), min_length=1)
     """Ascending counts at which a slice begins; one more slice holds the rows below the first."""
 

@@ -44,7 +44,7 @@ class History(Frozen):
     """How many items to keep."""
     within: Duration | None = None
     """Only events at most so long before; all earlier ones where absent."""
-    with_: tuple[str, ...] = Field((), alias="with")
+    with_: tuple[str, ...] = Field((), alias="with", examples=[["event", "age"]])
     """What the model reads of each entry beside its item: `event` (its type), `age` (how long
     before the impression), and id features of the item, such as `topic`, as of the event."""
 
@@ -55,7 +55,7 @@ class Count(Frozen):
     of: Literal["user", "item"]
     """Whose events: the user's, or the item's by all users."""
     events: tuple[str, ...] = Field(min_length=1)
-    """As of `History`."""
+    """As in `history.events`."""
     within: Duration | None = None
     """Only events at most so long before; all earlier ones where absent."""
 
@@ -66,7 +66,7 @@ class Since(Frozen):
     of: Literal["user", "item"]
     """Whose events: the user's, or the item's by all users."""
     events: tuple[str, ...] = Field(min_length=1)
-    """As of `History`."""
+    """As in `history.events`."""
     which: Literal["last", "first"] = "last"
     """Since the last event (recency) or the first one (age)."""
     within: Duration | None = None
@@ -81,10 +81,10 @@ class Rate(Frozen):
 
     of: Literal["user", "item"]
     """Whose events: the user's, or the item's by all users."""
-    events: tuple[str, ...] = Field(min_length=1)
-    """What is counted; as of `History`."""
-    per: tuple[str, ...] = Field(min_length=1)
-    """What it is divided by; as of `History`."""
+    events: tuple[str, ...] = Field(min_length=1, examples=[["CLICK"]])
+    """What is counted; as in `history.events`."""
+    per: tuple[str, ...] = Field(min_length=1, examples=[["VIEW"]])
+    """What it is divided by; as in `history.events`."""
     within: Duration | None = None
     """Only events at most so long before; all earlier ones where absent."""
 
@@ -92,7 +92,7 @@ class Rate(Frozen):
 class _Values(Frozen):
     of: Literal["user", "item"]
     """Whose events: the user's, or the item's by all users."""
-    events: tuple[str, ...] = Field(min_length=1)
+    events: tuple[str, ...] = Field(min_length=1, examples=[["PURCHASE"]])
     """Event types, and the values are those of `log.columns.value`; of an impression log the one
     feedback column whose values count, as soon as they are known (`log.known_after`): all of them,
     also zeros."""
@@ -126,7 +126,7 @@ class _PastLabels(Frozen):
     of: Literal["user", "item"] | Cross
     """Whose labels: the user's, or the item's by all users. `[user, topic]`: those of the user's
     impressions of the candidate's `topic`."""
-    task: str
+    task: str = Field(examples=["like"])
     """The task."""
     within: Duration | None = None
     """Only labels that closed at most so long before; all earlier ones where absent."""
@@ -195,19 +195,29 @@ class IdFeature(Frozen):
 
     kind: Literal["id"]
     side: Side
+    """Whose value it is: the user's, the item's, or the context's (device, hour, query)."""
     dtype: Literal["string", "int"] = "string"
     """Type of the raw value, in logs and in requests."""
     source: Source = "log"
+    """Where the column stands: in the log, or in the side table `pipeline.users` or
+    `pipeline.items`."""
     column: str | None = None
     """Column of the source; the feature's name where absent."""
     pattern: Pattern | None = None
     """Take only this part of the column's text: `\\((\\d{4})\\)$` finds the year of `Heat (1995)`.
     The value is missing where nothing matches. Requests hold the part itself, `1995`."""
     missing: Missing = "error"
-    default: str | int | None = None
+    """What a missing value is. `error`: the row is rejected, and so is a request without it.
+    `default`: `default` stands for it. `indicator`: a value of its own, which the model
+    learns."""
+    default: str | int | None = Field(None, examples=["unknown"])
     """The value that stands for a missing one under `missing: default`."""
     min_count: int = Field(1, ge=1)
     """Values seen less often in training stay out of the vocabulary."""
+    max_age: Duration | None = None
+    """Values last seen longer ago than this, such as 30d, leave the vocabulary; the newest training
+    row counts as now. Warm starts carry counts, ages and the rows' moments over. Null: the
+    vocabulary is that of the examples. docs/training.md, "Catalogues that change"."""
     max_size: int | None = Field(None, ge=1)
     """The most frequent values that the vocabulary keeps."""
     oov_buckets: int = Field(1, ge=1)
@@ -221,9 +231,9 @@ class IdFeature(Frozen):
 class Entry(Frozen):
     """Says that a list stands beside a history, entry by entry; see `History.with_`."""
 
-    of: str
+    of: str = Field(examples=["recent_views"])
     """The history's feature."""
-    what: str
+    what: str = Field(examples=["age"])
     """`event`, `age`, or the feature of the item."""
 
 
@@ -232,9 +242,14 @@ class IdListFeature(Frozen):
 
     kind: Literal["id_list"]
     side: Side
+    """Whose value it is: the user's, the item's, or the context's (device, hour, query)."""
     dtype: Literal["string", "int"] = "string"
+    """Type of the entries, in logs and in requests."""
     source: Source = "log"
+    """Where the column stands: in the log, or in the side table `pipeline.users` or
+    `pipeline.items`."""
     column: str | None = None
+    """Column of the source; the feature's name where absent."""
     separator: str = "|"
     """Splits the column's text into values, where the source does not hold lists."""
     history: History | None = None
@@ -248,10 +263,17 @@ class IdListFeature(Frozen):
     missing: Literal["default"] = "default"
     """A missing list is an empty one."""
     min_count: int = Field(1, ge=1)
+    """Values seen less often in training stay out of the vocabulary."""
+    max_age: Duration | None = None
+    """As of an id: values last seen longer ago leave the vocabulary."""
     max_size: int | None = Field(None, ge=1)
+    """The most frequent values that the vocabulary keeps."""
     oov_buckets: int = Field(1, ge=1)
+    """Rows of the embedding that unseen values share, by hash."""
     hash_buckets: int | None = Field(None, ge=1)
+    """Hash every value into so many rows instead of keeping a vocabulary."""
     share: str | None = None
+    """Use the vocabulary and the embedding of this feature, such as that of the item's id."""
     entry: Entry | None = None
     """Set in lists that the contract makes of `history.with`."""
 
@@ -275,8 +297,12 @@ class TextFeature(Frozen):
 
     kind: Literal["text"]
     side: Side
+    """Whose value it is: the user's, the item's, or the context's (device, hour, query)."""
     source: Source = "log"
+    """Where the column stands: in the log, or in the side table `pipeline.users` or
+    `pipeline.items`."""
     column: str | None = None
+    """Column of the source; the feature's name where absent."""
     ngrams: int = Field(2, ge=1, le=5)
     """Longest run of words that is one n-gram: 2 takes single words and pairs."""
     hash_buckets: int = Field(16_384, ge=1)
@@ -284,6 +310,7 @@ class TextFeature(Frozen):
     max_length: int = Field(32, ge=1, le=1000)
     """Only the first words count, this many."""
     pooling: Literal["mean", "sum"] = "mean"
+    """How the n-grams' embeddings become one vector."""
     missing: Literal["default"] = "default"
     """A missing text is an empty one."""
 
@@ -310,8 +337,12 @@ class NumberFeature(Frozen):
 
     kind: Literal["number"]
     side: Side
+    """Whose value it is: the user's, the item's, or the context's (device, hour, query)."""
     source: Source = "log"
+    """Where the column stands: in the log, or in the side table `pipeline.users` or
+    `pipeline.items`."""
     column: str | None = None
+    """Column of the source; the feature's name where absent."""
     pattern: Pattern | None = None
     """Take only this part of the column's text, as for an id."""
     count: Count | None = None
@@ -336,7 +367,11 @@ class NumberFeature(Frozen):
     """`standardise` subtracts the mean and divides by the standard deviation; `buckets` embeds
     the quantile bucket."""
     buckets: int = Field(16, ge=2, le=1024)
+    """How many quantile buckets, of `scale: buckets`."""
     missing: Missing = "error"
+    """What a missing value is. `error`: the row is rejected, and so is a request without it.
+    `default`: `default` stands for it. `indicator`: a value of its own, which the model
+    learns."""
     default: float = 0.0
     """The value that stands for a missing one under `missing: default`."""
 
@@ -371,10 +406,14 @@ class VectorFeature(Frozen):
 
     kind: Literal["vector"]
     side: Side
+    """Whose value it is: the user's, the item's, or the context's (device, hour, query)."""
     size: int = Field(ge=1, le=4096)
     """How many numbers every vector has."""
     source: Source = "log"
+    """Where the column stands: in the log, or in the side table `pipeline.users` or
+    `pipeline.items`."""
     column: str | None = None
+    """Column of the source; the feature's name where absent."""
     separator: str = Field(",", min_length=1)
     """Splits the column's text into numbers, where the source does not hold lists."""
     scale: Literal["standardise", "unit", "none"] = "standardise"
@@ -395,8 +434,11 @@ class PositionFeature(Frozen):
 
     kind: Literal["position"]
     side: Literal["context"] = "context"
+    """A place belongs to the request."""
     source: Literal["log"] = "log"
+    """Places stand in the log."""
     column: str | None = None
+    """Column of the source; the feature's name where absent."""
     max_position: int = Field(100, ge=1)
     """Positions run from 0; later ones share the last row."""
     missing: Literal["default"] = "default"

@@ -25,11 +25,12 @@ class EventLabel(Frozen):
 
     rule: Literal["event"]
     events: tuple[str, ...] = Field(min_length=1)
+    """Event types that count."""
     within: Duration | None = None
     """Only events so soon after the impression count."""
     aggregate: Literal["presence", "count", "sum", "max"] = "presence"
     """`sum` and `max` read the log's value column and are masked where no event came."""
-    over: str | None = None
+    over: str | None = Field(None, examples=["video_seconds"])
     """Divide each event's value by this column of its row, such as seconds watched by the video's
     length; an event where it is missing or not above 0 has no value. For `sum` and `max`."""
 
@@ -63,6 +64,7 @@ class ColumnLabel(Frozen):
 
     rule: Literal["column"]
     column: str
+    """The log's column that holds the label."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -78,7 +80,8 @@ class RatioLabel(Frozen):
 
     rule: Literal["ratio"]
     column: str
-    over: str
+    """The column that is divided."""
+    over: str = Field(examples=["video_seconds"])
     """The divisor."""
 
     @property
@@ -100,17 +103,20 @@ class Task(Frozen):
     """
 
     group: Literal["engagement", "satisfaction"]
+    """Engagement is what the user does (clicks, dwell); satisfaction is what the user says of
+    it (likes, ratings)."""
     type: Literal["binary", "regression"]
+    """`binary` predicts the probability of a 1, `regression` a number."""
     label: LabelRule
     clip: tuple[float, float] | None = None
     """Limits of the value."""
     at_least: float | None = None
     """The label is 1 where the value reaches this threshold, else 0."""
-    without: str | None = None
+    without: str | None = Field(None, examples=["skip"])
     """The label is 1 only where this other binary task's label is not 1."""
     when: str | None = None
     """Masked unless this other binary task's label is 1."""
-    given: str | None = None
+    given: str | None = Field(None, examples=["click"])
     """Funnel: the label can be 1 only where this other binary task's label is 1, such as a purchase
     given a click. The model learns P(task | given) and its score is P(given) P(task | given), from
     all impressions (ESMM)."""

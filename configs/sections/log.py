@@ -11,7 +11,7 @@ from multigate.configs.sections.base import Duration, Frozen, contradiction
 
 
 class _Format(Frozen):
-    null_values: tuple[str, ...] = ()
+    null_values: tuple[str, ...] = Field((), examples=[["NULL"]])
     """Texts that mean a missing value, such as `NULL` and `\\N`. The empty text always does. The
     manifest's `advice` names such texts where they look like a user or an item."""
 
@@ -26,10 +26,11 @@ class CsvFormat(_Format):
     """Column names. Absent: the first line of each file gives them."""
     quoted: bool = True
     """Whether double quotes protect delimiters and line breaks."""
-    escape: str | None = Field(None, pattern=r"^[!-~]$")
+    escape: str | None = Field(None, pattern=r"^[!-~]$", examples=["\\"])
     """A character that takes the meaning from the one behind it, as in exports of MySQL and
     ClickHouse: with `\\`, `a\\,b` is one field, `a,b`, and `"5\\" disk"` is `5" disk`."""
     encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    """Encoding of the text."""
 
     @model_validator(mode="after")
     def _check(self) -> "CsvFormat":
@@ -61,26 +62,69 @@ class ParquetFormat(_Format):
     type: Literal["parquet"]
 
 
-Format = Annotated[CsvFormat | JsonLinesFormat | ParquetFormat, Field(discriminator="type")]
+class OrcFormat(_Format):
+    """ORC files."""
+
+    type: Literal["orc"]
+
+
+class MixedFormat(_Format):
+    """Files of several formats, told apart by their names.
+
+    They end in `.csv`, `.tsv` or `.txt`; `.jsonl`, `.ndjson` or `.json`; `.parquet`; `.orc`. Text
+    files may be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). Names that begin with `_` or `.`, such
+    as `_SUCCESS`, are skipped.
+    """
+
+    type: Literal["mixed"]
+    csv: CsvFormat = CsvFormat()
+    """How the delimited files are read; the delimiter of `.tsv` is a tab."""
+
+
+Format = Annotated[
+    CsvFormat | JsonLinesFormat | ParquetFormat | OrcFormat | MixedFormat,
+    Field(discriminator="type"),
+]
+
+
+def _check_rename(rename: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    newest: dict[str, str] = {}
+    for name, earlier in rename.items():
+        for old in earlier:
+            if old in rename or old in newest:
+                other = newest.get(old, old)
+                raise ValueError(f"expected each name once: {old!r} stands for {name} and {other}")
+            newest[old] = name
+    return rename
+
+
+Rename = Annotated[
+    dict[str, Annotated[tuple[str, ...], Field(min_length=1)]], AfterValidator(_check_rename)
+]
+"""The earlier names of columns, the oldest last: `{device: [device_type, dev]}` takes `device_type`
+where a row has no `device`, and `dev` where it has neither."""
 
 
 class EventColumns(Frozen):
     """Which columns of an event log hold what."""
 
     time: str
+    """The time of the event, in `time_unit`."""
     user: str
+    """The id of the user."""
     item: str
+    """The id of the item."""
     event: str | None = None
     """The type of the event. Absent where `feedback` has its own files: then every row of `files`
     is an impression."""
-    value: str | None = None
+    value: str | None = Field(None, examples=["price"])
     """A number of the event, for labels that sum or take a maximum."""
     session: str | None = None
     """The session of the event, for dwell labels."""
     request: str | None = None
     """Impressions shown together have the same request. Ranking metrics group by it, and
     `attribute_by: request` finds the impression of feedback by it."""
-    event_id: str | None = None
+    event_id: str | None = Field(None, examples=["event_id"])
     """Events of a user with the same id are duplicates. Absent, or missing in a row: rows are
     duplicates that agree in all columns which the configuration reads. Impressions and feedback in
     its own files may use the same ids."""
@@ -90,11 +134,15 @@ class ImpressionColumns(Frozen):
     """Which columns of an impression log hold what."""
 
     time: str
+    """The time of the impression, in `time_unit`."""
     user: str
+    """The id of the user."""
     item: str
+    """The id of the item."""
     request: str | None = None
     """Impressions shown together have the same request. Ranking metrics group by it."""
-    event_id: str | None = None
+    event_id: str | None = Field(None, examples=["event_id"])
+    """Impressions of a user with the same id are duplicates."""
 
 
 def _check_pattern(pattern: str) -> str:
@@ -116,6 +164,8 @@ class _Log(Frozen):
     """Paths or globs, relative to the data folder. `archive.zip` reads all its members,
     `archive.zip#member` one."""
     format: Format = CsvFormat()
+    rename: Rename = Field(default_factory=dict)
+    """The earlier names of columns that were renamed, the oldest last."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
     """Unit since 1970 in UTC, or `iso` for ISO 8601 text."""
     time_zone: str = "UTC"
@@ -140,9 +190,13 @@ class _Log(Frozen):
 class Feedback(Frozen):
     """Feedback that has its own files, beside files of impressions such as the server's log."""
 
-    files: tuple[Pattern, ...] = Field(min_length=1)
+    files: tuple[Pattern, ...] = Field(min_length=1, examples=[["feedback/*.csv"]])
+    """Paths or globs, as for the log."""
     format: Format = CsvFormat()
+    rename: Rename = Field(default_factory=dict)
+    """As for the log."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
+    """As for the log."""
     columns: EventColumns
 
 

@@ -64,9 +64,9 @@ def _named(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-Loss = Annotated[
-    Annotated[
-        Squared | Huber | Quantile | Censored | Ordinal | ZeroInflated, Field(discriminator="kind")
-    ],
-    BeforeValidator(_named),
+_Options = Annotated[
+    Squared | Huber | Quantile | Censored | Ordinal | ZeroInflated, Field(discriminator="kind")
 ]
+_Name = Literal["squared", "huber", "quantile", "censored", "ordinal", "zero_inflated"]
+
+Loss = Annotated[_Options, BeforeValidator(_named, json_schema_input_type=_Name | _Options)]

@@ -34,6 +34,7 @@ class Experts(Frozen):
     units: tuple[Width, ...] = Field((64,), min_length=1)
     """Width of each layer; the last is U."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    """Activation of the hidden layers."""
     dropout: float = Field(0.3, ge=0, lt=1)
     """Applied after each layer while training."""
 
@@ -44,7 +45,9 @@ class Towers(Frozen):
     units: tuple[Width, ...] = (32,)
     """Widths of the hidden layers; with none, the tower is a single linear layer."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    """Activation of the hidden layers."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Applied after each hidden layer while training."""
 
 
 class Attention(Frozen):
@@ -102,19 +105,21 @@ class ModelConfig(Frozen):
     """Feature -> its own share, instead of `id_dropout`."""
     lists: Lists = Lists()
     wide: Wide | None = Wide()
-    """null: no wide term."""
+    """One weight per task and known id, added to the logit; null: no wide term."""
     cross: Cross | None = None
-    """null: no cross layers."""
+    """Products of features before experts and gates (DCN-v2); null: no cross layers."""
     experts: Experts = Experts()
     gate: GateConfig = Softmax(name="softmax")
     """The gate of every task."""
     gates: dict[str, GateConfig] = Field({})
     """Task -> its own gate, instead of `gate`."""
     towers: Towers = Towers()
-    task_weighting: Literal["fixed", "uncertainty", "balanced"] = "fixed"
-    """How the tasks' losses are weighted: by the contract's weights alone; also by an uncertainty
-    that is learnt for each task; or `balanced`: at every step the gradients that reach the shared
-    layers get norms in the ratio of the contract's weights (`model.ranker.balance`)."""
+    task_weighting: Literal["labels", "fixed", "uncertainty", "balanced"] = "labels"
+    """How the tasks' mean losses are weighted. `fixed`: by the contract's weights alone. `labels`:
+    also in proportion to the number of labels, so that a row of a task with few labels weighs as
+    much as one of a task with many. `uncertainty`: also by an uncertainty that is learnt for each
+    task. `balanced`: at every step the gradients that reach the shared layers get norms in the
+    ratio of the contract's weights (`model.ranker.balance`)."""
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
@@ -164,9 +169,11 @@ class TrainConfig(Frozen):
     """Training, with early stopping on the validation split."""
 
     epochs: int = Field(8, ge=1)
+    """Most passes over the training split."""
     batch_size: int = Field(1024, ge=1)
     """Rare labels make the steps of small batches noisy."""
     learning_rate: float = Field(2e-3, gt=0)
+    """Learning rate of the first step."""
     decay: Literal["none", "linear", "cosine"] = "cosine"
     """How the learning rate falls from the first step of training to the last."""
     decay_to: float = Field(0.0, ge=0, le=1)
@@ -193,13 +200,14 @@ class TrainConfig(Frozen):
     """Epochs without a better value of the monitor after which training stops; the best epoch's
     weights are kept."""
     seed: int = Field(0, ge=0)
+    """Seed of initial weights, shuffling and dropout."""
     embeddings: Literal["rows", "dense"] = "rows"
     """Which rows of the embedding tables a step updates. `rows`: those of the batch's ids, each by
     Adam over its own steps, so that the cost does not grow with the table. `dense`: all rows, as
     Adam is defined: rows that are absent have a gradient of zero, and coast on."""
     moments: Literal["float32", "bfloat16"] = "float32"
     """How the tables' two moments of Adam are stored; bfloat16 takes half the memory."""
-    weight: str | None = None
+    weight: str | None = Field(None, examples=["importance"])
     """Column of the examples that holds the rows' weights in the loss: a number feature, or another
     column. A row without a value has weight 1."""
     recency: Duration | None = None
@@ -248,6 +256,10 @@ class TrainConfig(Frozen):
         return self
 
 
+Dispatch = Literal["auto", "selected", "fused"]
+"""How experts run behind gates that select them for each example."""
+
+
 class ExportConfig(Frozen):
     """The SavedModel version."""
 
@@ -276,11 +288,11 @@ class ExportConfig(Frozen):
     items: Literal["none", "features", "precomputed"] = "none"
     """Whether the file holds the features of known items, so that a call can send ids alone.
     `precomputed` also holds the items' half of the first layers, E * width numbers per item."""
-    dispatch: Literal["auto", "selected", "fused"] = "auto"
+    dispatch: Dispatch = "auto"
     """How experts run behind gates that select them for each example: `selected` runs each on the
     rows that select it; `fused` runs all on all rows in one product, which is faster where experts
-    are few or small; `auto` takes the cheaper by a cost model, and `selected` from 16 experts on.
-    The sparsity report says which and why."""
+    are few or small; `auto` takes the cheaper by a cost model, and from 16 experts on `selected`,
+    unless rows select nearly all. The sparsity report says which and why."""
     xla: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Compile mixture and towers with XLA on batches that are padded to these sizes (ascending).
     Each size is compiled when it first occurs; the warm-up requests have all of them. Larger
@@ -294,6 +306,15 @@ class ExportConfig(Frozen):
         if list(sizes) != sorted(set(sizes)):
             raise contradiction(f"expected sizes that ascend, received {list(sizes)}")
         return sizes
+
+    @model_validator(mode="after")
+    def _check_dispatch(self) -> "ExportConfig":
+        if self.xla and self.dispatch == "selected":
+            raise contradiction(
+                "dispatch: expected auto or fused where xla is set, because compiled shapes cannot "
+                "depend on how many rows an expert gets; received selected; leave out one of them"
+            )
+        return self
 
     snapshot: Literal["all", "items", "none"] = "all"
     """Whose features, as of the cut-off, a version carries for calls that leave them out: of users

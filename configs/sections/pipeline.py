@@ -6,17 +6,20 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, Instant, contradiction
-from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pattern
+from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pattern, Rename
 
 
 class SideTable(Frozen):
     """A table of users or items, joined by id."""
 
     files: tuple[Pattern, ...] = Field(min_length=1)
+    """Paths or globs, as for the log."""
     format: Format = CsvFormat()
+    rename: Rename = Field(default_factory=dict)
+    """As for the log."""
     key: str
     """The column that holds the id."""
-    time: str | None = None
+    time: str | None = Field(None, examples=["valid_from"])
     """The column that says since when a row holds; an id may then have several rows, and an
     impression sees the latest one that is not later than itself."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
@@ -32,6 +35,7 @@ class Negatives(Frozen):
     """
 
     per_positive: int = Field(1, ge=1, le=100)
+    """How many negatives to draw for each positive."""
     sampling: Literal["uniform", "popularity"] = "uniform"
     """`popularity` draws items in proportion to their impressions up to then."""
     recent: Duration | None = None
@@ -63,7 +67,7 @@ class Downsample(Frozen):
     keep: float = Field(gt=0, lt=1)
     """Share of the impressions without a positive label that stay, drawn by a seeded hash of the
     impression."""
-    tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = Field((), examples=[["click"]])
     """The binary tasks whose labels make an impression positive; absent: all of them. Probabilities
     are corrected exactly for a task that is alone here, or masked where the others are 0. With
     several tasks, one task's negatives that are another's positives all stay."""
@@ -76,6 +80,7 @@ class TimeSplit(Frozen):
     validation: float | Instant
     """Share of the impressions, or the instant at which the split begins."""
     test: float | Instant
+    """Share of the impressions, or the instant at which the split begins."""
     embargo: bool = True
     """Whether a label is masked that closes only after the next split has begun: it may hold what
     happened there."""
@@ -104,7 +109,9 @@ class HashSplit(Frozen):
 
     by: Literal["random", "user"]
     validation: float
+    """Share of the impressions, or of the users."""
     test: float
+    """Share of the impressions, or of the users."""
 
     @model_validator(mode="after")
     def _check(self) -> "HashSplit":
@@ -125,6 +132,7 @@ class PipelineConfig(Frozen):
     downsample: Downsample | None = None
     split: Split
     seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of random splits and of all draws."""
     collapse: Duration | None = None
     """An impression at most so long after the previous one of the same user and item repeats it: it
     is no example, stands in no history and counts nowhere. Event logs only."""
@@ -139,18 +147,18 @@ class PipelineConfig(Frozen):
     cut_off: Instant | None = None
     """Up to when (not including) the log is whole. Snapshots are as of this instant, and rows at or
     after it are left out (`after_cut_off` in the manifest). Absent: just after the log's last
-    event; a few rows long after all others are rejects then (see `pipeline/log_end.py`)."""
+    event; a few rows long after all others are rejects then (see `pipeline/read/log_end.py`)."""
     hold_back: bool = True
     """Whether a label is masked that was still open at the cut-off: the feedback that is to come is
     missing, and the label would pass for a 0. An impression with open labels only is held back. A
     later run over a longer log labels them. docs/labels.md says when each label closes; one
     without any limit is taken as it stands."""
     buckets: int | None = Field(None, ge=1, le=4096)
-    """Users are spread over so many buckets, and items over as many. Absent: as many as the size of
-    the log's files asks for."""
+    """How many buckets users are spread over; items are spread over as many. Absent: the size of
+    the log's files decides."""
     bucket_mib: int = Field(64, ge=1)
     """How much of the log a bucket may hold, in MiB as tables in memory; larger ones are divided,
-    down to one user. To work on a bucket takes some ten times as much, for each worker."""
+    down to one user. Each worker needs about ten times as much memory."""
     max_reject_rate: float = Field(0.01, ge=0, le=1)
     """Share of rejected rows above which nothing is published."""
     max_damaged_files: int = Field(0, ge=0)
@@ -158,12 +166,11 @@ class PipelineConfig(Frozen):
     What such files hold before the damage is used; `damaged` in the manifest names them and what
     is known to be lost. A text file counts as cut off where its last line is malformed and has no
     line break."""
-    forget: Pattern | None = None
-    """A file of user ids, one a line: their events and rows are left out as if they had never
-    been, from counters and the popularity of items as well."""
+    forget: Pattern | None = Field(None, examples=["forget.txt"])
+    """A file of user ids, one a line. Their events and rows are left out everywhere, also from the
+    items' counters and popularity."""
     redact_rejects: bool = False
-    """Whether rejects keep the rows' text to themselves; they always do where there is somebody to
-    forget."""
+    """Whether rejects leave out the rows' text; they always do if there are users to forget."""
 
     @model_validator(mode="after")
     def _check(self) -> "PipelineConfig":

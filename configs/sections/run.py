@@ -60,7 +60,7 @@ class RunConfig(Frozen):
     keep_runs: int = Field(14, ge=2)
     """Runs whose examples, checkpoints and exports stay. Records of older runs stay, and so do the
     checkpoints of versions that are still there."""
-    notify: str | None = Field(None, min_length=1)
+    notify: str | None = Field(None, min_length=1, examples=["mail -s night ops@example.org"])
     """A command that gets a JSON object on its standard input when a run ends: `event` (published,
     refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`, `run`. It is split
     into words as a shell does, and run without a shell."""

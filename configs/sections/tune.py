@@ -13,7 +13,9 @@ class Range(Frozen):
     """Numbers between two limits, both included."""
 
     low: float
+    """The lowest value."""
     high: float
+    """The highest value."""
     log: bool = False
     """Draw the logarithm uniformly."""
     whole: bool = False
@@ -35,7 +37,8 @@ class Range(Frozen):
 class Choices(Frozen):
     """One of some values: numbers, texts or lists."""
 
-    choices: tuple[Any, ...] = Field(min_length=1)
+    choices: tuple[Any, ...] = Field(min_length=1, examples=[[256, 1024]])
+    """The values to choose from."""
 
 
 class TuneConfig(Frozen):

@@ -38,7 +38,7 @@ def test_unknown_key_names_file_key_known_keys_and_value():
     values = preset()
     values["pipeline"]["negatives"]["per_positiv"] = 4
     assert refusal(values) == (
-        "x.yaml: pipeline.negatives.per_positiv: unknown key; "
+        "x.yaml: pipeline.negatives.per_positiv: unknown key; did you mean 'per_positive'? "
         "expected one of exclude, exclude_within, per_positive, recent, sampling, unmatched; "
         "received 4"
     )

@@ -165,7 +165,7 @@ def test_expanded_rates_travel_as_data():
         ({"of": ["user"], "tasks": ["lik"]}, "rates.tasks: expected all, or some of view, dwell,"),
         (
             {"of": ["user"], "task": "all"},
-            "rates.task: unknown key; expected one of last, of, strength",
+            r"rates.task: unknown key; did you mean 'tasks'\? expected one of last, of",
         ),
         ({"of": ["user"], "strength": 0.0}, "rates.strength: input should be greater than 0"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from multigate.pipeline.simulate import simulate
+from multigate.jobs.simulate import simulate
 from multigate.verbs import VERBS
 from multigate.verbs.command import main
 

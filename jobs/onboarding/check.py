@@ -1,0 +1,393 @@
+"""Checks a configuration against a sample of its log, with the pipeline's own code.
+
+Great Expectations and pandera were considered: they check rules that somebody has written down;
+here the configuration is the rule, and the pipeline's own reading and labelling decides.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from multigate.configs import Config, ConfigError, DataError
+from multigate.configs.contract import IdFeature, NumberFeature, PositionFeature
+from multigate.configs.files import LABEL, SPLITS, TIME
+from multigate.configs.sections.nearest import did_you_mean
+from multigate.configs.storage import Place
+from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
+from multigate.jobs.onboarding.sample import BadValue, Sample, read_sample
+from multigate.model.assessment.leaks import check_leaks
+from multigate.model.data.rows import Rows
+from multigate.pipeline.compute import tables
+from multigate.pipeline.compute.examples import make_examples
+from multigate.pipeline.core.columns import check as check_columns
+from multigate.pipeline.core.columns import event_types
+from multigate.pipeline.label import labels, split
+from multigate.pipeline.read import drift, log_end
+from multigate.pipeline.read.inputs import roles
+from multigate.pipeline.read.normalise import parse_time
+from multigate.pipeline.stages.labelling import split_limits
+from multigate.pipeline.write import manifest
+
+_CONSTANT = 0.995
+_FEW_POSITIVES = 10
+_ONCE = 0.5
+_PARTS = ("time", "user", "item")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong or odd."""
+
+    fails: bool
+    """Whether a run over this log would fail."""
+    where: str
+    """The key of the configuration, or the file."""
+    message: str
+
+
+@dataclass
+class Checked:
+    """What `check` found."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def fail(self, where: str, message: str) -> None:
+        """Add a finding that fails a run."""
+        self.findings.append(Finding(True, where, message))
+
+    def warn(self, where: str, message: str) -> None:
+        """Add a finding that fails nothing."""
+        self.findings.append(Finding(False, where, message))
+
+    @property
+    def fails(self) -> bool:
+        """Whether a run would fail."""
+        return any(finding.fails for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "fails": self.fails,
+            "findings": [asdict(finding) for finding in self.findings],
+            **self.facts,
+        }
+
+
+def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
+    """Check a configuration against its log.
+
+    Args:
+        config: the log, the contract and the split.
+        data: the folder of the log.
+        rows: how many rows to look at.
+
+    Raises:
+        DataError: there is no such folder, or no file for a pattern.
+    """
+    found = Checked()
+    try:
+        check_columns(config)
+    except ConfigError as error:
+        found.fail("contract", str(error))
+        return found
+    sample = read_sample(config, data, rows)
+    found.facts["rows"] = {
+        "sample": sample.rows,
+        "log": sample.log_rows,
+        "whole": sample.whole,
+        "rejected": sum(one.rows for one in sample.bad),
+    }
+    side_tables = _side_tables(config, data, found)
+    _check_log(config, data, sample, found)
+    if found.fails or not len(sample.events):
+        return found
+    started = time.process_time()
+    cut_off = config.pipeline.cut_off
+    if cut_off is None:
+        latest = sample.events["time"].max()
+        cut_off = None if latest is None else latest + timedelta(microseconds=1)
+    utc = None if cut_off is None else cut_off.astimezone(UTC)
+    made = make_examples(sample.events, config, side_tables, utc)
+    seconds = sample.seconds + time.process_time() - started
+    impressions = made.impressions
+    found.facts["impressions"] = len(impressions)
+    found.facts["feedback"] = {
+        "attributed": made.counts.feedback,
+        "orphans": made.counts.orphans,
+        "late": made.counts.late,
+        "duplicates": made.counts.duplicates,
+        "held_back": made.counts.held_back,
+    }
+    if not len(impressions):
+        found.fail(
+            "pipeline",
+            f"no example is left of {sample.rows} rows: {made.counts.held_back} impressions were "
+            f"held back because their labels were open at the end of the sample, "
+            f"{made.counts.dropped} lack a row in a side table; shorten contract.tasks.NAME.label."
+            "within, or set pipeline.hold_back: false",
+        )
+        return found
+    impressions, splits = _split(config, impressions)
+    _check_labels(config, impressions, splits, sample, found)
+    _check_features(config, impressions, found)
+    _check_leaks(config, impressions, splits, found)
+    share = len(impressions) / max(sample.rows, 1)
+    training = float((splits == "train").mean() or 0.0)
+    negatives = config.pipeline.negatives
+    drawn = 1 if negatives is None else 1 + negatives.per_positive
+    rows_to_train = round(sample.log_rows * share * training * drawn)
+    found.facts["cost"] = {
+        "pipeline": asdict(pipeline_cost(config, seconds, sample.rows, sample.log_rows)),
+        "training": asdict(training_cost(config, impressions, rows_to_train)),
+    }
+    least = config.run.guards.min_rows
+    if rows_to_train < least:
+        found.warn(
+            "run.guards.min_rows",
+            f"about {rows_to_train} training rows; `multigate run` asks for {least}",
+        )
+    return found
+
+
+def _side_tables(config: Config, data: Place, found: Checked) -> dict[str, pl.DataFrame]:
+    made = {}
+    for source in ("users", "items"):
+        try:
+            table = tables.read_table(config, data, source)
+        except DataError as error:
+            found.fail(f"pipeline.{source}", str(error))
+            continue
+        if table is not None:
+            made[source] = table
+    return made
+
+
+def _check_log(config: Config, data: Place, sample: Sample, found: Checked) -> None:
+    """What the pipeline refuses once it has read the log."""
+    facts = sample.facts
+    if not sample.rows:
+        found.fail(facts[0].file, "the log has no rows; bring at least one impression")
+        return
+    absent = manifest.missing_column(config, facts)
+    if absent is not None:
+        hint = tables.hint(config, data, absent.name)
+        found.fail("pipeline.log", absent.message + hint)
+        return
+    for problem in (drift.changed_type(config, facts), _wrong_unit(config, sample)):
+        if problem is not None:
+            found.fail("pipeline.log", problem)
+    rejected = sum(one.rows for one in sample.bad)
+    allowed = config.pipeline.max_reject_rate
+    fails = rejected > allowed * sample.rows or rejected == sample.rows
+    for one in sample.bad[:10]:
+        share = f"{one.rows} of {sample.rows} rows ({one.rows / sample.rows:.1%})"
+        message = f"line {one.line}: {one.reason}; received {one.value!r}"
+        message += f" in column {one.column!r}" if one.column else ""
+        message += f"; {share}{_advice(one, config)}"
+        found.findings.append(Finding(fails, one.file, message))
+    if fails:
+        found.fail(
+            "pipeline.max_reject_rate",
+            f"{rejected} of {sample.rows} rows are rejected ({rejected / sample.rows:.1%}); "
+            f"{allowed:.1%} are allowed",
+        )
+    events: Counter[str] = Counter()
+    for fact in facts:
+        events.update(fact.events)
+    for event, where in event_types(config).items():
+        if events and event not in events:
+            names = ", ".join(f"{name} ({count})" for name, count in events.most_common(20))
+            message = f"event type {event!r} does not occur in the sample; "
+            message += f"{did_you_mean(event, events)}it holds {names}"
+            found.findings.append(Finding(sample.whole, where, message))
+
+
+def _wrong_unit(config: Config, sample: Sample) -> str | None:
+    return log_end.wrong_unit(sample.facts, roles(config, False)[1])
+
+
+def _advice(one: BadValue, config: Config) -> str:
+    """What to do about a bad value, where it is known."""
+    name, _, reason = one.reason.partition(": ")
+    if name == "time" and one.value not in ("", "None"):
+        unit = roles(config, False)[1]
+        zone = config.pipeline.log.time_zone
+        for other in ("s", "ms", "us", "iso"):
+            parsed = parse_time(pl.Series([one.value]), other, None, zone).values[0]
+            if other != unit and parsed is not None and parsed.year >= 1990:
+                return f"; pipeline.log.time_unit is {unit}: {other} reads it as {parsed}"
+        return f"; pipeline.log.time_unit is {unit}, and no other unit reads it either"
+    if "missing: error" in reason:
+        return f"; set contract.features.{name}.missing: indicator, or default with a default"
+    if reason == "expected an integer":
+        feature = name if name not in _PARTS else getattr(config.contract, name, name)
+        return f"; set contract.features.{feature}.dtype: string"
+    return ""
+
+
+def _split(config: Config, impressions: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
+    """Divide the sample as the pipeline divides a log; labels under the embargo are masked."""
+    chosen, times = config.pipeline.split, impressions[TIME]
+    cells = split.find_cells(chosen, split.count_cells(times)) if split.by_shares(chosen) else None
+    instants = None if cells is None else split.count_instants(times, cells)
+    starts = split_limits(config, cells, instants).starts
+    seed = config.pipeline.seed
+    splits = split.assign(impressions, config.contract.user, chosen, seed, starts)
+    flags = split.embargoed(config, starts)
+    masked = impressions.with_columns(split=splits).with_columns(labels.masked(flags))
+    return masked.drop("split"), splits
+
+
+def _check_labels(
+    config: Config,
+    impressions: pl.DataFrame,
+    splits: pl.Series,
+    sample: Sample,
+    found: Checked,
+) -> None:
+    found.facts["tasks"] = {}
+    labelled = impressions.with_columns(split=splits)
+    for name, task in config.contract.tasks.items():
+        where = f"contract.tasks.{name}"
+        values = impressions[LABEL + name]
+        by_split = {part: labelled.filter(pl.col("split") == part)[LABEL + name] for part in SPLITS}
+        facts: dict[str, Any] = {
+            "labels": values.count(),
+            "mean": values.mean(),
+            "labels_by_split": {part: one.count() for part, one in by_split.items()},
+        }
+        if task.type == "binary":
+            ones = {part: int((one == 1).sum()) for part, one in by_split.items()}
+            facts["positives"] = ones
+            always = task.label.rule == "impression"
+            if not always:
+                for part, count in ones.items():
+                    if count < _FEW_POSITIVES:
+                        found.warn(
+                            where,
+                            f"{count} positives in the {part} split of the sample; its AUC needs "
+                            "more: bring more data, widen the label, or give the split a larger "
+                            "share",
+                        )
+            if always and config.pipeline.negatives is None:
+                found.warn(
+                    where,
+                    "every label is 1 (rule impression) and no negatives are sampled; set "
+                    "pipeline.negatives",
+                )
+        elif values.count() and values.n_unique() <= 1 + (values.null_count() > 0):
+            found.warn(where, f"every label is {values.drop_nulls()[0]:g}; nothing can be learnt")
+        if not values.count():
+            message = "no impression of the sample has a label; the rule finds nothing"
+            found.findings.append(Finding(sample.whole, where, message))
+        found.facts["tasks"][name] = facts
+
+
+def _check_features(config: Config, impressions: pl.DataFrame, found: Checked) -> None:
+    found.facts["features"] = {}
+    contract = config.contract
+    for name in impressions.columns:
+        feature = contract.features.get(name)
+        if feature is None:
+            continue
+        where, values = f"contract.features.{name}", impressions[name]
+        missing = values.null_count() / len(values)
+        given = values.drop_nulls()
+        facts: dict[str, Any] = {"missing": missing}
+        if isinstance(feature, IdFeature | NumberFeature | PositionFeature):
+            counts = given.value_counts(sort=True)
+            facts["distinct"] = len(counts)
+            most = counts["count"][0] / len(values) if len(counts) else 0.0
+            if most >= _CONSTANT:
+                found.warn(
+                    where,
+                    f"{most:.1%} of the values are {counts[name][0]!r}: nearly constant, it tells "
+                    "a model nothing; leave it out",
+                )
+            if isinstance(feature, IdFeature) and len(counts):
+                once = counts.filter(pl.col("count") == 1)
+                facts["seen_once"] = len(once)
+                if len(once) >= _ONCE * len(counts) and len(counts) > 100:
+                    found.warn(
+                        where,
+                        f"{len(once)} of {len(counts)} ids occur once in the sample, which trains "
+                        f"no embedding; raise {where}.min_count (now {feature.min_count})",
+                    )
+        if missing == 1.0:
+            found.warn(where, "every value is missing; check its column and source")
+        if missing and getattr(feature, "missing", None) == "error":
+            found.warn(
+                where,
+                f"{missing:.1%} of the values are missing and missing is error, so that a request "
+                "without it is refused; set missing: indicator",
+            )
+        found.facts["features"][name] = facts
+
+
+def _check_leaks(
+    config: Config, impressions: pl.DataFrame, splits: pl.Series, found: Checked
+) -> None:
+    """Features that alone rank a label: judged by the code of the model report."""
+    contract = config.contract
+    present = {n: f for n, f in contract.features.items() if n in impressions.columns}
+    known = contract.model_copy(update={"features": present})
+    training, others = (
+        Rows(Path("sample"), impressions.filter(chosen).to_arrow())
+        for chosen in (splits == "train", splits != "train")
+    )
+    if not len(training) or not len(others):
+        training = others = Rows(Path("sample"), impressions.to_arrow())
+    limit = config.evaluation.largest_feature_auc
+    judged = check_leaks(known, others, training, limit)
+    tasks = contract.tasks
+    for one in judged["features"]:
+        positives = found.facts["tasks"][one["task"]].get("positives", {"validation": 10**9})
+        enough = positives["validation"] + positives.get("test", 0) >= _FEW_POSITIVES
+        if one["leak"] and enough and one["task"] in tasks:
+            found.warn(
+                f"contract.features.{one['feature']}",
+                f"leak suspect: alone (by its {one['by']}) it ranks {one['task']} with AUC "
+                f"{one['auc']:.3f}, above {limit:g}; is it known when the item is shown? If not, "
+                "leave it out",
+            )
+
+
+def lines(found: Checked) -> Iterator[str]:
+    """What was found, for a terminal."""
+    facts = found.facts
+    rows = facts.get("rows")
+    if rows is not None:
+        part = "all rows" if rows["whole"] else f"a sample; the log has about {rows['log']} rows"
+        yield f"{rows['sample']} rows read ({part}), {rows['rejected']} rejected"
+    for name, task in facts.get("tasks", {}).items():
+        mean = "none" if task["mean"] is None else f"{task['mean']:.4g}"
+        yield (
+            f"task {name}: {task['labels']} labels, mean {mean}; by split "
+            + ", ".join(
+                f"{part} {count}"
+                + (f" ({task['positives'][part]} positive)" if "positives" in task else "")
+                for part, count in task["labels_by_split"].items()
+            )
+        )
+    for stage, cost in facts.get("cost", {}).items():
+        yield (
+            f"{stage}: about {_duration(cost['seconds'])} and {cost['gib']:.1f} GiB, within a "
+            f"factor of three ({cost['how']})"
+        )
+    for finding in sorted(found.findings, key=lambda one: not one.fails):
+        yield f"{'FAILS' if finding.fails else 'note'}: {finding.where}: {finding.message}"
+    fatal = sum(finding.fails for finding in found.findings)
+    yield f"{fatal} findings would fail a run, {len(found.findings) - fatal} notes"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,198 @@
+"""What the values of a column look like: numbers, times, lists, texts; and what decides them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from multigate.pipeline.read.json_lines import as_text
+from multigate.pipeline.read.normalise import parse_number, parse_time
+
+_YEARS = (1990, 2100)
+_SEPARATORS = ("|", ";", ",", " ")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sample (N rows)."""
+
+    name: str
+    raw: pl.Series
+    """(N,) as the file gives it."""
+    number: pl.Series | None
+    """(N,) as float64; None where some value is no number."""
+    missing: float
+    """Share of the rows without a value."""
+    distinct: int
+    whole: bool
+    """Whether all numbers are written as whole ones."""
+
+    @property
+    def rows(self) -> int:
+        """Rows with a value."""
+        return self.raw.len() - self.raw.null_count()
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the file holds lists."""
+        return isinstance(self.raw.dtype, pl.List | pl.Array)
+
+    @property
+    def lowest(self) -> float:
+        """The least number."""
+        return _float(None if self.number is None else self.number.min())
+
+    @property
+    def highest(self) -> float:
+        """The largest number."""
+        return _float(None if self.number is None else self.number.max())
+
+    @property
+    def serial(self) -> bool:
+        """Whether the column numbers the rows of each file."""
+        if self.number is None or not self.whole or self.missing or self.distinct < 100:
+            return False
+        return _float((self.number.diff() == 1).mean()) > 0.9
+
+    @property
+    def ones(self) -> int:
+        """How many numbers are 1."""
+        return 0 if self.number is None else int((self.number == 1.0).sum())
+
+    @property
+    def flag(self) -> bool:
+        """Whether the values are 0 and 1, or false and true."""
+        if self.number is None or self.distinct > 2 or not self.rows:
+            return False
+        return set(self.number.drop_nulls().unique()) <= {0.0, 1.0}
+
+
+def _float(value: Any) -> float:
+    return float(value) if value is not None else 0.0
+
+
+def look(name: str, raw: pl.Series) -> Column:
+    """Look at a column."""
+    if raw.dtype == pl.String:
+        raw = raw.replace("", None)
+    number, whole = None, False
+    if not isinstance(raw.dtype, pl.List | pl.Array | pl.Datetime | pl.Date | pl.Struct):
+        parsed = parse_number(raw)
+        if parsed.reasons.null_count() == len(raw) and raw.null_count() < len(raw):
+            number = parsed.values
+            text = as_text(raw.drop_nulls().head(5000))
+            whole = not bool(text.str.contains(r"[.eE]").any())
+    keys = as_text(raw) if isinstance(raw.dtype, pl.List | pl.Array) else raw
+    return Column(
+        name=name,
+        raw=raw,
+        number=number,
+        missing=raw.null_count() / max(len(raw), 1),
+        distinct=keys.n_unique() - (raw.null_count() > 0),
+        whole=whole,
+    )
+
+
+@dataclass(frozen=True)
+class Times:
+    """A column read as times."""
+
+    column: Column
+    unit: str
+    unknown: int | None
+    """The number that stands for an unknown time."""
+    values: pl.Series
+
+
+def as_times(column: Column) -> Times | None:
+    """Read a column as times; None where it holds others values."""
+    if column.is_list or not column.rows or column.flag:
+        return None
+    units = ("s", "ms", "us") if column.number is not None else ("iso",)
+    for unit in units:
+        head = parse_time(column.raw.drop_nulls().head(200), unit, None)
+        if _share_within(head.values) < 0.5:
+            continue
+        values = parse_time(column.raw, unit, None).values
+        outside = ~values.dt.year().is_between(*_YEARS).fill_null(False)
+        if unit == "iso" or not outside.any():
+            return Times(column, unit, None, values) if _share_within(values) > 0.98 else None
+        left = column.raw.filter(outside).cast(pl.Int64, strict=False).drop_nulls().value_counts()
+        if len(left) == 1:  # one number stands for all unknown times
+            unknown = int(left.item(0, 0))
+            values = parse_time(column.raw, unit, unknown).values
+            return Times(column, unit, unknown, values)
+        return Times(column, unit, None, values) if _share_within(values) > 0.98 else None
+    return None
+
+
+def _share_within(values: pl.Series) -> float:
+    inside = values.dt.year().is_between(*_YEARS).fill_null(False)
+    return _float(inside.mean())
+
+
+def decides(frame: pl.DataFrame, by: str, what: str) -> float:
+    """The share of rows whose `by` has one value of `what` only; 0 where `by` hardly repeats.
+
+    Args:
+        frame: a sample.
+        by: the column that may decide.
+        what: the column that may be decided; missing values do not count.
+    """
+    known = frame.select(by=pl.col(by), what=pl.col(what)).drop_nulls()
+    groups = known.group_by("by").agg(values=pl.col("what").n_unique(), rows=pl.len())
+    several = groups.filter(pl.col("rows") > 1)
+    rows = int(several["rows"].sum())
+    if rows < 0.2 * max(len(known), 1) or not rows:
+        return 0.0
+    # Of a group of two rows, one in two is alike by chance where `what` has two values; weigh by
+    # the rows that could differ.
+    alike = several.filter(pl.col("values") == 1)
+    return float(alike["rows"].sum() / rows)
+
+
+def clustering(values: pl.Series, window: int = 20) -> float:
+    """How much rows of one value stand together in the order of time, 0 (by chance) to 1.
+
+    A user's rows come in bursts; an item's are spread among the users.
+
+    Args:
+        values: in the order of time.
+        window: how many rows before a row count as near.
+    """
+    codes = values.rank("dense").drop_nulls().cast(pl.Int64)
+    rows = len(codes)
+    if rows < 2 * window:
+        window = max(rows // 4, 1)
+    frame = pl.DataFrame({"value": codes, "at": pl.int_range(rows, eager=True)})
+    gap = pl.col("at") - pl.col("at").shift().over("value")
+    near = _float(frame.select((gap <= window).fill_null(False).mean()).item())
+    shares = frame["value"].value_counts()["count"] / rows
+    chance = _float((shares * (1 - (1 - shares) ** window)).sum())
+    return (near - chance) / max(1 - chance, 1e-9)
+
+
+def separator(column: Column) -> str | None:
+    """What separates the values of a list that is written as text; None for other texts."""
+    if column.raw.dtype != pl.String or column.number is not None or not column.rows:
+        return None
+    texts = column.raw.drop_nulls().unique().head(3000)
+    for mark in _SEPARATORS[:3]:
+        parts = texts.str.split(mark)
+        several = _float((parts.list.len() > 1).mean())
+        if several < 0.2:
+            continue
+        tokens = parts.explode()
+        blanks = _float(tokens.str.contains(r"^\s|\s\S+\s").mean())
+        if tokens.n_unique() < 0.5 * len(tokens) and tokens.n_unique() < 5000 and blanks < 0.1:
+            return mark
+    return None
+
+
+def is_prose(column: Column) -> bool:
+    """Whether a column holds texts of several words that hardly repeat."""
+    if column.raw.dtype != pl.String or column.number is not None or not column.rows:
+        return False
+    texts = column.raw.drop_nulls().unique().head(3000)
+    words = _float(texts.str.count_matches(r"\S+").mean())
+    return words >= 2.5 and column.distinct > 50

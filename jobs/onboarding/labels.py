@@ -1,0 +1,365 @@
+"""Guesses which columns or event types of a log are feedback, and drafts a task for each."""
+
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+
+from multigate.jobs.onboarding.columns import Column, decides
+from multigate.jobs.onboarding.roles import Roles
+
+_SATISFIED = (
+    r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
+)
+_AVERSE = r"dis|hide|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel"
+_FEWEST = 30  # positives that a task needs
+_DELAYS = (("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400), ("7d", 604_800))
+_SMALL = 12
+_LEAK = 0.95
+
+
+@dataclass
+class Labels:
+    """The tasks of a draft."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    columns: set[str] = field(default_factory=set)
+    """The columns that hold feedback, which no feature may read."""
+    position: str | None = None
+    events: dict[str, str] = field(default_factory=dict)
+    """Task -> the event type, or the 0/1 column, that is its label."""
+    wait: str = "10m"
+    """After how long a row's feedback is complete."""
+    shown_only: bool = False
+    """Whether what was shown and not taken is missing from the log."""
+
+
+def feedback_events(roles: Roles) -> Labels:
+    """Tasks of an event log: a task for each event type, dwell, and the impression itself."""
+    found = Labels()
+    frame, shown = roles.frame, str(roles.impression)
+    delays = _delays(roles)
+    span = _span_seconds(roles)
+    others = {kind: n for kind, n in roles.event_counts.items() if kind != shown}
+    for at, (kind, count) in enumerate(others.items()):
+        if count < _FEWEST:
+            continue
+        name = snake(kind, found.tasks)
+        delay = delays.get(kind, 0.0)
+        limits = [text for text, seconds in _DELAYS if seconds >= delay and seconds <= span / 10]
+        within = (
+            limits[0]
+            if limits
+            else next((text for text, seconds in reversed(_DELAYS) if seconds <= span / 10), "10m")
+        )
+        satisfied = re.search(_SATISFIED, kind.lower()) is not None or at >= len(others) / 2
+        found.tasks[name] = {
+            "group": "satisfaction" if satisfied else "engagement",
+            "type": "binary",
+            "label": {"rule": "event", "events": [kind], "within": within},
+            "score_weight": -1 if re.search(_AVERSE, kind.lower()) else 1,
+        }
+        found.events[name] = kind
+        found.reasons[name] = (
+            f"{count} events of type {kind!r}, 99 % of them within {delay:.0f} s of the impression"
+        )
+    first = {
+        snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "impression"},
+            "score_weight": 1,
+        }
+    }
+    found.shown_only = True
+    [name] = first
+    found.reasons[name] = (
+        f"every {shown!r} is a positive; its negatives are sampled, because the log does not say "
+        "what was shown and not taken"
+    )
+    found.tasks = first | found.tasks
+    if roles.session is not None:
+        gap = _dwell(frame, roles)
+        found.tasks["dwell"] = {
+            "group": "engagement",
+            "type": "regression",
+            "label": {"rule": "dwell", "cap": _round_up(gap), "within": "1d", "ends": "other_item"},
+            "transform": "log1p",
+            "weight": 0.2,
+        }
+        found.reasons["dwell"] = (
+            f"time to the next event on another item in the same {roles.session!r}; 80 % of them "
+            f"take at most {gap:.0f} s"
+        )
+    return found
+
+
+def _delays(roles: Roles) -> dict[str, float]:
+    """99 % quantile of the seconds from an impression to each type of feedback."""
+    event, shown = str(roles.event), roles.impression
+    rows = roles.frame.select("__time", u=roles.user, i=roles.item, e=event).drop_nulls()
+    views = rows.filter(pl.col("e") == shown).select("u", "i", "__time", seen="__time")
+    joined = (
+        rows.filter(pl.col("e") != shown)
+        .sort("__time")
+        .join_asof(views.sort("__time"), on="__time", by=["u", "i"], check_sortedness=False)
+    )
+    delay = (pl.col("__time") - pl.col("seen")).dt.total_seconds()
+    table = joined.group_by("e").agg(delay.quantile(0.99))
+    return {kind: value or 0.0 for kind, value in table.iter_rows()}
+
+
+def _dwell(frame: pl.DataFrame, roles: Roles) -> float:
+    gaps = frame.select(
+        gap=(pl.col("__time").shift(-1) - pl.col("__time")).over(str(roles.session)),
+        other=pl.col(roles.item).shift(-1).over(str(roles.session)) != pl.col(roles.item),
+    ).filter("other")
+    value = gaps["gap"].dt.total_seconds().quantile(0.8)
+    return float(value or 600)
+
+
+def _round_up(seconds: float) -> str:
+    for text, limit in (("1m", 60), ("5m", 300), ("10m", 600), ("30m", 1800)):
+        if seconds <= limit:
+            return text
+    return "30m"
+
+
+def _span_seconds(roles: Roles) -> float:
+    known = roles.time.values.drop_nulls()
+    span = known.max() - known.min()
+    return span.total_seconds() if isinstance(span, timedelta) else 0.0
+
+
+def feedback_columns(roles: Roles) -> Labels:
+    """Tasks of an impression log: its flags, ratings and durations that vary within a user."""
+    found = Labels()
+    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
+    free = [column for column in free if not column.serial and not _decided(roles, column)]
+    flags = [c for c in free if c.flag and c.whole and _FEWEST <= c.ones <= 0.97 * c.rows]
+    flags.sort(key=lambda c: -c.ones)
+    found.position = _position(roles, free)
+    small = [c for c in free if _is_small(c) and c.name != found.position]
+    ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
+    main = flags[0] if flags else None
+    for at, flag in enumerate(flags):
+        name = snake(flag.name, found.tasks)
+        share = flag.ones / max(flag.raw.len(), 1)
+        nested = main is not None and at > 0 and _share_of(flag, main) > 0.95
+        satisfied = re.search(_SATISFIED, flag.name.lower()) is not None or (at > 0 and nested)
+        averse = re.search(_AVERSE, flag.name.lower()) is not None or any(
+            _lowers(flag, rating) for rating in ratings
+        )
+        found.tasks[name] = {
+            "group": "satisfaction" if satisfied else "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": flag.name},
+            "score_weight": -1 if averse else 1,
+        }
+        found.events[name] = flag.name
+        found.columns.add(flag.name)
+        found.reasons[name] = (
+            f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
+            "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
+        )
+    for rating in ratings:
+        _add_rating(found, rating)
+    for column in free:
+        if column.name in (*found.columns, found.position):
+            continue
+        if _is_duration(column, main):
+            _add_duration(found, column, main)
+        else:
+            _add_leak(found, column, flags)
+    if not any(
+        task["type"] == "binary" and name in found.events for name, task in found.tasks.items()
+    ):
+        name = snake("chosen", found.tasks)
+        found.shown_only = True
+        found.tasks = {
+            name: {
+                "group": "engagement",
+                "type": "binary",
+                "label": {"rule": "impression"},
+                "score_weight": 1,
+            }
+        } | found.tasks
+        found.reasons[name] = (
+            "every row is a positive; its negatives are sampled, because no column says what was "
+            "shown and not taken"
+        )
+    return found
+
+
+def _decided(roles: Roles, column: Column) -> bool:
+    """Whether the user, the item or the request decides a column: then it is a feature."""
+    by = [roles.user, roles.item, roles.request, roles.session]
+    return any(decides(roles.frame, one, column.name) > 0.95 for one in by if one is not None)
+
+
+def _is_small(column: Column) -> bool:
+    """Whether values are few steps of one scale, such as stars."""
+    if column.number is None or column.flag or not 3 <= column.distinct <= _SMALL:
+        return False
+    numbers = column.number.drop_nulls()
+    halves = bool((numbers * 2 % 1 == 0).all())
+    if float((numbers == column.lowest).mean() or 0.0) > 0.6:
+        return False  # a count of something rare
+    return halves and column.highest - column.lowest <= 10
+
+
+def _position(roles: Roles, free: list[Column]) -> str | None:
+    """The column of places: each place once in a request, or all places alike frequent."""
+    for column in free:
+        if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
+            continue
+        if column.flag or column.missing > 0 or column.highest > 1000:
+            continue
+        if roles.request is not None:
+            lists = roles.frame.select(r=roles.request, p=column.name).drop_nulls()
+            lists = lists.group_by("r").agg(n=pl.len(), d=pl.col("p").n_unique())
+            several = lists.filter(pl.col("n") > 1)
+            if len(several) and (several["n"] == several["d"]).mean() > 0.97:
+                return column.name
+        elif column.distinct <= 50 and column.distinct == column.highest - column.lowest + 1:
+            shares = column.raw.value_counts()["count"] / column.rows * column.distinct
+            if shares.min() > 0.85 and shares.max() < 1.15:
+                return column.name
+    return None
+
+
+def _share_of(flag: Column, main: Column) -> float:
+    both = pl.DataFrame({"flag": flag.number, "main": main.number}).filter(pl.col("flag") == 1)
+    return float(both["main"].mean() or 0.0)
+
+
+def _lowers(flag: Column, rating: Column) -> bool:
+    pairs = pl.DataFrame({"flag": flag.number, "rating": rating.number}).drop_nulls()
+    one, zero = pairs.filter(pl.col("flag") == 1), pairs.filter(pl.col("flag") == 0)
+    if len(one) < 20 or len(zero) < 20:
+        return False
+    spread = float(pairs["rating"].std() or 1.0)
+    return float(one["rating"].mean() or 0) < float(zero["rating"].mean() or 0) - 0.3 * spread
+
+
+def _add_rating(found: Labels, rating: Column) -> None:
+    name = snake(rating.name, found.tasks)
+    numbers = rating.number
+    assert numbers is not None
+    label = {"rule": "column", "column": rating.name}
+    found.columns.add(rating.name)
+    found.tasks[name] = {
+        "group": "satisfaction",
+        "type": "regression",
+        "label": label,
+        "score_weight": 0.2,
+    }
+    given = "" if rating.missing == 0 else f"; {rating.missing:.0%} of the rows have none"
+    found.reasons[name] = (
+        f"column {rating.name!r} has {rating.distinct} steps from {rating.lowest:g} to "
+        f"{rating.highest:g}{given}"
+    )
+    steps = sorted(numbers.drop_nulls().unique())[1:]
+    good = min(steps, key=lambda step: abs(float((numbers >= step).mean() or 0) - 0.5))
+    liked = snake(f"{name}_high", found.tasks)
+    found.tasks[liked] = {
+        "group": "satisfaction",
+        "type": "binary",
+        "label": label,
+        "at_least": good,
+        "score_weight": 1,
+    }
+    found.reasons[liked] = f"{rating.name!r} is at least {good:g}: about half of the rows"
+
+
+def _is_duration(column: Column, main: Column | None) -> bool:
+    """Whether a number is above 0 only where something was taken."""
+    numbers = column.number
+    if main is None or numbers is None or column.distinct <= _SMALL or column.lowest < 0:
+        return False
+    pairs = pl.DataFrame({"value": numbers, "main": main.number})
+    positive = pairs.filter(pl.col("value") > 0)
+    taken = pairs.filter(pl.col("main") == 1)
+    if len(positive) < _FEWEST or not len(taken):
+        return False
+    with_value = float((taken["value"] > 0).fill_null(False).mean() or 0.0)
+    return float(positive["main"].mean() or 0.0) > 0.95 and with_value > 0.3
+
+
+def _add_duration(found: Labels, column: Column, main: Column | None) -> None:
+    numbers = column.number
+    assert numbers is not None
+    positive = numbers.filter(numbers > 0)
+    when = next(task for task, name in found.events.items() if main and name == main.name)
+    name = snake(column.name, found.tasks)
+    label = {"rule": "column", "column": column.name}
+    found.columns.add(column.name)
+    found.tasks[name] = {
+        "group": "engagement",
+        "type": "regression",
+        "label": label,
+        "when": when,
+        "transform": "log1p",
+    }
+    found.reasons[name] = f"column {column.name!r} is above 0 only where {when} is 1"
+    middle = float(positive.median() or 1.0)
+    deep = snake(f"{name}_long", found.tasks)
+    found.tasks[deep] = {
+        "group": "engagement",
+        "type": "binary",
+        "label": label,
+        "at_least": float(f"{middle:.2g}"),
+        "score_weight": 1,
+    }
+    found.reasons[deep] = f"{column.name!r} is above its middle, {middle:.2g}"
+    longest = float(positive.quantile(0.99) or 600.0)
+    found.wait = next((text for text, seconds in _DELAYS if seconds >= longest), "1d")
+
+
+def _add_leak(found: Labels, column: Column, flags: list[Column]) -> None:
+    """A number that alone ranks a label is feedback as well: seconds played, beside skipped."""
+    for flag in flags:
+        area = _auc(column, flag)
+        if max(area, 1 - area) > _LEAK and column.lowest >= 0 and column.distinct > _SMALL:
+            name = snake(column.name, found.tasks)
+            found.columns.add(column.name)
+            found.tasks[name] = {
+                "group": "engagement",
+                "type": "regression",
+                "label": {"rule": "column", "column": column.name},
+                "transform": "log1p",
+            }
+            found.reasons[name] = (
+                f"column {column.name!r} alone ranks {flag.name!r} with AUC "
+                f"{max(area, 1 - area):.2f}, so that it can be known only afterwards"
+            )
+            return
+
+
+def _auc(column: Column, flag: Column) -> float:
+    """AUC of a number for a flag."""
+    if column.number is None:
+        return 0.5
+    pairs = pl.DataFrame({"x": column.number, "y": flag.number}).drop_nulls()
+    ones = int(pairs["y"].sum())
+    zeros = len(pairs) - ones
+    if ones < _FEWEST or zeros < _FEWEST:
+        return 0.5
+    ranks = float(pairs.with_columns(r=pl.col("x").rank()).filter(pl.col("y") == 1)["r"].sum())
+    return (ranks - ones * (ones + 1) / 2) / (ones * zeros)
+
+
+def snake(text: str, taken: Any = ()) -> str:
+    """A name as features and tasks have it: `eventType` -> `event_type`; none that is taken."""
+    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", text).lower()
+    name = re.sub(r"[^a-z0-9]+", "_", name).strip("_")
+    name = re.sub(r"_+", "_", name) or "column"
+    if not name[0].isalpha():
+        name = f"c_{name}"
+    free, at = name, 2
+    while free in taken or free in ("score", "self", "task_weights", "user_index"):
+        free, at = f"{name}_{at}", at + 1
+    return free

@@ -1,0 +1,259 @@
+"""Finds the tables in a folder and reads their first rows: format, columns and values.
+
+csv.Sniffer and DuckDB's CSV sniffer were considered: the first knows no delimiter of two characters
+and guesses from one row, the second reads no xz and no zip.
+"""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from multigate.configs import DataError
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
+from multigate.configs.storage import Place
+from multigate.jobs.onboarding.rows import count_rows
+from multigate.pipeline.read import drift
+from multigate.pipeline.read.compressed import DamagedError, open_stream
+from multigate.pipeline.read.json_lines import as_text
+from multigate.pipeline.read.sources import Shard, expand, read
+
+_DELIMITERS = ("::", "\t", ",", ";", "|")
+_HEAD = 1 << 18  # bytes of a file that are looked at for its format
+_LINES = 200
+_SPREAD, _BLOCKS = 5, 20  # rows are taken in blocks from five times as many
+_NO_TABLES = (".md", ".html", ".pdf", ".png", ".jpg", ".py", ".sh", ".yaml", ".yml", ".toml")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Files that have the same columns."""
+
+    files: tuple[str, ...]
+    """Their names, as `pipeline.log.files` takes them."""
+    form: dict[str, Any]
+    """The format, as `pipeline.log.format` takes it."""
+    columns: tuple[str, ...]
+    frame: pl.DataFrame
+    """The first rows of the files, as the files give them; numbers of text files are text."""
+    rows: int
+    """How many rows the files have, about."""
+
+
+def find_tables(data: Place, rows: int) -> list[Table]:
+    """The tables of a folder, the largest first.
+
+    Args:
+        data: the folder.
+        rows: how many rows to read of each table, about.
+
+    Raises:
+        DataError: there is no such folder, or no table in it.
+    """
+    groups: dict[str, list[tuple[Shard, dict[str, Any], tuple[str, ...]]]] = {}
+    for shard in expand(data, ("**/*",)):
+        if drift.is_marker(shard.name) or shard.name.lower().endswith(_NO_TABLES):
+            continue
+        found = _sniff(shard)
+        if found is not None:
+            form, columns = found
+            key = json.dumps([form, sorted(columns) if form["type"] != "csv" else columns])
+            if form["type"] == "jsonl":  # a name may be absent from a file's first lines
+                key = "jsonl"
+            groups.setdefault(key, []).append((shard, form, columns))
+    tables = [_table(members, rows) for members in groups.values()]
+    tables = [table for table in tables if len(table.frame)]
+    if not tables:
+        raise DataError(
+            f"{data}: no table here; expected CSV, TSV, JSON lines or Parquet files, possibly "
+            "compressed"
+        )
+    return sorted(tables, key=lambda one: -one.rows)
+
+
+def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: int) -> Table:
+    form = members[0][1]
+    columns = tuple(dict.fromkeys(name for _, _, names in members for name in names))
+    chosen = members[:: -(-len(members) // 16)]
+    frames, total, width, whole = [], 0, 0, 0
+    for shard, _, _ in chosen:
+        left = -(-_SPREAD * rows // len(chosen))
+        try:
+            for chunk in read(shard, parse_format(form), [name for name in columns if name]):
+                head = chunk.frame.head(left)
+                frames.append(head)
+                width += int(chunk.text.head(left).str.len_bytes().sum() or 0)
+                left -= len(head)
+                total += len(head)
+                if left <= 0:
+                    break
+        except DamagedError:
+            continue
+        whole += left > 0
+    frame = _blocks(_together(frames), rows)
+    count = total
+    if whole < len(members):
+        each = width / max(total, 1)
+        sizes = (count_rows(s, each, s.name.endswith(".parquet")) for s, _, _ in members)
+        count = max(total, round(sum(sizes)))
+    names = tuple(_pattern([shard.name for shard, _, _ in members]))
+    return Table(names, form, columns, frame, count)
+
+
+def _blocks(frame: pl.DataFrame, rows: int) -> pl.DataFrame:
+    """Blocks of consecutive rows from the whole frame: a file may be sorted by user or by time."""
+    if len(frame) <= rows:
+        return frame
+    size, step = rows // _BLOCKS, len(frame) // _BLOCKS
+    return pl.concat([frame[at * step : at * step + size] for at in range(_BLOCKS)])
+
+
+def parse_format(form: dict[str, Any]) -> Format:
+    """The typed format."""
+    if form["type"] == "csv":
+        return parse(CsvFormat, form, "format")
+    if form["type"] == "jsonl":
+        return parse(JsonLinesFormat, form, "format")
+    return parse(ParquetFormat, form, "format")
+
+
+def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """One frame; a column that has several types becomes text."""
+    types: dict[str, set[Any]] = {}
+    for frame in frames:
+        for name, kind in frame.schema.items():
+            types.setdefault(name, set()).add(kind)
+    mixed = [name for name, kinds in types.items() if len(kinds) > 1]
+    same = [
+        frame.with_columns(as_text(frame[name]).alias(name) for name in mixed if name in frame)
+        for frame in frames
+    ]
+    return pl.concat(same, how="diagonal") if same else pl.DataFrame()
+
+
+def _pattern(names: Sequence[str]) -> list[str]:
+    """The names, or a glob where there are many of one folder and suffix."""
+    if len(names) <= 4 or any("#" in name for name in names):
+        return [name.partition("#")[0] for name in names if "#" not in name] + sorted(
+            {name for name in names if "#" in name}
+        )
+    first = Path(names[0])
+    depth = len(first.parts) - 1
+    return ["**/" * bool(depth) + "*" + first.suffix]
+
+
+def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+    """A file's format and columns; None where it is no table."""
+    try:
+        with open_stream(shard.path, shard.member) as stream:
+            head = b""
+            while len(head) < _HEAD:
+                piece = stream.read()
+                if not piece:
+                    break
+                head += piece
+    except (DamagedError, OSError):
+        return None
+    if head[:4] == b"PAR1":
+        with shard.path.open("rb") as file:
+            return {"type": "parquet"}, tuple(pq.ParquetFile(file).schema_arrow.names)
+    if b"\x00" in head[:4096] or not head.strip():
+        return None
+    encoding = "utf-8"
+    try:
+        text = head[: _HEAD - 4].decode()
+    except UnicodeDecodeError as error:
+        if error.start >= len(head) - 8:
+            text = head[: error.start].decode()
+        else:
+            encoding, text = "latin-1", head.decode("latin-1")
+    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
+    lines = (lines[:-1] if len(head) >= _HEAD else lines)[:_LINES]
+    if lines and lines[0].lstrip().startswith("{"):
+        return _json(lines)
+    return _delimited(lines, encoding)
+
+
+def _json(lines: list[str]) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+    names: dict[str, None] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            return None
+        if not isinstance(row, dict):
+            return None
+        names |= dict.fromkeys(k for k, v in row.items() if not isinstance(v, dict))
+    return {"type": "jsonl"}, tuple(names)
+
+
+def _delimited(lines: list[str], encoding: str) -> tuple[dict[str, Any], tuple[str, ...]] | None:
+    best: tuple[float, int, dict[str, Any], list[list[str]]] | None = None
+    for place, delimiter in enumerate(_DELIMITERS):
+        quoted = len(delimiter) == 1 and any('"' in line for line in lines)
+        if quoted:
+            try:
+                rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+            except csv.Error:
+                quoted, rows = False, [line.split(delimiter) for line in lines]
+        else:
+            rows = [line.split(delimiter) for line in lines]
+        counts = Counter(len(row) for row in rows)
+        fields, often = counts.most_common(1)[0] if counts else (1, 0)
+        if fields < 2 or often < 0.9 * len(rows):
+            continue
+        form: dict[str, Any] = {
+            "type": "csv",
+            "delimiter": delimiter,
+            "quoted": quoted,
+            "encoding": encoding,
+        }
+        score = (often / len(rows), -place)
+        if best is None or score > (best[0], best[1]):
+            best = (*score, form, [row for row in rows if len(row) == fields])
+    if best is None or len(lines) < 3:
+        return None
+    _, _, form, rows = best
+    if form["encoding"] == "utf-8":
+        del form["encoding"]
+    if form["quoted"] or len(form["delimiter"]) == 1:
+        form["quoted"] = True
+    if form["delimiter"] == ",":
+        del form["delimiter"]
+    if form["quoted"]:
+        del form["quoted"]
+    names = rows[0]
+    if not _is_header(rows):
+        names = [f"column_{at + 1}" for at in range(len(names))]
+        form["header"] = names
+    return form, tuple(names)
+
+
+def _is_header(rows: list[list[str]]) -> bool:
+    """Whether the first row names the columns.
+
+    A name is no number, and where the column below holds numbers or repeats itself, it is another
+    kind of text.
+    """
+    first, rest = rows[0], rows[1:]
+    if any(_is_number(cell) for cell in first) or len(set(first)) < len(first):
+        return False
+    columns = [[row[at] for row in rest] for at in range(len(first))]
+    if any(all(_is_number(cell) for cell in column if cell) for column in columns if any(column)):
+        return True
+    return not any(name in column for name, column in zip(first, columns, strict=True))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,362 @@
+"""Guesses which columns of a log name its time, user, item, request, session and event type.
+
+The guesses come from the values: which column decides which, how rows of one value stand together
+in time, which event types follow which. Words in columns' names break ties only.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import polars as pl
+
+from multigate.configs import DataError
+from multigate.jobs.onboarding.columns import Column, Times, as_times, clustering, decides, is_prose
+from multigate.jobs.onboarding.columns import look as look_at
+from multigate.jobs.onboarding.raw import Table
+from multigate.pipeline.read.json_lines import as_text
+
+_DECIDES = 0.97
+_SMALL = 12  # values that a rating or a place has at most
+_REQUEST = timedelta(minutes=1)
+_SESSION = timedelta(hours=12)
+_GROUP = 50  # rows that a request or a session has at most, on average
+_CLEAR = 0.15
+_FEW_USERS = 30
+_HINTS = {
+    "user": r"user|person|member|customer|visitor|account|client|viewer|reader",
+    "item": r"item|content|product|movie|film|article|video|book|song|track|sku|post|asset",
+    "time": r"time|date|stamp|when|_at$|^ts$",
+}
+
+
+@dataclass
+class Roles:
+    """What the columns of a log are."""
+
+    frame: pl.DataFrame
+    """The sample in the order of time; `__time` holds the times."""
+    columns: dict[str, Column]
+    time: Times
+    user: str
+    item: str
+    session: str | None = None
+    request: str | None = None
+    event: str | None = None
+    impression: str | None = None
+    """The event type that is an impression."""
+    event_counts: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By role, why."""
+
+    @property
+    def named(self) -> set[str]:
+        """The columns that have a role."""
+        found = (self.time.column.name, self.user, self.item)
+        more = (self.session, self.request, self.event)
+        return {*found, *(name for name in more if name is not None)}
+
+
+def guess_roles(log: Table) -> Roles:
+    """Guess the roles of a log's columns.
+
+    Args:
+        log: the table of events or impressions.
+
+    Raises:
+        DataError: no column holds times, or none names users or items.
+    """
+    columns = {name: look_at(name, log.frame[name]) for name in log.frame.columns}
+    time = _time(columns, log)
+    frame = log.frame.with_columns(__time=time.values).with_columns(
+        as_text(log.frame[name]).replace("", None).alias(name) for name in columns
+    )
+    frame = frame.sort("__time", maintain_order=True)
+    event, impression, follows = _event(frame, columns, time)
+    ids = _ids(columns, {time.column.name, event or ""})
+    if len(ids) < 2:
+        raise DataError(
+            f"{', '.join(log.files)}: expected a column of users and one of items, whose values "
+            f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}"
+        )
+    groups = [name for name in ids if _is_group(frame, columns, name, ids)]
+    roots = _roots(frame, columns, [name for name in ids if name not in groups])
+    if len(roots) < 2:
+        roots += sorted((set(ids) - set(roots) - set(groups)), key=lambda n: -columns[n].distinct)
+    if len(roots) < 2:
+        raise DataError(
+            f"{', '.join(log.files)}: expected a column of users and one of items; of "
+            f"{', '.join(ids)}, each decides the others"
+        )
+    user, item, why = _user_and_item(frame, columns, roots, groups)
+    roles = Roles(frame, columns, time, user, item)
+    roles.reasons["time"] = _time_reason(time)
+    roles.reasons["user"], roles.reasons["item"] = why
+    for name in groups:
+        if decides(frame, name, user) < _DECIDES:
+            continue
+        lasts = _span(frame, name, 0.9)
+        what = "request" if lasts <= _REQUEST and event is None else "session"
+        if getattr(roles, what) is None:
+            setattr(roles, what, name)
+            roles.reasons[what] = (
+                f"each of its {columns[name].distinct} values belongs to one user and lasts "
+                f"{_spoken(lasts)}"
+            )
+    if event is not None:
+        counts = frame[event].value_counts(sort=True)
+        roles.event, roles.impression = event, impression
+        roles.event_counts = dict(counts.iter_rows())
+        roles.reasons["event"] = (
+            f"{len(counts)} values; {follows:.0%} of the other rows follow a {impression!r} of "
+            "the same user and item"
+        )
+    return roles
+
+
+def _time(columns: dict[str, Column], log: Table) -> Times:
+    found = [times for column in columns.values() if (times := as_times(column)) is not None]
+    if not found:
+        raise DataError(
+            f"{', '.join(log.files)}: no column holds times (seconds, milliseconds or microseconds "
+            f"since 1970, or ISO 8601); received {', '.join(columns)}"
+        )
+
+    def score(times: Times) -> tuple[float, float]:
+        values = times.values.drop_nulls()
+        order = values.dt.epoch("us").diff().drop_nulls()
+        rising = float((order >= 0).mean() or 0.0)
+        full = 1.0 - times.column.missing
+        return (
+            round(full + 0.1 * _says(times.column.name, "time"), 1),
+            rising + times.column.distinct / max(len(values), 1),
+        )
+
+    return max(found, key=score)
+
+
+def _time_reason(time: Times) -> str:
+    known = time.values.drop_nulls()
+    text = f"times from {known.min():%Y-%m-%d} to {known.max():%Y-%m-%d}, read as {time.unit}"
+    if time.unknown is not None:
+        share = time.values.null_count() / len(time.values)
+        text += f"; {time.unknown} stands for an unknown time ({share:.0%} of the rows)"
+    return text
+
+
+def _event(
+    frame: pl.DataFrame, columns: dict[str, Column], time: Times
+) -> tuple[str | None, str | None, float]:
+    """The column of event types, the type that is an impression, and how many rows follow one.
+
+    Of event types, most other rows follow an impression of the same user and item. Who user and
+    item are is not known yet: any two columns serve of which rows of an impression and its feedback
+    agree.
+    """
+    ids = _ids(columns, {time.column.name})
+    best: tuple[float, str | None, str | None] = (0.0, None, None)
+    for name, column in columns.items():
+        few = 2 <= column.distinct <= 40 and column.missing < 0.01
+        if not few or column.number is not None or column.is_list:
+            continue
+        large = [one for one in ids if one != name and columns[one].distinct > column.distinct]
+        # Attributes of a user, an item or a session are no event types.
+        if any(decides(frame, one, name) > 0.9 for one in large[:8]):
+            continue
+        keys = sorted(large, key=lambda one: -columns[one].distinct)[:3]
+        if len(keys) < 2:
+            continue
+        for shown in frame[name].value_counts(sort=True)[name].head(3):
+            pairs = [(a, b) for at, a in enumerate(keys) for b in keys[at + 1 :]]
+            share = max(_follows(frame, name, shown, pair) for pair in pairs)
+            if share > max(best[0], 0.5) and _beats_chance(frame, name, shown, pairs, share):
+                best = (share, name, shown)
+    return best[1], best[2], best[0]
+
+
+def _follows(frame: pl.DataFrame, event: str, shown: str, keys: tuple[str, str]) -> float:
+    """Which share of the rows of other types have an earlier impression of the same keys."""
+    rows = frame.select(*keys, "__time", is_shown=pl.col(event) == shown)
+    rows = rows.with_columns(
+        first=pl.when("is_shown").then(pl.col("__time")).min().over(*keys)
+    ).filter(~pl.col("is_shown"))
+    if not len(rows):
+        return 0.0
+    return float(rows.select((pl.col("first") <= pl.col("__time")).fill_null(False).mean()).item())
+
+
+def _beats_chance(
+    frame: pl.DataFrame, event: str, shown: str, pairs: list[tuple[str, str]], share: float
+) -> bool:
+    """Whether fewer rows follow an impression where the types are shuffled."""
+    shuffled = frame.with_columns(pl.col(event).shuffle(seed=0))
+    chance = max(_follows(shuffled, event, shown, pair) for pair in pairs)
+    return chance < 0.9 and share - chance >= 0.3 * (1 - chance)
+
+
+def _ids(columns: dict[str, Column], taken: set[str]) -> list[str]:
+    """The columns that may name something: values that repeat and are no measurements."""
+    found = []
+    for name, column in columns.items():
+        if name in taken or column.is_list or column.missing > 0.2 or is_prose(column):
+            continue
+        if column.serial:
+            continue
+        if column.number is not None and (not column.whole or column.flag):
+            continue
+        if column.number is not None and column.distinct <= _SMALL:
+            continue
+        if column.distinct < 3 or column.distinct > 0.9 * max(column.rows, 1):
+            continue
+        found.append(name)
+    return found
+
+
+def _span(frame: pl.DataFrame, name: str, share: float) -> timedelta:
+    """How long the rows of one value last, for this share of the rows whose value repeats."""
+    times = pl.col("__time")
+    spans = frame.drop_nulls([name, "__time"]).select(
+        span=(times.max() - times.min()).over(name), rows=pl.len().over(name)
+    )
+    spans = spans.filter(pl.col("rows") > 1)
+    value = spans["span"].quantile(share) if len(spans) else None
+    return value if isinstance(value, timedelta) else timedelta(days=10_000)
+
+
+def _is_group(
+    frame: pl.DataFrame, columns: dict[str, Column], name: str, ids: Sequence[str]
+) -> bool:
+    """Whether a column names requests or sessions: short, of few rows, and each of one user."""
+    column, span = columns[name], _span(frame, name, 0.5)
+    if span > _SESSION or column.rows > _GROUP * column.distinct:
+        return False
+    least = max(20.0, 0.01 * column.distinct)
+    return any(
+        least <= columns[other].distinct < column.distinct
+        and decides(frame, name, other) >= _DECIDES
+        and _span(frame, other, 0.5) > 2 * span
+        for other in ids
+        if other != name
+    )
+
+
+def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) -> list[str]:
+    """The columns that no finer column decides, the one with most values first."""
+    found: list[str] = []
+    for name in sorted(ids, key=lambda one: -columns[one].distinct):
+        if not any(decides(frame, other, name) >= _DECIDES for other in found):
+            found.append(name)
+    return found
+
+
+def _user_and_item(
+    frame: pl.DataFrame,
+    columns: dict[str, Column],
+    roots: Sequence[str],
+    groups: Sequence[str],
+) -> tuple[str, str, tuple[str, str]]:
+    for group in groups:
+        owners = [name for name in roots if decides(frame, group, name) >= _DECIDES]
+        rest = [name for name in roots if name not in owners]
+        if owners and rest:
+            user, item = owners[0], rest[0]
+            return (
+                user,
+                item,
+                (
+                    f"{columns[user].distinct} values; each value of {group!r} has one of them",
+                    f"{columns[item].distinct} values, many of them within one value of {group!r}",
+                ),
+            )
+    near = {name: clustering(frame[name]) for name in roots}
+    user, *rest = sorted(roots, key=lambda name: -near[name])
+    if near[user] - near[rest[0]] >= _CLEAR:
+        owned = {name: _decided_by(frame, columns, name) for name in rest}
+        item = max(rest, key=lambda name: (owned[name], columns[name].distinct))
+        why = (
+            f"{columns[user].distinct} values; {near[user]:.0%} of the rows stand close to another "
+            f"row of the same value, as in a visit (of {item!r}: {near[item]:.0%})",
+            f"{columns[item].distinct} values, which decide {owned[item]} other columns",
+        )
+    else:
+        first = sorted(roots, key=lambda name: -columns[name].distinct)[:2]
+        said = {name: _says(name, "user") - _says(name, "item") for name in first}
+        item, user = sorted(first, key=lambda name: (said[name], -columns[name].distinct))
+        by = "their names" if said[item] != said[user] else "their numbers of values"
+        unclear = f"uncertain: the rows do not tell users from items, so {by} decide"
+        why = (
+            f"{columns[user].distinct} values; {unclear}",
+            f"{columns[item].distinct} values; {unclear}",
+        )
+    if columns[user].distinct < _FEW_USERS:
+        why = (f"{why[0]}; no column names single users: this one names groups of them", why[1])
+    return user, item, why
+
+
+def _decided_by(frame: pl.DataFrame, columns: dict[str, Column], name: str) -> int:
+    """How many other columns a column decides, such as the topic and the author of an item."""
+    return sum(
+        decides(frame, name, other) >= _DECIDES
+        for other, column in columns.items()
+        if other != name and 2 <= column.distinct < columns[name].distinct
+    )
+
+
+def _says(name: str, role: str) -> int:
+    """Whether a column's name has a word for a role, as a weak hint."""
+    return int(re.search(_HINTS[role], name.lower()) is not None)
+
+
+def side_tables(roles: Roles, others: Sequence[Table]) -> dict[str, tuple[Table, str]]:
+    """`users` and `items` -> the table whose keys are their ids, and its key column.
+
+    Small whole numbers fit many keys: the tables are chosen together, such that the values fill
+    their keys best.
+    """
+    fits = {}
+    for source, name in (("users", roles.user), ("items", roles.item)):
+        for at, table in enumerate(others):
+            found = key_of(table, roles.columns[name])
+            if found is not None:
+                fits[source, at] = found
+    places = range(len(others))
+    choices: list[dict[str, int]] = [{}]
+    choices += [{source: at} for source, at in fits]
+    choices += [
+        {"users": one, "items": two}
+        for one in places
+        for two in places
+        if one != two and ("users", one) in fits and ("items", two) in fits
+    ]
+    best = max(choices, key=lambda c: sum(fits[source, at][1] for source, at in c.items()))
+    return {source: (others[at], fits[source, at][0]) for source, at in best.items()}
+
+
+def key_of(table: Table, column: Column) -> tuple[str, float] | None:
+    """The column of a table that has one row for each value of a log's column.
+
+    Returns:
+        The column, and which share of its keys the log's values are.
+    """
+    values = as_text(column.raw).drop_nulls().unique()
+    best: tuple[str, float] | None = None
+    for name in table.frame.columns:
+        if isinstance(table.frame[name].dtype, pl.List | pl.Array):
+            continue
+        keys = as_text(table.frame[name]).drop_nulls()
+        if len(keys) < 3 or keys.n_unique() < len(table.frame):
+            continue
+        known = float(values.is_in(keys.implode()).mean() or 0.0)
+        share = known * len(values) / len(keys)
+        if known > 0.95 and share > 0.02 and (best is None or share > best[1]):
+            best = name, share
+    return best
+
+
+def _spoken(span: timedelta) -> str:
+    seconds = span.total_seconds()
+    for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"at most {seconds / size:.0f} {unit}"
+    return f"at most {seconds:.0f} s"

@@ -1,0 +1,198 @@
+"""The first rows of each of a log's files, read, typed and labelled by the pipeline's own code."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from multigate.configs import Config
+from multigate.configs.sections.log import ParquetFormat
+from multigate.configs.storage import Place
+from multigate.jobs.onboarding.rows import count_rows
+from multigate.pipeline.core.columns import log_features
+from multigate.pipeline.core.facts import ShardFacts
+from multigate.pipeline.read import drift, inputs, log_end
+from multigate.pipeline.read.normalise import normalise
+from multigate.pipeline.read.sources import Chunk, Shard
+
+_MOST_FILES = 32
+
+
+@dataclass(frozen=True)
+class BadValue:
+    """The first row that was rejected for a reason."""
+
+    file: str
+    line: int
+    reason: str
+    rows: int
+    """Rows of the sample that were rejected for it."""
+    column: str
+    """The column that holds the value; "" where the row itself is malformed."""
+    value: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of a log."""
+
+    events: pl.DataFrame
+    """Typed, in the order that the pipeline labels them in."""
+    rows: int
+    """Rows that were read, rejects included."""
+    bad: tuple[BadValue, ...]
+    facts: tuple[ShardFacts, ...]
+    """What the pipeline's own checks of a log look at."""
+    whole: bool
+    """Whether these are all rows of the log."""
+    log_rows: int
+    """How many rows the log has: counted where all were read or the files say it, else estimated
+    from the files' sizes."""
+    seconds: float
+    """CPU time of reading and typing."""
+
+
+def read_sample(config: Config, data: Place, rows: int) -> Sample:
+    """Read the first rows of each file; of at most 32 files, evenly chosen.
+
+    Args:
+        config: how the log is read.
+        data: its folder.
+        rows: how many rows to read in all, about.
+
+    Raises:
+        DataError: no such folder, or no file for a pattern.
+    """
+    shards = inputs.shards(config, data)
+    chosen = shards[:: -(-len(shards) // _MOST_FILES)]
+    started = time.process_time()
+    parts = [
+        _read_head(number, shard, config, -(-rows // len(chosen)))
+        for number, shard in enumerate(chosen)
+    ]
+    frames = [frame for part in parts for frame in part.frames]
+    events = pl.concat(frames) if frames else pl.DataFrame()
+    if len(events):
+        events = events.sort("user", "time", "fingerprint", nulls_last=False)
+    seconds = time.process_time() - started
+    read = sum(part.facts.rows for part in parts)
+    whole = len(chosen) == len(shards) and all(part.whole for part in parts)
+    width = sum(part.bytes for part in parts) / max(read, 1)
+    return Sample(
+        events=events,
+        rows=read,
+        bad=_by_reason(one for part in parts for one in part.bad),
+        facts=tuple(part.facts for part in parts),
+        whole=whole,
+        log_rows=read if whole else max(read, sum(_rows(config, s, width) for s in shards)),
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The first rows of one file."""
+
+    frames: list[pl.DataFrame]
+    bad: list[BadValue]
+    facts: ShardFacts
+    bytes: int
+    """Of the rows' text."""
+    whole: bool
+
+
+def _read_head(number: int, shard: Shard, config: Config, rows: int) -> _Head:
+    frames, bad, width, read = [], [], 0, 0
+    reasons: Counter[str] = Counter()
+    columns: dict[str, None] = {}
+    types: dict[str, str] = {}
+    chunks = inputs.read_log(config, shard)
+    for chunk in chunks:
+        head = _first_rows(chunk, rows - read)
+        good, rejects = normalise(head, config, shard.name, shard.feedback)
+        frames.append(good)
+        bad += _bad_values(head, rejects, config, shard)
+        reasons.update(rejects["reason"].to_list())
+        columns |= dict.fromkeys(chunk.columns)
+        types |= chunk.types
+        width += int(head.text.str.len_bytes().sum() or 0)
+        read += len(good) + len(rejects)
+        if len(head.line) < len(chunk.line) or read >= rows:
+            break
+    whole = (not frames or len(head.line) == len(chunk.line)) and next(chunks, None) is None
+    events = pl.concat(frames) if frames else pl.DataFrame()
+    counted = events["event"].value_counts().iter_rows() if "event" in events.columns else ()
+    facts = ShardFacts(
+        number=number,
+        file=shard.name,
+        feedback=shard.feedback,
+        rows=read,
+        columns=tuple(columns),
+        reasons=dict(reasons),
+        events=dict(counted),
+        unused={},
+        days=log_end.days(events["time"]) if len(events) else {},
+        null_like={},
+        damage=None,
+        lines=None,
+        types=types,
+    )
+    return _Head(frames, bad, facts, width, whole)
+
+
+def _first_rows(chunk: Chunk, rows: int) -> Chunk:
+    if len(chunk.line) <= rows:
+        return chunk
+    line = chunk.line.head(rows)
+    return replace(
+        chunk,
+        frame=chunk.frame.head(rows),
+        line=line,
+        text=chunk.text.head(rows),
+        rejects=chunk.rejects.filter(pl.col("line") <= line[-1]),
+        damage=None,
+    )
+
+
+def _bad_values(
+    chunk: Chunk, rejects: pl.DataFrame, config: Config, shard: Shard
+) -> list[BadValue]:
+    """For each reason, its first row in a chunk, with the value that is to blame."""
+    found = []
+    lines = {line: at for at, line in enumerate(chunk.line.to_list())} if len(rejects) else {}
+    for reason, group in rejects.group_by("reason", maintain_order=True):
+        line, text = group["line"][0], group["text"][0]
+        column = _column(str(reason[0]).partition(":")[0], config, shard.feedback)
+        at = lines.get(line)
+        if at is None or column not in chunk.frame.columns:
+            column, value = "", text
+        else:
+            value = str(chunk.frame[column][at])
+        found.append(BadValue(shard.name, line, str(reason[0]), len(group), column, value[:80]))
+    return found
+
+
+def _column(name: str, config: Config, feedback: bool) -> str:
+    """The column of a role, a feature or a number that a reject names."""
+    roles, _ = inputs.roles(config, feedback)
+    if getattr(roles, name, None) is not None:
+        return str(getattr(roles, name))
+    feature = log_features(config).get(name)
+    return name if feature is None else feature.column or name
+
+
+def _by_reason(bad: Iterable[BadValue]) -> tuple[BadValue, ...]:
+    """The first row of each reason, with the rows of all files; the most frequent one first."""
+    found: dict[str, BadValue] = {}
+    for one in bad:
+        first = found.get(one.reason)
+        found[one.reason] = one if first is None else replace(first, rows=first.rows + one.rows)
+    return tuple(sorted(found.values(), key=lambda one: -one.rows))
+
+
+def _rows(config: Config, shard: Shard, width: float) -> int:
+    form = drift.format_of(inputs.form(config, shard.feedback), shard.name)
+    is_parquet = isinstance(form, ParquetFormat)
+    return round(count_rows(shard, width, is_parquet)) if is_parquet or width else 0

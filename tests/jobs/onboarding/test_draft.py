@@ -1,0 +1,401 @@
+"""`multigate init`: the draft fits the log, whatever its columns are called, and runs unedited."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import yaml
+
+from multigate.configs import DataError, load
+from multigate.jobs.onboarding.check import check
+from multigate.jobs.onboarding.draft import Draft, as_yaml, draft
+from multigate.jobs.simulate import simulate
+from multigate.pipeline import job
+from multigate.verbs.command import main
+
+DESKDROP = Path(__file__).parents[4] / "shared/data/deskdrop"
+START = 1_700_000_000
+
+
+@pytest.fixture(scope="module")
+def impressions(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    folder = tmp_path_factory.mktemp("init") / "log"
+    simulate(folder, seed=3, users=200, items=100, exposures=20_000)
+    return pl.read_ndjson(folder / "log-*.jsonl", infer_schema_length=None)
+
+
+def events(seed: int = 0) -> pl.DataFrame:
+    """Sessions of users who open items, and like or save some of those that they opened."""
+    draw, rows = random.Random(seed), []
+    for session in range(1500):
+        user, at = draw.randrange(120), START + draw.randrange(90 * 86_400)
+        for _ in range(draw.randrange(1, 6)):
+            item = draw.randrange(200)
+            visit = {"who": user, "visit": f"s{session}", "place": "ABC"[user % 3]}
+            rows.append({"when": at, "what": "open", "thing": item, **visit})
+            for kind, chance in (("like", 0.2), ("save", 0.1)):
+                if draw.random() < chance:
+                    rows.append({"when": at + 20, "what": kind, "thing": item, **visit})
+            at += draw.randrange(30, 600)
+    return pl.DataFrame(rows).sort("when", maintain_order=True)
+
+
+def ratings(seed: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Ratings of users who rate several films in one sitting; and the films."""
+    draw, rows = random.Random(seed), []
+    for user in range(200):
+        at = START + draw.randrange(200 * 86_400)
+        for film in draw.sample(range(120), draw.randrange(10, 40)):
+            rows.append((user + 1, film + 1, min(max(round(draw.gauss(3.5, 1)), 1), 5), at))
+            at += draw.randrange(5, 60)
+    draw.shuffle(rows)
+    films = [
+        (film + 1, f"The Film of Number {film}", "|".join(draw.sample(["war", "love", "fun"], 2)))
+        for film in range(120)
+    ]
+    schema = ["a", "b", "c", "d"]
+    return pl.DataFrame(rows, schema, orient="row"), pl.DataFrame(films, schema[:3], orient="row")
+
+
+def plays(seed: int = 0) -> pl.DataFrame:
+    """Songs that listeners hear to their end, or skip after some seconds."""
+    draw, rows = random.Random(seed), []
+    songs = [(f"s{at}", f"band {at // 8}", draw.choice(["rock", "jazz"])) for at in range(300)]
+    lengths = [draw.randrange(120, 400) for _ in songs]
+    for _ in range(1500):
+        listener, at = f"l{draw.randrange(150)}", 1000 * (START + draw.randrange(60 * 86_400))
+        for _ in range(draw.randrange(2, 12)):
+            song = draw.randrange(300)
+            played = lengths[song] if draw.random() < 0.6 else draw.randrange(3, lengths[song])
+            device = draw.choice(["ios", "web"])
+            row = (at, listener, *songs[song], lengths[song], played, int(played < 30), device)
+            rows.append(row)
+            at += played * 1000
+    names = ["ts", "listener", "song", "band", "genre", "length", "played", "skipped", "device"]
+    return pl.DataFrame(rows, names, orient="row").sort("ts", maintain_order=True)
+
+
+def write(frame: pl.DataFrame, folder: Path, name: str = "log.csv") -> Path:
+    folder.mkdir(exist_ok=True)
+    if name.endswith(".parquet"):
+        frame.write_parquet(folder / name)
+        return folder
+    separator = "\t" if ".tsv" in name else ","
+    text = frame.write_ndjson() if "jsonl" in name else frame.write_csv(separator=separator)
+    data = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    (folder / name).write_bytes(data)
+    return folder
+
+
+def disguised(frame: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The same rows with columns in another order and under names that say nothing."""
+    names = list(frame.columns)
+    random.Random(7).shuffle(names)
+    new = {name: f"x{at}" for at, name in enumerate(names)}
+    return frame.select(names).rename(new), new
+
+
+def columns_of(made: Draft) -> dict[str, Any]:
+    return made.values["pipeline"]["log"]["columns"]
+
+
+def read_by(made: Draft) -> dict[str, dict[str, Any]]:
+    """Column -> its feature, without the names that the draft chose."""
+    features = made.values["contract"]["features"]
+    return {
+        str(feature.get("column", name)): {k: v for k, v in feature.items() if k != "column"}
+        for name, feature in features.items()
+    }
+
+
+def test_an_impression_log(impressions, tmp_path):
+    made = draft(write(impressions, tmp_path / "log", "log.jsonl"), "feed")
+    roles = {"time": "time", "user": "user_id", "item": "item_id", "request": "request_id"}
+    assert columns_of(made) == roles
+    tasks = made.values["contract"]["tasks"]
+    kinds = {name: (task["type"], task["label"]["column"]) for name, task in tasks.items()}
+    assert kinds["click"] == ("binary", "click")
+    assert kinds["rating"] == ("regression", "rating")
+    assert tasks["dwell"]["when"] == "click"
+    assert tasks["dislike"]["score_weight"] < 0
+    assert tasks["like"]["group"] == "satisfaction"
+    features = read_by(made)
+    sides = {name: (one["kind"], one["side"]) for name, one in features.items()}
+    expected = {
+        "country": ("id", "user"),
+        "topic": ("id", "item"),
+        "tags": ("id_list", "item"),
+        "length": ("number", "item"),
+        "hour": ("id", "context"),
+        "position": ("position", "context"),
+    }
+    assert expected.items() <= sides.items()
+    assert not features.keys() & {"click", "like", "dwell", "rating", "share", "request_id", "time"}
+    assert made.values["contract"]["rates"]["of"] == ["user", "item", ["user", "topic"]]
+    assert "negatives" not in made.values["pipeline"]
+
+
+def test_an_event_log(tmp_path):
+    made = draft(write(events(), tmp_path / "log"), "shop")
+    assert columns_of(made) == {
+        "time": "when",
+        "user": "who",
+        "item": "thing",
+        "event": "what",
+        "session": "visit",
+    }
+    log = made.values["pipeline"]["log"]
+    assert (log["shape"], log["impression"], log["time_unit"]) == ("events", "open", "s")
+    tasks = made.values["contract"]["tasks"]
+    assert {name: task["label"]["rule"] for name, task in tasks.items()} == {
+        "open": "impression",
+        "like": "event",
+        "save": "event",
+        "dwell": "dwell",
+    }
+    assert read_by(made)["place"] == {"kind": "id", "side": "user", "missing": "indicator"}
+    assert made.values["pipeline"]["negatives"]["per_positive"] == 4
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_log_of_plays(hide, tmp_path):
+    """Users come in bursts, items decide other columns, and seconds played tell who skipped."""
+    frame = plays()
+    other, new = disguised(frame) if hide else (frame, {name: name for name in frame.columns})
+    made = draft(write(other, tmp_path / "log", "plays.tsv"), "x")
+    log = made.values["pipeline"]["log"]
+    assert log["columns"] == {"time": new["ts"], "user": new["listener"], "item": new["song"]}
+    assert log["time_unit"] == "ms"
+    tasks = made.values["contract"]["tasks"]
+    labels = {task["label"]["column"]: task["type"] for task in tasks.values()}
+    assert labels == {new["skipped"]: "binary", new["played"]: "regression"}
+    features = read_by(made)
+    assert {features[new[name]]["side"] for name in ("band", "genre", "length")} == {"item"}
+    assert features[new["device"]]["side"] == "context"
+    assert not features.keys() & {new["played"], new["skipped"]}
+
+
+def test_a_user_with_several_sessions_is_no_session(tmp_path):
+    frame = events().with_columns(who=pl.col("who") ** 2 % 1013 + 5_000_000)
+    made = draft(write(frame, tmp_path / "log"), "x")
+    assert (columns_of(made)["user"], columns_of(made)["session"]) == ("who", "visit")
+
+
+def test_ratings_without_a_header_and_with_a_side_table(tmp_path):
+    rated, films = ratings()
+    folder = tmp_path / "log"
+    folder.mkdir()
+    lines = ["::".join(map(str, row)) for row in rated.iter_rows()]
+    (folder / "ratings.dat").write_text("\n".join(lines) + "\n")
+    lines = ["::".join(map(str, row)) for row in films.iter_rows()]
+    (folder / "films.dat").write_text("\n".join(lines) + "\n")
+    (folder / "README").write_text("Ratings of films.\nPlease cite us.\nThank you.\n")
+    made = draft(folder, "films")
+    assert columns_of(made) == {"time": "column_4", "user": "column_1", "item": "column_2"}
+    log, items = made.values["pipeline"]["log"], made.values["pipeline"]["items"]
+    assert log["files"] == ["ratings.dat"]
+    assert log["format"] == {
+        "type": "csv",
+        "delimiter": "::",
+        "quoted": False,
+        "header": ["column_1", "column_2", "column_3", "column_4"],
+    }
+    assert (items["files"], items["key"]) == (["films.dat"], "column_1")
+    kinds = {
+        (one.get("source", "log"), column): one["kind"]
+        for column, one in read_by(made).items()
+        if "history" not in one
+    }
+    assert kinds["items", "column_3"] == "id_list"
+    tasks = made.values["contract"]["tasks"]
+    assert tasks["chosen"]["label"] == {"rule": "impression"}
+    assert tasks["column_3"]["type"] == "regression"
+    assert tasks["column_3_high"]["at_least"] == 4
+    job.run(made.config(), folder, tmp_path / "examples")
+
+
+@pytest.mark.parametrize("shape", ["impressions", "events"])
+def test_names_decide_nothing(shape, impressions, tmp_path):
+    frame = impressions if shape == "impressions" else events()
+    name = "log.jsonl" if shape == "impressions" else "log.csv"
+    known = draft(write(frame, tmp_path / "known", name), "x")
+    other, new = disguised(frame)
+    hidden = draft(write(other, tmp_path / "hidden", name), "x")
+    assert columns_of(hidden) == {role: new[one] for role, one in columns_of(known).items()}
+    expected = {new.get(name, name): one for name, one in read_by(known).items()}
+    found = read_by(hidden)
+    mapped = {column for column in expected if column in new.values()}
+    assert {c: (found[c]["kind"], found[c]["side"]) for c in mapped} == {
+        c: (expected[c]["kind"], expected[c]["side"]) for c in mapped
+    }
+    labels = [
+        {str(task["label"].get("column", task["label"].get("events"))) for task in tasks.values()}
+        for tasks in (known.values["contract"]["tasks"], hidden.values["contract"]["tasks"])
+    ]
+    assert {new.get(one, one) for one in labels[0]} == labels[1]
+    assert not check(hidden.config(), tmp_path / "hidden").fails
+
+
+@pytest.mark.parametrize("name", ["log.tsv", "log.csv.gz", "log.parquet", "log.jsonl.gz"])
+def test_formats_give_the_same_guesses(name, tmp_path):
+    plain = draft(write(events(), tmp_path / "plain"), "x")
+    other = draft(write(events(), tmp_path / "other", name), "x")
+    assert columns_of(other) == columns_of(plain)
+    assert other.values["contract"]["tasks"] == plain.values["contract"]["tasks"]
+    assert read_by(other) == read_by(plain)
+    assert not check(other.config(), tmp_path / "other").fails
+
+
+def test_times_in_text_and_milliseconds(tmp_path):
+    frame = events()
+    milli = frame.with_columns(pl.col("when") * 1000)
+    assert draft(write(milli, tmp_path / "a"), "x").values["pipeline"]["log"]["time_unit"] == "ms"
+    text = frame.with_columns(pl.from_epoch("when").dt.strftime("%Y-%m-%d %H:%M:%S"))
+    assert draft(write(text, tmp_path / "b"), "x").values["pipeline"]["log"]["time_unit"] == "iso"
+
+
+def test_unknown_times_are_told_apart(tmp_path):
+    rated, _ = ratings()
+    some = rated.with_columns(pl.when(pl.col("a") > 150).then(0).otherwise(pl.col("d")).alias("d"))
+    made = draft(write(some, tmp_path / "log"), "x")
+    assert made.values["pipeline"]["log"]["unknown_time"] == 0
+    assert made.values["pipeline"]["split"]["by"] == "random"
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+def test_the_yaml_is_the_draft_with_comments(impressions, tmp_path):
+    folder = write(impressions, tmp_path / "log", "log.jsonl")
+    made = draft(folder, "feed")
+    text = as_yaml(made, folder)
+    (tmp_path / "feed.yaml").write_text(text)
+    assert load(tmp_path / "feed.yaml") == made.config()
+    assert yaml.safe_load(text) == made.values
+    assert "# column 'click' is 1 in " in text
+    assert max(len(line) for line in text.splitlines()) < 200
+
+
+def test_columns_that_tell_nothing_are_left_out(tmp_path):
+    frame = events().with_columns(
+        always=pl.lit("web"), serial=pl.format("r{}", pl.int_range(pl.len()))
+    )
+    made = draft(write(frame, tmp_path / "log"), "x")
+    assert made.left_out["always"] == "it is constant"
+    assert "hardly repeat" in made.left_out["serial"]
+
+
+def test_row_numbers_are_no_ids(tmp_path):
+    """Each file numbers its rows from 0, so that every number stands in both."""
+    frame = plays()
+    half = len(frame) // 2
+    for at, part in enumerate((frame[:half], frame[half:])):
+        write(part.with_row_index(""), tmp_path / "log", f"plays-{at}.csv")
+        write(part.with_row_index("n"), tmp_path / "named", f"plays-{at}.csv")
+    for name in ("log", "named"):
+        made = draft(tmp_path / name, "x")
+        assert columns_of(made) == {"time": "ts", "user": "listener", "item": "song"}
+        assert "n" not in read_by(made)
+    assert made.left_out["n"] == "it numbers the rows"
+
+
+def test_the_draft_makes_examples(impressions, tmp_path):
+    for name, frame in (("a", impressions), ("b", events())):
+        folder = write(frame, tmp_path / name, "log.parquet")
+        out = tmp_path / f"{name}.yaml"
+        assert main(["init", "--data", str(folder), "--out", str(out)]) == 0
+        manifest = job.run(load(out), folder, tmp_path / f"{name}-examples")
+        assert all(manifest["examples"]["splits"][split] > 50 for split in ("train", "test"))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param("impressions", marks=pytest.mark.long),
+        pytest.param("events", marks=pytest.mark.slow),
+        pytest.param("plays", marks=pytest.mark.slow),
+    ],
+)
+def test_the_draft_trains_unedited(shape, impressions, tmp_path):
+    frame = {"impressions": impressions, "events": events(), "plays": plays()}[shape]
+    folder = write(disguised(frame)[0], tmp_path / "log", "log.parquet")
+    out, examples, checkpoint = (str(tmp_path / one) for one in ("my.yaml", "examples", "model"))
+    assert main(["init", "--data", str(folder), "--out", out]) == 0
+    given = ["--config", out, "--examples", examples]
+    assert main(["examples", "--config", out, "--data", str(folder), "--out", examples]) == 0
+    assert main(["train", *given, "--out", checkpoint]) == 0
+    history = json.loads((tmp_path / "model/history.json").read_text())
+    assert history
+
+
+@pytest.mark.skipif(not DESKDROP.is_dir(), reason="needs ../shared/data/deskdrop")
+def test_deskdrop_under_other_names(tmp_path):
+    made = draft(DESKDROP, "deskdrop")
+    preset = load("deskdrop")
+    assert columns_of(made) == preset.pipeline.log.columns.model_dump(exclude_none=True)
+    import zipfile
+
+    with zipfile.ZipFile(DESKDROP / "users_interactions.csv.zip") as archive:
+        frame = pl.read_csv(archive.read(archive.namelist()[0]), infer_schema=False)
+    other, new = disguised(frame)
+    hidden = draft(write(other, tmp_path / "log"), "x")
+    assert columns_of(hidden) == {role: new[one] for role, one in columns_of(made).items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no file matches"),
+        ({"README": "Hello.\n"}, "no table here; expected CSV, TSV, JSON lines or Parquet files"),
+        ({"a.csv": "user,item,rating\n" + "1,2,3\n2,3,4\n" * 9}, "no column holds times"),
+        (
+            {"a.csv": "time,x\n" + "".join(f"{START + at},{at % 4}\n" for at in range(50))},
+            "expected a column of users and one of items",
+        ),
+        ({"a.jsonl": '{"a": 1}\n{"a": \n' * 5}, "no table here"),
+    ],
+)
+def test_folders_without_a_log_are_one_line(files, message, tmp_path, capfd):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    out = tmp_path / "my.yaml"
+    assert main(["init", "--data", str(folder), "--out", str(out)]) == 2
+    err = capfd.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert message in err
+    assert not out.exists()
+
+
+def test_other_mistakes_are_one_line(tmp_path, capfd):
+    (tmp_path / "there.yaml").write_text("mine")
+    folder = write(events(), tmp_path / "log")
+    for data, out, message in (
+        (tmp_path / "no", tmp_path / "a.yaml", "no: no such folder"),
+        (folder, tmp_path / "there.yaml", "there.yaml: already exists"),
+        (folder, tmp_path / "no/a.yaml", "no: no such folder; make it"),
+    ):
+        assert main(["init", "--data", str(data), "--out", str(out)]) == 2
+        err = capfd.readouterr().err
+        assert len(err.splitlines()) == 1
+        assert message in err
+    assert (tmp_path / "there.yaml").read_text() == "mine"
+
+
+def test_guesses_go_to_standard_error_and_json_to_standard_output(tmp_path, capfd):
+    folder = write(events(), tmp_path / "log")
+    assert main(["init", "--data", str(folder), "--out", str(tmp_path / "a.yaml"), "--json"]) == 0
+    printed = capfd.readouterr()
+    told = json.loads(printed.out)
+    assert "each value of 'visit' has one of them" in told["guesses"]["pipeline.log.columns"]
+    assert "contract.tasks.like: " in printed.err
+
+
+def test_a_folder_with_one_kind_of_rows_only_is_refused(tmp_path):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/a.csv").write_text("a,b\n1,2\n3,4\n")
+    with pytest.raises(DataError, match="no column holds times"):
+        draft(tmp_path / "log", "x")
