@@ -78,7 +78,7 @@ def run(config: Config, data: Path | None, out: Path) -> DemoResult:
 
     truth, best = None, None
     if data is None:
-        from multigate.pipeline.simulate import simulate
+        from multigate.jobs.simulate import simulate
 
         say("1/6 simulate a month of user logs")
         data = out / "logs"

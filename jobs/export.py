@@ -18,7 +18,7 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         `out/<version>`, complete.
     """
     from multigate.model.export import export as exporter
-    from multigate.pipeline import data_report
+    from multigate.pipeline.write import data_report
     from multigate.serving.feature_store.backends import SNAPSHOT_FOLDER
     from multigate.serving.feature_store.snapshot_writer import write_snapshot
     from multigate.serving.versions.folders import POPULAR

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from multigate.configs.errors import RunError
-from multigate.configs.files import write_json
+from multigate.configs.files import sync, sync_folder, write_json
 from multigate.configs.sections.run import ALL_STAGES
 from multigate.jobs.night.records import Plan, RunState, StageRecord
 
@@ -73,10 +73,13 @@ class RunFolder:
         return record["result"]
 
     def write_record(self, record: StageRecord) -> None:
-        """Record that a stage is finished."""
+        """Record that a stage is finished, once the disk holds what it wrote."""
         path = self._record_path(record["stage"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
+        for name in _OUTPUTS.get(record["stage"], ()):
+            sync_folder(self.root / name)
+        sync(self.root)
+        write_json(path, record, durable=True)
 
     def invalidate(self, stage: str) -> None:
         """Remove the records of a stage and of all stages after it, the last one first."""
@@ -87,6 +90,8 @@ class RunFolder:
         """Remove what an unfinished stage may have written."""
         for name in _OUTPUTS.get(stage, ()):
             _remove(self.root / name)
+            if stage == "pipeline":  # it goes on in what a killed one left, or removes it
+                continue
             for leftover in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
                 _remove(leftover)
 
@@ -102,7 +107,7 @@ class RunFolder:
     def set_state(self, state: str, **values: Any) -> None:
         """Write the run's state."""
         self.root.mkdir(parents=True, exist_ok=True)
-        write_json(self._state, {"state": state} | values | {"at": now()})
+        write_json(self._state, {"state": state} | values | {"at": now()}, durable=True)
 
     def plan(self) -> Plan | None:
         """What was fixed when the run first began; None before that."""
@@ -111,7 +116,7 @@ class RunFolder:
     def set_plan(self, plan: Plan) -> None:
         """Fix what the run starts from."""
         self.root.mkdir(parents=True, exist_ok=True)
-        write_json(self._plan, plan)
+        write_json(self._plan, plan, durable=True)
 
     def remove_outputs(self) -> None:
         """Remove the large outputs of an old run; its records stay."""

@@ -11,6 +11,7 @@ from multigate.configs.contract import FrozenContract, fingerprint
 from multigate.configs.errors import RunError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.run import CANDIDATE_STAGES
+from multigate.configs.storage import Place
 from multigate.jobs.night.folder import RunFolder, fingerprint_of
 from multigate.jobs.night.records import Plan
 from multigate.jobs.publication.base_folder import Base
@@ -41,7 +42,7 @@ class Night:
 
     config: Config
     day: date
-    data: Path | str
+    data: Place | str
     runs: Path
     base: Base
 

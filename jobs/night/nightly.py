@@ -19,6 +19,7 @@ from multigate.configs.baselines import require_library
 from multigate.configs.config import Config
 from multigate.configs.errors import MultigateError, RunError
 from multigate.configs.sections.run import ALL_STAGES
+from multigate.configs.storage import Place
 from multigate.jobs.lock import locked
 from multigate.jobs.night.folder import LOCK, RunFolder, all_runs, now
 from multigate.jobs.night.listing import candidate_summary
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 def run(
     config: Config,
     day: date,
-    data: Path | str,
+    data: Place | str,
     runs: Path,
     *,
     base: Path | None = None,
@@ -58,7 +59,8 @@ def run(
         MultigateError: a stage failed, a guard stopped the run, another run is under way, a stage
             had finished with another configuration, or the candidate model has no task to learn
             from. Production has not changed.
-        OSError: the disk is full or read-only. Production has not changed.
+        OSError: the disk is full or read-only. Production has not changed, unless the disk failed
+            between the last rename and its record; the next start then records it.
     """
     night = Night(config, day, data, runs, Base(base or runs / "models" / config.name))
     stages, stage = config.stages, "lock"

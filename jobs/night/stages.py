@@ -12,6 +12,7 @@ publication  exports                             the versions in the base folder
 """
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from datetime import date, timedelta
@@ -29,6 +30,8 @@ from multigate.jobs.night.night import Night
 from multigate.jobs.night.records import Decision, Published, StageResult
 from multigate.jobs.publication.base_folder import Lineage
 from multigate.serving.versions.folders import CONTRACT, EXTRA
+
+_log = logging.getLogger(__name__)
 
 
 def pipeline(night: Night) -> StageResult:
@@ -159,6 +162,7 @@ def _decide_on_ranker(night: Night) -> Decision:
     removed = [] if rival is None else _removed_features(night, rival)
     if removed:
         rival = None
+    report = json.loads(night.folder.report.with_suffix(".json").read_text(encoding="utf-8"))
     verdict = comparison.compare(
         night.folder.export,
         rival,
@@ -166,6 +170,7 @@ def _decide_on_ranker(night: Night) -> Decision:
         options.rules,
         replicates=options.replicates,
         seed=options.seed,
+        baseline=report["baseline"],
     )
     decided: Decision = {
         "production": production,
@@ -184,9 +189,7 @@ def _decide_on_ranker(night: Night) -> Decision:
             "has no more: it was not compared, and the candidate is judged as a first version",
         ]
     if rival is None and verdict["verdict"] == comparison.BLESS:
-        report = night.folder.report.with_suffix(".json")
-        tasks = json.loads(report.read_text(encoding="utf-8"))["tasks"]
-        objections = objections_to_first_version(tasks)
+        objections = objections_to_first_version(report["tasks"])
         if objections:
             decided["verdict"], decided["reasons"] = comparison.REFUSE, objections
     return decided
@@ -255,12 +258,21 @@ def publication(night: Night) -> StageResult:
     version, candidates = night.pair.publish(
         folder.export, folder.checkpoint, lineage, replaces, candidate
     )
-    removed, removed_candidates = night.pair.remove_old(night.config.run.keep_versions)
+    removed, removed_candidates = _remove_old_versions(night)
     published: Published = {"version": version, "removed": removed}
     if verdict is not None:
         published["candidates"] = candidates
         published["removed_candidates"] = removed_candidates
     return StageResult(published)
+
+
+def _remove_old_versions(night: Night) -> tuple[list[int], list[int]]:
+    """As `Pair.remove_old`; if that fails, the night's version is in production all the same."""
+    try:
+        return night.pair.remove_old(night.config.run.keep_versions)
+    except (OSError, RunError) as error:
+        _log.warning("%s: old versions are not removed: %s", night.base.root, error)
+        return [], []
 
 
 ACTIONS = {

@@ -22,13 +22,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
 from multigate.configs.errors import RunError
-from multigate.configs.files import new_folder, write_json
+from multigate.configs.files import sync, sync_folder, temporary_folder, write_json
 from multigate.jobs.lock import locked
 from multigate.serving.versions.folders import EXTRA, missing_files, scan
 
@@ -58,6 +59,14 @@ class Lineage(TypedDict):
     """In a candidate version: the ranker that it was published with."""
     candidates: NotRequired[int]
     """In a ranker that was published without a candidate version: the one that it goes on with."""
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Temporary copies in a base folder, which a publication renames."""
+
+    version: Path
+    checkpoint: Path
 
 
 class HistoryEntry(TypedDict):
@@ -140,11 +149,70 @@ class Base:
         lowest: int = 1,
         before_rename: Callable[[int], object] | None = None,
     ) -> int:
-        """Put an exported version into production, unless it is there already.
+        """Copy an exported version and put it into production, unless it is there already.
 
         Args:
-            export: a complete version folder; it is copied.
+            export: a complete version folder.
             checkpoint: what it was exported from; a copy is kept.
+            lineage: as in `publish_copies`, as are the others.
+            replaces: the version in production that it was compared with.
+            lowest: the lowest number that it may get.
+            before_rename: called with the number before the rename.
+
+        Returns:
+            Its number.
+
+        Raises:
+            RunError: another version went into production meanwhile, or this one was withdrawn or
+                replaced.
+        """
+        with self.copies(export, checkpoint) as copies:
+            return self.publish_copies(
+                copies, lineage, replaces, lowest=lowest, before_rename=before_rename
+            )
+
+    @contextmanager
+    def copies(self, export: Path, checkpoint: Path) -> Iterator[Copies]:
+        """Copies for `publish_copies`, on the disk; what is not published is removed at the end.
+
+        Copying takes long, and holds no lock: a rollback does not wait for it.
+
+        Args:
+            export: a complete version folder.
+            checkpoint: what it was exported from.
+
+        Raises:
+            RunError: the export is incomplete.
+        """
+        missing = missing_files(export)
+        if missing:
+            raise RunError(
+                f"{export}: {missing[0]}: no such file; repeat the run with --force export"
+            )
+        with (
+            temporary_folder(self.root / "publication") as version,
+            temporary_folder(self._checkpoints / "publication") as kept,
+        ):
+            shutil.copytree(export, version, dirs_exist_ok=True)
+            shutil.copytree(checkpoint, kept, dirs_exist_ok=True, copy_function=_link)
+            for made in (version, kept):
+                os.utime(made)  # `copytree` gave them the sources' times: see `remove_old`
+                sync_folder(made)
+            yield Copies(version, kept)
+
+    def publish_copies(
+        self,
+        copies: Copies,
+        lineage: Lineage,
+        replaces: int | None,
+        *,
+        lowest: int = 1,
+        before_rename: Callable[[int], object] | None = None,
+    ) -> int:
+        """Put a copied version into production, unless it is there already.
+
+        Args:
+            copies: from `copies`.
             lineage: written into the version; its `candidate` says which export it is.
             replaces: the version in production that it was compared with.
             lowest: the lowest number that it may get.
@@ -158,12 +226,6 @@ class Base:
             RunError: another version went into production meanwhile, or this one was withdrawn or
                 replaced.
         """
-        missing = missing_files(export)
-        if missing:
-            raise RunError(
-                f"{export}: {missing[0]}: no such file; repeat the run with --force export"
-            )
-        self.root.mkdir(parents=True, exist_ok=True)
         with self._locked("publish"):
             number = self.number_of(lineage["candidate"])
             if number in self.withdrawn():
@@ -185,15 +247,14 @@ class Base:
                     f"about version {replaces}; start the run again: it decides again"
                 )
             number = max(lowest, self.next_number())
+            write_json(copies.version / LINEAGE, lineage, durable=True)
+            if before_rename is not None:
+                before_rename(number)
             kept = self._checkpoints / str(number)
             shutil.rmtree(kept, ignore_errors=True)  # of a publication that was killed here
-            with new_folder(kept) as folder:
-                shutil.copytree(checkpoint, folder, dirs_exist_ok=True, copy_function=_link)
-            with new_folder(self.root / str(number)) as folder:
-                shutil.copytree(export, folder, dirs_exist_ok=True)
-                write_json(folder / LINEAGE, lineage)
-                if before_rename is not None:
-                    before_rename(number)
+            copies.checkpoint.rename(kept)
+            copies.version.rename(self.root / str(number))
+            self._sync(self._checkpoints, self.root)
             self._note("published", number, f"run {lineage['run']}")
             return number
 
@@ -205,6 +266,7 @@ class Base:
         """Remove a version whose publication failed a moment ago."""
         with self._locked("publish"):
             self._remove(version, self.versions()[version], "publication failed")
+        self._delete_removed()
 
     def number_of(self, candidate: str) -> int | None:
         """The version that an export was published as, withdrawn or not; None where it was not."""
@@ -254,6 +316,7 @@ class Base:
                 self._withdrawn.mkdir(exist_ok=True)
                 offered[number].rename(self._withdrawn / str(number))
                 self._note("withdrawn", number, reason)
+            self._sync(self._withdrawn, self.root)
         return version
 
     def remove_old(self, keep: int, needed: Collection[int] = ()) -> list[int]:
@@ -274,21 +337,38 @@ class Base:
                     if number not in needed:
                         self._remove(number, folder, f"{keep} are kept")
                         removed.append(number)
-            for path in (*self.root.glob(".*.removed"), *self._withdrawn.glob(".*.removed")):
-                shutil.rmtree(path, ignore_errors=True)
-            for path in (*self.root.glob(".*.partial"), *self._checkpoints.glob(".*.partial")):
-                # Left by a publication that was killed, not by an export that is running.
+        self._delete_removed()
+        for path in (*self.root.glob(".*.partial"), *self._checkpoints.glob(".*.partial")):
+            # Left by a publication that was killed, not by an export that is running.
+            with suppress(FileNotFoundError):  # a publication that ends renames its own
                 if time.time() - path.stat().st_mtime > _ABANDONED:
                     shutil.rmtree(path, ignore_errors=True)
         return removed
 
     def _remove(self, number: int, folder: Path, reason: str) -> None:
-        """Remove a version; rename it first, so that no server sees half of it."""
-        renamed = folder.with_name(f".{number}.{secrets.token_hex(4)}.removed")
-        folder.rename(renamed)
-        for path in (renamed, self._checkpoints / str(number)):
-            shutil.rmtree(path, ignore_errors=True)
+        """Rename a version and its checkpoint, so that no server sees half of it deleted.
+
+        `_delete_removed` deletes them, which takes long and needs no lock.
+        """
+        for path in (folder, self._checkpoints / str(number)):
+            with suppress(FileNotFoundError):  # a version made by hand has no checkpoint
+                path.rename(path.with_name(f".{number}.{secrets.token_hex(4)}.removed"))
         self._note("removed", number, reason)
+
+    def _delete_removed(self) -> None:
+        """Delete what is renamed for it."""
+        for folder in (self.root, self._withdrawn, self._checkpoints):
+            for path in folder.glob(".*.removed"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _sync(self, *folders: Path) -> None:
+        """Have the disk hold the new names; they hold already for all who look."""
+        for folder in folders:
+            try:
+                if folder.is_dir():
+                    sync(folder)
+            except OSError as error:
+                _log.error("%s: may not survive a power cut: %s", folder, error)
 
     @contextmanager
     def _locked(self, purpose: str) -> Iterator[None]:

@@ -105,38 +105,40 @@ class Pair:
         lineage = _goes_on_with(lineage, earlier)
         lowest = earlier or max(self.ranker.next_number(), self.candidates.next_number())
 
-        def publish_candidate(ranker: int) -> int:
-            own: Lineage = {
-                "run": lineage["run"],
-                "candidate": candidate.identity,
-                "parent": None,
-                "compared_with": candidate.replaces,
-                "start": "full",
-                "full_since": lineage["run"],
-                "ranker": ranker,
-            }
-            return self.candidates.publish(
-                candidate.export, candidate.checkpoint, own, candidate.replaces, lowest=ranker
-            )
+        with self.candidates.copies(candidate.export, candidate.checkpoint) as copies:
 
-        try:
-            number = self.ranker.publish(
-                export,
-                checkpoint,
-                lineage,
-                replaces,
-                lowest=lowest,
-                before_rename=publish_candidate,
-            )
-        except BaseException:
-            # The ranker may have its number already when an interruption comes.
-            if earlier is None and self.ranker.number_of(lineage["candidate"]) is None:
-                published = self.candidates.number_of(candidate.identity)
-                if published is not None:
-                    self.candidates.unpublish(published)
-            raise
-        # Where the ranker was published already, its candidate version is published here.
-        return number, publish_candidate(number)
+            def publish_candidate(ranker: int) -> int:
+                own: Lineage = {
+                    "run": lineage["run"],
+                    "candidate": candidate.identity,
+                    "parent": None,
+                    "compared_with": candidate.replaces,
+                    "start": "full",
+                    "full_since": lineage["run"],
+                    "ranker": ranker,
+                }
+                return self.candidates.publish_copies(
+                    copies, own, candidate.replaces, lowest=ranker
+                )
+
+            try:
+                number = self.ranker.publish(
+                    export,
+                    checkpoint,
+                    lineage,
+                    replaces,
+                    lowest=lowest,
+                    before_rename=publish_candidate,
+                )
+            except BaseException:
+                # The ranker may have its number already when an interruption comes.
+                if earlier is None and self.ranker.number_of(lineage["candidate"]) is None:
+                    published = self.candidates.number_of(candidate.identity)
+                    if published is not None:
+                        self.candidates.unpublish(published)
+                raise
+            # Where the ranker was published already, its candidate version is published here.
+            return number, publish_candidate(number)
 
     def rollback(self) -> int:
         """Withdraw the ranker in production, and the candidate version that came with it.

@@ -149,7 +149,7 @@ class Nights:
 @pytest.fixture(scope="session")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     """A month of 6,000 exposures by days."""
-    from multigate.pipeline.simulate import simulate
+    from multigate.jobs.simulate import simulate
 
     folder = tmp_path_factory.mktemp("month") / "logs"
     simulate(folder, seed=3, users=150, items=60, exposures=6_000)

@@ -16,7 +16,7 @@ from multigate.configs.files import SPLITS, TIME
 from multigate.jobs.multistage import report
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values
-from multigate.pipeline import data_report
+from multigate.pipeline.write import data_report
 
 QUESTIONS = 25
 N = 8

@@ -293,7 +293,7 @@ def loose(config):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_pairs_of_different_contracts_are_never_served_together(both, nights, tmp_path):
     """A feature goes; a server that follows both folders stays with the pair that it has."""

@@ -105,14 +105,12 @@ def test_a_killed_night_goes_on_where_it_was(forks, tmp_path):
     assert kill_and_go_on(forks, tmp_path, random.Random(3), ["training", "export"]) >= 1
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "kills", [pytest.param(15, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.long)]
-)
-def test_many_kills(kills, forks, tmp_path):
+def test_fifty_kills(forks, tmp_path):
     """Every stage, in the order of the stages, so that each kill finds work to interrupt."""
     chosen, hit = random.Random(11), 0
-    while hit < kills:
+    while hit < 50:
         stages = sorted(chosen.choices(STAGES, k=8), key=STAGES.index)
         hit += kill_and_go_on(forks, tmp_path, chosen, stages)
 

@@ -182,6 +182,8 @@ def test_a_night_that_lightgbm_beats_is_refused(finished, nights, tmp_path):
     assert any(reason.startswith("click: worse than LightGBM ") for reason in result["reasons"])
     decided = RunFolder(runs, DAY).record("decision")["result"]
     assert decided["baseline"]["tasks"]["click"]["measures"]["auc"]["wins"] is False
+    report = json.loads(RunFolder(runs, DAY).report.with_suffix(".json").read_text())
+    assert report["baseline"] == decided["baseline"], "trained once, and shown in the report"
 
 
 def test_an_absent_library_is_told_before_the_night_begins(nights, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from multigate.configs.errors import RunError
 from multigate.jobs.night.listing import show_base
+from multigate.jobs.publication import base_folder
 from multigate.jobs.publication.base_folder import LINEAGE, Base
 from multigate.jobs.publication.pair import Candidate, Pair
 from multigate.serving.versions.folders import missing_files, scan
@@ -128,6 +130,73 @@ def test_nothing_to_return_to(make):
     with pytest.raises(RunError, match=r"no version 7; versions: 1; withdrawn: none"):
         make.choose(7)
     assert make.production() == 1
+
+
+def test_a_rollback_does_not_wait_for_a_publication_that_copies(make, monkeypatch):
+    for day in (1, 2):
+        make.publish_next(f"2026-01-0{day}")
+    copies, go_on = threading.Event(), threading.Event()
+    copytree = base_folder.shutil.copytree
+
+    def slow_copy(*arguments, **options):
+        copies.set()
+        assert go_on.wait(30)
+        return copytree(*arguments, **options)
+
+    monkeypatch.setattr(base_folder.shutil, "copytree", slow_copy)
+    monkeypatch.setattr(base_folder, "_WAIT", 0.0)
+    failures = []
+
+    def publish():
+        try:
+            make.publish_next("2026-01-03")
+        except RunError as error:
+            failures.append(str(error))
+
+    publisher = threading.Thread(target=publish)
+    publisher.start()
+    assert copies.wait(30)
+    assert make.rollback() == 1
+    go_on.set()
+    publisher.join(30)
+    # The decision was about version 2, which is no longer in production.
+    assert len(failures) == 1
+    assert "version 1 is in production, and the decision was about version 2" in failures[0]
+    assert numbers(make) == ([1], [2])
+    assert not list(make.root.rglob(".*.partial"))
+
+
+def test_what_is_published_is_on_the_disk_before_servers_see_it(make, monkeypatch):
+    """Without fsync, a power cut may leave a version of empty files."""
+    done = []
+    fsync, rename = os.fsync, Path.rename
+
+    def watch_fsync(descriptor):
+        done.append(("fsync", Path(f"/proc/self/fd/{descriptor}").resolve()))
+        fsync(descriptor)
+
+    def watch_rename(path, target):
+        done.append(("rename", path.resolve()))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watch_fsync)
+    monkeypatch.setattr(Path, "rename", watch_rename)
+    make.publish_next("2026-01-01")
+    folder = make.root / "1"
+    (renamed,) = [
+        place
+        for place, (what, path) in enumerate(done)
+        if what == "rename" and path.parent == make.root and path.name.startswith(".publication.")
+    ]
+    temporary = done[renamed][1]
+    before = {path for what, path in done[:renamed] if what == "fsync"}
+    after = {path for what, path in done[renamed:] if what == "fsync"}
+    for path in (folder, *folder.rglob("*")):
+        if path != folder / LINEAGE:  # renamed itself, in a folder that was synced after it
+            assert temporary / path.relative_to(folder) in before, path
+    assert temporary / Path(LINEAGE).parent in before
+    assert make.root in after
+    assert make.root / ".checkpoints" in after
 
 
 def test_a_full_disk_is_not_in_a_rollbacks_way(make, full_disk, caplog):
