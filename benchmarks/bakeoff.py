@@ -43,9 +43,10 @@ import numpy as np
 HERE = Path(__file__).parent
 SETTINGS = HERE / "bakeoff/settings.json"
 OURS = "ours"
-PER_TASK = ("lightgbm", "catboost", "lightgbm_without_rates", "catboost_without_rates")
+WITHOUT_RATES = "_without_rates"
+PER_TASK = ("lightgbm", "catboost", "lightgbm" + WITHOUT_RATES, "catboost" + WITHOUT_RATES)
 NETWORKS = ("dcn", "mmoe", "ple", "din", "tabm")
-PEERS = ("catboost", "catboost_without_rates", *NETWORKS)  # in the environment of --peers
+PEERS = ("catboost", "catboost" + WITHOUT_RATES, *NETWORKS)  # in the environment of --peers
 REPLICATES = 500
 
 _NETWORK: dict[str, list[Any]] = {
@@ -82,7 +83,7 @@ SPACES: dict[str, dict[str, list[Any]]] = {
     "din": _NETWORK | {"units": [64, 128, 256]},
     "tabm": _NETWORK | {"blocks": [1, 2, 3], "units": [64, 128, 256], "members": [8, 16, 32]},
 }
-SPACES |= {name: SPACES[name.removesuffix("_without_rates")] for name in PER_TASK}
+SPACES |= {name: SPACES[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
 _BEGIN = {"embedding_dim": 16, "dropout": 0.2, "rate": 1e-3, "weight_decay": 1e-4}
 FIRST: dict[str, dict[str, Any]] = {
     "lightgbm": {"num_leaves": 31, "learning_rate": 0.05, "min_data_in_leaf": 50},
@@ -100,8 +101,8 @@ FIRST: dict[str, dict[str, Any]] = {
     "din": _BEGIN | {"units": 128},
     "tabm": _BEGIN | {"blocks": 2, "units": 128, "members": 16},
 }
-FIRST |= {name: FIRST[name.removesuffix("_without_rates")] for name in PER_TASK}
 """The first draw of each: what its documentation or paper would have a user begin with."""
+FIRST |= {name: FIRST[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
 
 
 def draw(contender: str, trial: int) -> dict[str, Any]:
@@ -154,26 +155,15 @@ class Bakeoff:
                 transform(task, labels[:, t]) for t, task in enumerate(self.contract.tasks.values())
             ]
             arrays[f"{split}/y"] = np.stack(columns, axis=1)
-        item = self.contract.vocabulary_of(self.contract.item)
-        lists = [
-            name
-            for name, feature in self.contract.features.items()
-            if feature.kind == "id_list" and self.contract.vocabulary_of(name) == item
-        ]
-        rates = [
-            name
-            for name, feature in self.contract.features.items()
-            if feature.kind == "number"
-            and (feature.label_rate or feature.label_mean or feature.label_count)
-        ]
         for split, one in rows.items():
-            arrays |= {f"{split}/list/{name}": tabulator.entries(one, name) for name in lists}
+            entries = {name: tabulator.entries(one, name) for name in tabulator.lists}
+            arrays |= {f"{split}/list/{name}": codes for name, codes in entries.items()}
         about = {
             "columns": tabulator.columns,
             "categories": tabulator.categories,
             "candidate": self.contract.item,
-            "lists": lists,
-            "rates": rates,
+            "lists": tabulator.lists,
+            "rates": list(self.contract.label_counters()),
             "tasks": {name: task.type for name, task in self.contract.tasks.items()},
         }
         unfinished = self.work / "table.tmp.npz"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from multigate.configs.contract import PRESENT, IdListFeature
@@ -147,10 +146,7 @@ def _weights(graph: Graph, gates: Any, x: str) -> str:
 
 def _experts(graph: Graph, ranker: Any, x: str) -> str:
     """Results of all experts, (N, E, U); the first layers are one product."""
-    stacks = [
-        [layer for layer in expert.stack if isinstance(layer, keras.layers.Dense)]
-        for expert in ranker.mixture.experts
-    ]
+    stacks = [expert.dense_layers for expert in ranker.mixture.experts]
     E, width = len(stacks), stacks[0][0].units
     kernel = np.concatenate([stack[0].kernel.value.numpy() for stack in stacks], axis=1)
     bias = np.concatenate([stack[0].bias.value.numpy() for stack in stacks])

@@ -43,9 +43,9 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics, TaskStatistics
 from multigate.model.data.vocabulary_index import VocabularyIndex
+from multigate.model.optimizer.optimizers import Adam, make_optimizer
 from multigate.model.ranker.ranker import Ranker
 from multigate.model.ranker.tables import Table
-from multigate.model.training.optimizers import Adam, make_optimizer
 
 B, K, WIDTH, HISTORY, ACTIVE = 2048, 22, 32, 20, 50_000
 MOST_DENSE = 1_000_000
@@ -161,7 +161,7 @@ def ranker_step(rows: int, ids: str) -> Step:
 
 
 class Peer:
-    """PyTorch in a process of its own, which makes a step when it is told to."""
+    """PyTorch in another process, which makes one step for each request."""
 
     def __init__(self, python: str, rows: int, ids: str) -> None:
         self.process = subprocess.Popen(

@@ -2,8 +2,6 @@
 
     python benchmarks/inference.py [--quick] [--seconds S]
         [--results FILE [--models COUNT]] [--picture PNG]
-    python benchmarks/inference.py --save FOLDER
-    python benchmarks/inference.py --folders before=FOLDER now=FOLDER [--rounds R]
 
 Every variant is a SavedModel on disk, called through a Session callable as the server does, on
 raw features, and all variants of a case are timed in turn within one run:
@@ -21,10 +19,7 @@ With --results every case is kept in a file, one JSON line each, and cases that 
 are not measured again, so that the grid can be run in pieces (--models: so many new models, then
 stop) and drawn at the end (--picture).
 
-With --folders, versions on disk are compared instead, such as those of two exporters from one
-checkpoint: CPU time of a call of `rank`, loaded as the server loads them, in turns within one
-process, on the items of the first folder's largest warm-up request; and the operations that the
-runtime's trace counts.  --save writes the reference case with per-example gates as such a folder.
+`exported_versions.py` compares versions on disk instead.
 
 The models read no match and length of lists and have no wide term: `served_cost.py` says what these
 cost.
@@ -36,34 +31,26 @@ E = 16, k = 2, two tasks, width 256, 500 candidates).
 import argparse
 import itertools
 import json
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 from dense_onnx import dense_onnx
-from tensorflow_serving.apis import prediction_log_pb2
 
 from multigate.configs.config import Config, load
-from multigate.configs.contract import FrozenContract
-from multigate.configs.files import write_json
 from multigate.configs.sections.base import parse
 from multigate.configs.statistics import Statistics
 from multigate.model.checkpoints.checkpoint import make_ranker
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import Raw, raw_values, take
-from multigate.model.export import warmup_requests
-from multigate.model.export.export import EXTRA
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
-from multigate.serving.versions.saved_model import SavedModel
 
 K = 2
 VOCABULARIES = {"user_id": 1900, "item_id": 3000, "movie_id": 3700, "region": 80, "country": 20}
@@ -196,9 +183,7 @@ def limit(ranker: Any, encoder: Encoder, folder: Path, encoded: Any) -> None:
     )
     names = list(ranker.embedder.widths)
     order = np.repeat([name in user for name in names], list(ranker.embedder.widths.values()))
-    stacks = [
-        [layer for layer in experts[e].stack if isinstance(layer, keras.layers.Dense)] for e in kept
-    ]
+    stacks = [experts[e].dense_layers for e in kept]
     kernels = [stack[0].kernel.value.numpy() for stack in stacks]
     of_user = [tf.Variable(kernel[order]) for kernel in kernels]
     of_item = [tf.Variable(kernel[~order]) for kernel in kernels]
@@ -351,99 +336,6 @@ def run_case(
     return found
 
 
-CANDIDATES = (1, 100, 500)
-
-
-def save_reference(folder: Path) -> None:
-    """Write the reference case as a version that `--folders` can compare."""
-    gate = {"name": "topk", "num_selected": K, "static": False}
-    shape, experts, units, tasks = (REFERENCE[n] for n in ("shape", "experts", "units", "tasks"))
-    _, encoder, servable = make_case(shape, experts, units, tasks, gate)
-    servable.save(folder)
-    contract = encoder.contract
-    schema = contract.schema_fingerprint()
-    frozen = FrozenContract(contract=contract, schema_fingerprint=schema, data_fingerprint="")
-    (folder / EXTRA).mkdir()
-    write_json(folder / EXTRA / "contract.json", frozen.model_dump(mode="json"))
-    signatures = tf.saved_model.load(str(folder)).signatures
-    table = make_table(encoder, max(CANDIDATES))
-    warmup_requests.write(folder / EXTRA, shape, contract, table, signatures, None, ())
-
-
-def request_of(folder: Path) -> dict[str, np.ndarray]:
-    """Inputs of the largest warm-up request of `rank`."""
-    found: dict[str, np.ndarray] = {}
-    records = tf.data.TFRecordDataset([str(folder / EXTRA / "tf_serving_warmup_requests")])
-    for record in records.as_numpy_iterator():
-        log = prediction_log_pb2.PredictionLog.FromString(record)
-        request = log.predict_log.request
-        if request.model_spec.signature_name == RANK:
-            inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
-            if not found or len(inputs["user_index"]) > len(found["user_index"]):
-                found = inputs
-    return found
-
-
-def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """CPU microseconds and operations of `rank` by version and number of candidates."""
-    served = {name: SavedModel.load(1, folder) for name, folder in folders.items()}
-    contract = next(iter(served.values())).contract
-    whole = request_of(next(iter(folders.values())))
-    items = {name for name, _ in contract.of_side("item")}
-    result: dict[str, Any] = {"microseconds": {}, "operations": {}}
-    rng = np.random.default_rng(0)
-    for N in CANDIDATES:
-        request = {}
-        for name, value in whole.items():
-            per_item = name.split("__")[0] in items or name == "user_index"
-            request[name] = value[np.arange(N) % len(value)] if per_item else value[:1]
-        request["user_index"] = np.zeros(N, np.int32)
-        answers = {name: one.signatures[RANK](request) for name, one in served.items()}
-        first = next(iter(answers.values()))
-        for name, answer in answers.items():
-            for key, expected in first.items():
-                np.testing.assert_allclose(answer[key], expected, 1e-4, 1e-5, err_msg=name)
-        times: dict[str, list[float]] = {name: [] for name in served}
-        for _ in range(rounds):
-            for name in rng.permutation(list(served)).tolist():
-                start = time.process_time()
-                for _ in range(_CALLS):
-                    served[name].signatures[RANK](request)
-                times[name].append(1e6 * (time.process_time() - start) / _CALLS)
-        medians = {name: round(float(np.median(values))) for name, values in times.items()}
-        result["microseconds"][N] = medians
-        result["operations"][N] = {
-            name: operations(one, RANK, request) for name, one in served.items()
-        }
-        base = next(iter(medians.values()))
-        for name, median in medians.items():
-            count = result["operations"][N][name]
-            print(f"| {N} | {name} | {median} | {median / base:.2f} | {count} |", flush=True)
-    for one in served.values():
-        one.retire()
-    return result
-
-
-_CALLS = 10
-"""Calls between two readings of the clock."""
-
-
-def operations(served: SavedModel, signature: str, request: dict[str, np.ndarray]) -> int:
-    """Operations that the runtime recorded for one call, without inputs and outputs."""
-    definition = served.definitions[signature]
-    trace = tf.compat.v1.RunMetadata()
-    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
-    served._session.run(
-        {name: info.name for name, info in definition.outputs.items()},
-        {definition.inputs[name].name: value for name, value in request.items()},
-        options=full,
-        run_metadata=trace,
-    )
-    nodes = [n for device in trace.step_stats.dev_stats for n in device.node_stats]
-    inside = [n for n in nodes if not re.search(r" = _(Arg|Retval|Send|Recv)\(", n.timeline_label)]
-    return len(inside)
-
-
 def print_case(case: dict[str, Any]) -> None:
     us = case["microseconds"]
     print(
@@ -544,20 +436,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="keep every case here, as JSON lines")
     parser.add_argument("--models", type=int, help="measure at most so many new models")
     parser.add_argument("--picture", type=Path, help="draw the kept cases here")
-    parser.add_argument("--save", type=Path, help="write the reference case as a version here")
-    parser.add_argument(
-        "--folders", nargs="+", metavar="NAME=FOLDER", help="compare these versions, first as base"
-    )
-    parser.add_argument("--rounds", type=int, default=60, help="turns of each of --folders")
     options = parser.parse_args()
-    if options.save:
-        save_reference(options.save)
-        return
-    if options.folders:
-        folders = {n: Path(f) for n, _, f in (one.partition("=") for one in options.folders)}
-        print("| candidates | version | CPU µs | ratio | operations |\n" + "|" + " --- |" * 5)
-        print(json.dumps(compare_folders(folders, options.rounds)))
-        return
     sizes = [100, 500] if options.quick else [1, 100, 500, 2000]
     cases: list[dict[str, Any]] = []
     if options.results and options.results.exists():

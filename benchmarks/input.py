@@ -1,7 +1,7 @@
 """Does the input keep up? Rows per second from Parquet to batches, against training's own.
 
     memory    batches gathered from a split in memory; reading and encoding it first is `load`
-    stream    the same batches read, encoded and shuffled from disk as they are asked for
+    stream    the same batches read from disk, encoded and shuffled during training
     training  steps of the configuration's model on one batch that is at hand, forward, backward
               and optimiser: what the input has to keep up with
 
@@ -34,7 +34,7 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split, concatenate
 from multigate.model.data.feeds import MemoryFeed, StreamFeed
-from multigate.model.training.optimizers import make_optimizer
+from multigate.model.optimizer.optimizers import make_optimizer
 
 
 def forever(batch: Any) -> tf.data.Dataset:

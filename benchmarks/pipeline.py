@@ -40,7 +40,7 @@ import psutil
 from multigate.configs.config import Config
 from multigate.configs.sections.base import parse
 from multigate.pipeline import job
-from multigate.pipeline.runner import import_beam, local_options
+from multigate.pipeline.core.runner import import_beam, local_options
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "deskdrop"
 ENGINES = ("ours", "per_element", "polars")

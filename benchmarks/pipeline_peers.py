@@ -24,7 +24,7 @@ SHORT = {name: name.split()[0].lower() for name in LIKES}
 
 def per_element(log: str, files: list[Path], out: Path, options: list[str]) -> None:
     """A pipeline as Beam's guides write them: read text, key by user, group, compute, write."""
-    from multigate.pipeline.runner import import_beam
+    from multigate.pipeline.core.runner import import_beam
 
     beam, pipeline_options = import_beam()
     parse, compute = (

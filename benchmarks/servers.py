@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,10 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
 
     options = ServerOptions(model_name=NAME, model_base_path=base, port=0, workers=workers)
     if workers > 1:
+        from multigate.serving.runtime.start import start_runtime
         from multigate.serving.workers.supervisor import Supervisor
-        from multigate.verbs.common import import_tensorflow
 
-        supervisor = Supervisor(options, import_tensorflow)
+        supervisor = Supervisor(options, partial(start_runtime, "c"))
         supervisor.start()
         announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
         supervisor.stop()

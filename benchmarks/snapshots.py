@@ -26,8 +26,8 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split, concatenate
 from multigate.model.data.feeds import MemoryFeed
+from multigate.model.optimizer.optimizers import make_optimizer
 from multigate.model.training import snapshots
-from multigate.model.training.optimizers import make_optimizer
 
 STEPS = 48
 

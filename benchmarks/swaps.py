@@ -1,12 +1,14 @@
 """Latency while versions are swapped, beside latency without.
 
-    python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100]
+    python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100] [--runtime c python]
 
 The server gets constant load (an open loop) without a swap, and with one version after the other
 published by rename, each as soon as the one before serves; rounds of both alternate, so that both
 meet what else the machine does.  It ends when so many versions have been swapped, and after
 --seconds at the latest (`swaps` says how many there were).  No call may fail.  Prints one JSON line
-last, with the CPU seconds of the server per swap; exit status 1 where a call failed.
+last, by runtime (`multigate serve --runtime`): also the seconds until the server is ready, its
+resident memory after the first 1,000 calls, at the end and at its peak, and its CPU seconds per
+swap.  Exit status 1 where a call failed.
 """
 
 import argparse
@@ -37,6 +39,8 @@ from multigate.serving.client.rank_client import RankClient
 from multigate.serving.versions.folders import scan
 
 ROUNDS = 5
+CALLS = 1000
+"""Before memory is measured for the first time."""
 QUIET = 0.25
 """Time of a round without swaps, as a share of the time that its swaps may take."""
 
@@ -70,9 +74,11 @@ def swap(
 
 
 @contextlib.contextmanager
-def server_of(base: Path) -> Iterator[tuple[str, int]]:
-    """A server in a process of its own; its address and process id."""
+def server_of(base: Path, runtime: str) -> Iterator[tuple[str, int, float]]:
+    """A server in a process of its own; its address, process id and seconds until it was ready."""
     flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME)
+    flags += ("--runtime", runtime)
+    began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
         stdout=subprocess.PIPE,
@@ -84,7 +90,7 @@ def server_of(base: Path) -> Iterator[tuple[str, int]]:
         line = server.stdout.readline()
         if not line:
             raise SystemExit("the server ended at its start")
-        yield line.split()[-1], server.pid
+        yield line.split()[-1], server.pid, time.monotonic() - began
     finally:
         server.terminate()
         server.wait(60)
@@ -105,8 +111,17 @@ def loaded(
             channel.close()
 
 
-def measure(source: Path, swaps: int, rate: float, pause: float, seconds: float) -> dict[str, Any]:
-    """Both latencies, in rounds."""
+def mebibytes(pid: int, what: str) -> int:
+    """Memory of a process: VmRSS now, VmHWM at its peak."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"{what}:")]
+    return int(line.split()[1]) >> 10
+
+
+def measure(
+    source: Path, swaps: int, rate: float, pause: float, seconds: float, runtime: str
+) -> dict[str, Any]:
+    """Both latencies, in rounds, with one runtime."""
     requests = rank_requests(source.parent, 100)
     latencies: dict[str, list[float]] = {"with": [], "without": []}
     cpu, spent = {"with": 0.0, "without": 0.0}, {"with": 0.0, "without": 0.0}
@@ -115,8 +130,10 @@ def measure(source: Path, swaps: int, rate: float, pause: float, seconds: float)
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         publish(source, base, 1)
-        with server_of(base) as (target, pid):
-            loaded(target, requests, rate, 2.0)  # its first calls
+        with server_of(base, runtime) as (target, pid, ready):
+            cpu_until_ready = cpu_seconds(pid)
+            loaded(target, requests, rate, CALLS / rate)  # its first calls
+            memory = {"after_first_calls": mebibytes(pid, "VmRSS")}
 
             def load(kind: str, seconds: float) -> None:
                 before, began = cpu_seconds(pid), time.monotonic()
@@ -141,11 +158,15 @@ def measure(source: Path, swaps: int, rate: float, pause: float, seconds: float)
                 while swapping.is_alive():
                     load("with", 1.0)
                 load("without", QUIET * (time.monotonic() - began))
-                print(f"round {place + 1}: {len(took)} swaps so far", flush=True)
+                print(f"{runtime}, round {place + 1}: {len(took)} swaps so far", flush=True)
+            memory |= {"at_end": mebibytes(pid, "VmRSS"), "peak": mebibytes(pid, "VmHWM")}
     centiles = {name: statistics.quantiles(found, n=1000) for name, found in latencies.items()}
     usual = cpu["without"] / spent["without"] * spent["with"]
     return {
         "p99_with_over_without": round(centiles["with"][989] / centiles["without"][989], 2),
+        "seconds_until_ready": round(ready, 2),
+        "cpu_seconds_until_ready": round(cpu_until_ready, 2),
+        "resident_mib": memory,
         "swaps": len(took),
         "asked": swaps,
         "seconds_per_swap": round(statistics.median(took), 2),
@@ -165,12 +186,16 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=100)
     parser.add_argument("--rate", type=float, default=100, help="calls a second")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between swaps")
-    parser.add_argument("--seconds", type=float, default=200, help="most seconds of all rounds")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="most seconds of a runtime's rounds"
+    )
+    parser.add_argument("--runtime", nargs="+", default=["c", "python"], help="in turn")
     options = parser.parse_args()
     source = next(iter(scan(options.model_base_path).values()))
-    found = measure(source, options.swaps, options.rate, options.pause, options.seconds)
+    given = (options.swaps, options.rate, options.pause, options.seconds)
+    found = {runtime: measure(source, *given, runtime) for runtime in options.runtime}
     print(json.dumps(found))
-    sys.exit(0 if set(found["statuses"]) == {"OK"} else 1)
+    sys.exit(0 if all(set(one["statuses"]) == {"OK"} for one in found.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A step is forward, backward and optimiser update of: a dense layer (D -> D, so that gradients flow
 on to what lies below, as they do to embeddings) -> mixture -> one linear head per task -> MSE.
 
-    ours        Mixture with per-example Top-k gates and `model.training.optimizers.Adam`
+    ours        Mixture with per-example Top-k gates and `model.optimizer.optimizers.Adam`
     moesart     the same with MOESART gates
     dense       (a) stacked weights and einsum, Top-k gates, Keras's Adam
     reference   (b) every expert evaluated on every row, DSelect-k gates, Keras's Adam, as in the
@@ -38,7 +38,7 @@ import numpy as np
 from multigate.model import backend, gates
 from multigate.model.moe.experts import make_experts
 from multigate.model.moe.mixture import Mixture
-from multigate.model.training.optimizers import Adam
+from multigate.model.optimizer.optimizers import Adam
 
 D = U = 256
 T = K = 2

@@ -3,12 +3,17 @@
 import os
 import re
 import resource
+import secrets
+import subprocess
+import sys
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
@@ -86,6 +91,87 @@ def full_disk() -> Any:
     return limit
 
 
+@contextmanager
+def store_server(script: str) -> Iterator[str]:
+    """A store's server in a process of its own; yields its endpoint."""
+    command = [sys.executable, Path(__file__).with_name(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        process.terminate()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The endpoint of an S3 server; see `s3_server.py`."""
+    with store_server("s3_server.py") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[str]:
+    """The endpoint of an emulator of Google Cloud Storage."""
+    with store_server("gcs_server.py") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def gs_address(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An address in Google Cloud Storage that this test alone uses."""
+    from multigate.configs import storage
+
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_endpoint)
+    return storage.place(f"gs://test-bucket/{secrets.token_hex(6)}")
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of the S3 server that this test alone uses."""
+
+    address: Any
+    endpoint: str
+
+    def busy(self, times: int, pattern: str = "") -> int:
+        """Have the next requests with the pattern in method and path be answered with 503.
+
+        Returns:
+            How many were since the last call.
+        """
+        url = f"{self.endpoint}/-/busy/{times}/{quote(pattern)}"
+        with urllib.request.urlopen(url) as answer:
+            return int(answer.read())
+
+
+@pytest.fixture
+def bucket(
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bucket]:
+    """An empty bucket, with credentials for it in the environment and a cache of the test's own."""
+    from pyarrow import fs
+
+    from multigate.configs import storage
+
+    values = {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIATEST",
+        "AWS_SECRET_ACCESS_KEY": "not-to-be-shown",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nonexistent",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+        "MULTIGATE_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    storage._connect.cache_clear()
+    name = f"test-{secrets.token_hex(6)}"
+    server = fs.S3FileSystem(endpoint_override=s3_endpoint, allow_bucket_creation=True)
+    server.create_dir(name)
+    found = Bucket(storage.place(f"s3://{name}"), s3_endpoint)
+    yield found
+    found.busy(0)
+    storage._connect.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Any:
     """Path of a real data file; the test is skipped where it is absent."""
@@ -134,7 +220,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     """Run the demo's stages on 6,000 exposures."""
     from multigate.configs import load
     from multigate.jobs import demo
-    from multigate.pipeline.simulate import simulate
+    from multigate.jobs.simulate import simulate
 
     config = smaller(load("demo"))
     root = tmp_path_factory.mktemp("small")

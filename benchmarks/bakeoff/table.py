@@ -79,13 +79,18 @@ class NetworkInputs:
     Trees need no scale; a network does: the logarithm of 1 + the number (of its size, with its
     sign), standardised on training rows, and a flag where it is missing.
 
+    Args:
+        data: the training rows give the scale.
+        lists: whether the network reads the user's lists, as attention does.
+
     Attributes:
         sizes: number of codes of each id.
         candidate: index of the candidate's id among them.
         numbers: columns of `numbers`, twice those of the table.
     """
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Data, lists: bool = False) -> None:
+        self._lists = lists
         self._ids, self.candidate = data.categories, data.candidate
         self._numeric = [n for n in range(len(data.columns)) if n not in data.categories]
         x = _logarithm(data.rows["train"].x[:, self._numeric])
@@ -95,16 +100,19 @@ class NetworkInputs:
         self.numbers = 2 * len(self._numeric)
 
     def __call__(self, rows: Rows) -> dict[str, np.ndarray]:
-        """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of N rows."""
+        """`codes` (N, ids) int32 and `numbers` (N, numbers) float32 of N rows; then each list.
+
+        A list is its ids' codes (N, L) int32 as those of the candidate, 0 behind the last.
+        """
         values = (_logarithm(rows.x[:, self._numeric]) - self._mean) / self._deviation
         flags = np.isnan(values)
         codes = _codes(rows.x[:, self._ids], np.array(self.sizes))
         numbers = np.concatenate([np.where(flags, 0, values), flags], axis=1)
-        return {"codes": codes, "numbers": numbers.astype(np.float32)}
-
-    def lists(self, rows: Rows) -> list[np.ndarray]:
-        """Each list's codes (N, L) int32 as those of the candidate, 0 behind the last."""
-        return [_codes(one, self.sizes[self.candidate]) for one in rows.lists.values()]
+        found = {"codes": codes, "numbers": numbers.astype(np.float32)}
+        if self._lists:
+            size = self.sizes[self.candidate]
+            found |= {f"list {name}": _codes(one, size) for name, one in rows.lists.items()}
+        return found
 
 
 def _codes(values: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:

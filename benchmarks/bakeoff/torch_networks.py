@@ -15,8 +15,8 @@ from table import Data, NetworkInputs, Predict, Rows, Targets
 _BATCH, _EPOCHS, _PATIENCE, _AT_ONCE = 512, 12, 2, 4096
 
 Probabilities = Callable[..., torch.Tensor]
-"""Codes (B, ids), numbers (B, numbers) and each list's codes (B, L) to (B, K, T): of each of K
-members, the probability of binary tasks and the standardised value of others."""
+"""What `NetworkInputs` gives of B rows, in its order, to (B, K, T): of each of K members, the
+probability of binary tasks and the standardised value of others."""
 
 
 def _fit(
@@ -35,7 +35,7 @@ def _fit(
     )
 
     def inputs(rows: Rows) -> list[torch.Tensor]:
-        return [torch.tensor(part) for part in (*encode(rows).values(), *encode.lists(rows))]
+        return [torch.tensor(part) for part in encode(rows).values()]
 
     tensors = {
         split: [torch.tensor(targets(y)), *inputs(data.rows[split])] for split, y in data.y.items()
@@ -101,7 +101,7 @@ def _rechub(
     tower = {"dims": [32], "dropout": setting["dropout"]}
     model = build(ids + numbers, kinds, tower_params_list=[tower for _ in kinds])
 
-    def forward(codes: torch.Tensor, values: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         inputs = {f"id{n}": codes[:, n] for n in range(codes.shape[1])}
         inputs |= {f"number{n}": values[:, n] for n in range(values.shape[1])}
         found: torch.Tensor = model(inputs)
@@ -153,7 +153,7 @@ def din(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predict
 
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    encode = NetworkInputs(data)
+    encode = NetworkInputs(data, lists=True)
     binary = torch.tensor([kind == "binary" for kind in data.tasks.values()])
     width, lists = setting["embedding_dim"], len(data.rows["train"].lists)
     into = encode.numbers + width * (len(encode.sizes) + lists)
@@ -205,7 +205,7 @@ def tabm(data: Data, setting: dict[str, Any], seed: int, threads: int) -> Predic
         }
     )
 
-    def forward(codes: torch.Tensor, values: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    def forward(codes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         parts = [table(codes[:, n]) for n, table in enumerate(model["ids"])]
         z = model["members"](torch.cat([values, *parts], dim=1))
         return torch.where(binary, torch.sigmoid(z), z)

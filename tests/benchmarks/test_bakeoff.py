@@ -10,9 +10,9 @@ import pytest
 import yaml
 from sklearn.metrics import roc_auc_score
 
+from multigate.jobs.simulate import simulate
 from multigate.model.data.rows import read_rows
 from multigate.pipeline import job
-from multigate.pipeline.simulate import simulate
 
 slow = pytest.mark.slow  # trains small models in processes of their own
 pytestmark = pytest.mark.timeout(900)

@@ -43,7 +43,7 @@ def test_hidden_users_come_in_as_unseen_ones(trained):
     assert float(hidden) != float(model.compute_loss(batch | {"hidden": np.zeros(4, bool)}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_weights(trained, tmp_path):
     """As the command trains, in processes of their own."""
     for name in ("first", "second"):

@@ -23,8 +23,9 @@ from multigate.model.data.raw import raw_values, take
 from multigate.model.data.rows import Rows
 from multigate.model.evaluation.scored import score_checkpoint
 from multigate.model.training import train, warm_start
-from multigate.pipeline import audit, job
-from multigate.pipeline.tfrecord import serialise
+from multigate.pipeline import job
+from multigate.pipeline.audit import audit
+from multigate.pipeline.write.tfrecord import serialise
 from multigate.serving.client.packing import rank_request
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.core.options import ServerOptions
@@ -491,27 +492,28 @@ def test_metamorphic_vectors(run: Run, rows: Any, signatures: Any, expected: np.
         assert signatures["serving_default"](**one)["click"][0] != expected[0]
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ([1.0], "place: expected a vector of 2 numbers, received one of 1"),
-        ([1.0, None], "place: expected finite numbers within float32"),
-        ([1.0, "x"], "place: expected finite numbers within float32"),
-        ([1.0, 1e39], "place: expected finite numbers within float32"),
-        ("1.0, 2.0, 3", "place: expected a vector of 2 numbers, received one of 3"),
-        (None, "place: missing, and the contract says missing: error"),
-        ([], "place: missing, and the contract says missing: error"),
-    ],
+BAD_VECTORS = (
+    ([1.0], "place: expected a vector of 2 numbers, received one of 1"),
+    ([1.0, None], "place: expected finite numbers within float32"),
+    ([1.0, "x"], "place: expected finite numbers within float32"),
+    ([1.0, 1e39], "place: expected finite numbers within float32"),
+    ("1.0, 2.0, 3", "place: expected a vector of 2 numbers, received one of 3"),
+    (None, "place: missing, and the contract says missing: error"),
+    ([], "place: missing, and the contract says missing: error"),
 )
-def test_a_bad_vector_is_rejected_with_one_line(tmp_path: Path, value: Any, reason: str) -> None:
-    write_logs(tmp_path / "logs", rows=400)
+
+
+def test_bad_vectors_are_rejected_with_a_line_each(tmp_path: Path) -> None:
+    write_logs(tmp_path / "logs", rows=800)
     path = tmp_path / "logs/log.jsonl"
     lines = path.read_text().splitlines()
-    lines[7] = json.dumps(json.loads(lines[7]) | {"place": value})
+    for at, (value, _) in enumerate(BAD_VECTORS):
+        lines[7 + 3 * at] = json.dumps(json.loads(lines[7 + 3 * at]) | {"place": value})
     path.write_text("\n".join(lines))
     job.run(make_config(), tmp_path / "logs", tmp_path / "examples")
-    rejects = pl.read_parquet(tmp_path / "examples/rejects")
-    assert rejects.select("line", "reason").rows() == [(8, reason)]
+    rejects = pl.read_parquet(tmp_path / "examples/rejects").sort("line")
+    expected = [(8 + 3 * at, reason) for at, (_, reason) in enumerate(BAD_VECTORS)]
+    assert rejects.select("line", "reason").rows() == expected
 
 
 def test_a_bad_vector_of_a_side_table_stops_the_job_with_one_line(tmp_path: Path) -> None:

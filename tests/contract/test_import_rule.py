@@ -37,6 +37,17 @@ configs
 
 features
 
+pipeline.core
+pipeline.shuffle
+pipeline.read
+pipeline.label
+pipeline.window
+pipeline.plan
+pipeline.compute
+pipeline.sample
+pipeline.write
+pipeline.stages
+pipeline.audit
 pipeline
 
 model.backend
@@ -51,6 +62,7 @@ model.checkpoints
 model.evaluation.measures
 model.baselines
 model.evaluation
+model.optimizer
 model.training
 model.export.frozen
 model.export
@@ -59,6 +71,7 @@ model.report
 model
 
 serving.protos
+serving.runtime
 serving.core
 serving.client
 serving.feature_store
@@ -72,6 +85,7 @@ serving
 candidates
 
 jobs
+jobs.onboarding
 jobs.publication
 jobs.night
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from multigate.features.history import last_items
+from multigate.jobs.simulate import SLOTS
 from multigate.model.checkpoints import checkpoint
 from multigate.model.ranker import scores
-from multigate.pipeline.simulate import SLOTS
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.rpc.server import Server

@@ -21,8 +21,8 @@ from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.pipeline import TimeSplit
 from multigate.jobs.requests import requests_from_examples
+from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
-from multigate.pipeline.simulate import simulate
 from multigate.serving.feature_store.online_features import OnlineFeatures
 from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.feature_store.snapshot_writer import write_snapshot

@@ -135,7 +135,7 @@ def test_the_installed_wheel_works_beside_other_packages_of_these_names(wheel, t
         "-c",
         "from multigate.pipeline import job\n"
         "from multigate.configs import load\n"
-        "from multigate.pipeline.simulate import simulate\n"
+        "from multigate.jobs.simulate import simulate\n"
         "from pathlib import Path\n"
         "simulate(Path('log'), seed=1, users=50, items=30, exposures=3000)\n"
         "job.run(load('demo'), Path('log'), Path('examples'))\n",

@@ -17,7 +17,6 @@ PACKAGES = ["configs", "features", "pipeline", "model", "serving", "candidates",
 MOST_MODULES = 16
 CROWDED = {
     "verbs": "one module per verb of the command, all of the same shape",
-    "pipeline": "not yet divided into rooms",
 }
 """Folders that may hold more modules, and why."""
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from multigate.configs.contract import FrozenContract
 from multigate.pipeline import job
-from multigate.pipeline.tfrecord import serialise, write_records
+from multigate.pipeline.write.tfrecord import serialise, write_records
 
 TRICKY = pl.DataFrame(
     {

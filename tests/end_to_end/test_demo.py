@@ -74,6 +74,21 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+def test_the_verb_runs_every_stage_and_prints_what_it_found(small_run, tmp_path):
+    config = tmp_path / "small.yaml"
+    config.write_text(json.dumps(small_run.config.model_dump(mode="json", exclude_unset=True)))
+    out = tmp_path / "out"
+    logs = str(small_run.root / "logs")
+    done = run("demo", "--config", str(config), "--data", logs, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"report {out / 'report.html'}" in done.stdout.replace("\n", " ")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(result) == sorted(small_run.result)
+    for name, task in result["tasks"].items():  # the seed is the configuration's
+        assert task["value"] == pytest.approx(small_run.result["tasks"][name]["value"], abs=1e-4)
+
+
+@pytest.mark.long
 def test_the_embedded_default_needs_nothing_but_the_package(tmp_path):
     """`multigate demo --out DIR`, as a new user runs it, on its own simulated logs."""
     done = run("demo", "--out", str(tmp_path / "demo"), "--json")

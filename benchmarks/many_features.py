@@ -1,0 +1,126 @@
+"""Cost of a training step against the number of features, at the same total width.
+
+20 id features with embeddings of 20 numbers, and 100 with embeddings of 4: the network and the
+tables are equally large, so what the 100 cost more is the handling of many small arrays.  A step
+is one of `fit` on batches that the feed gathers from memory, as in training; beside it the feed
+alone.  The two take turns; figures are medians of the process's CPU time, on all its threads.
+
+    KERAS_BACKEND=tensorflow python benchmarks/many_features.py [--rounds 7] [--steps 48]
+
+KERAS_BACKEND=jax measures JAX.  Takes a minute.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import numpy as np
+
+from multigate.configs.config import Config
+from multigate.configs.contract import ID_HASH
+from multigate.configs.sections.base import parse
+from multigate.configs.statistics import Statistics, TaskStatistics
+from multigate.model import backend
+from multigate.model.data.examples import Examples
+from multigate.model.data.feeds import MemoryFeed
+from multigate.model.optimizer.optimizers import make_optimizer
+from multigate.model.ranker.ranker import Ranker
+
+B, WIDTH, ROWS = 1024, 400, 1000
+TASKS = ("click", "like")
+
+
+def make_config(features: int) -> Config:
+    sides = {"user_id": "user", "item_id": "item"}
+    sides |= {f"f{n}": "user" if n % 2 else "item" for n in range(features - 2)}
+    column = {"group": "engagement", "type": "binary"}
+    values: dict[str, Any] = {
+        "name": "many",
+        "contract": {
+            "user": "user_id",
+            "item": "item_id",
+            "features": {
+                name: {"kind": "id", "side": side, "hash_buckets": ROWS}
+                for name, side in sides.items()
+            },
+            "tasks": {
+                task: column | {"label": {"rule": "column", "column": task}} for task in TASKS
+            },
+        },
+        "pipeline": {
+            "log": {
+                "shape": "impressions",
+                "files": ["log.jsonl"],
+                "format": {"type": "jsonl"},
+                "columns": {"time": "time", "user": "user_id", "item": "item_id"},
+                "known_after": "10m",
+            },
+            "split": {"by": "time", "validation": 0.1, "test": 0.1},
+        },
+        "model": {"embedding_dim": WIDTH // features},
+    }
+    return parse(Config, values, "benchmark")
+
+
+def measure(features: int, steps: int) -> dict[str, Callable[[], float]]:
+    """CPU ms for each step of training, and of the feed alone, by name."""
+    config = make_config(features)
+    rng, rows = np.random.default_rng(0), B * steps
+    names = list(config.contract.features)
+    encoded = {name: rng.integers(1, ROWS, rows).astype(np.int32) for name in names}
+    encoded["user_id" + ID_HASH] = encoded["user_id"]
+    labels = rng.integers(0, 2, (rows, len(TASKS))).astype(np.float32)
+    tasks = {task: TaskStatistics(count=rows, masked=0, mean=0.5, std=0.5) for task in TASKS}
+    statistics = Statistics(features={}, tasks=tasks, rows={"train": rows})
+    tables = dict.fromkeys(names, 1 + ROWS)
+    ranker = Ranker(config.contract, config.model, tables, statistics, seed=0)
+    at_once = 16 if backend.name() == "tensorflow" else 1
+    ranker.compile(
+        optimizer=make_optimizer(config.train, steps, ranker=ranker), steps_per_execution=at_once
+    )
+    ranker.optimizer.build(ranker.trainable_variables)
+    feed = MemoryFeed(Examples(encoded, labels), config.contract, statistics, B)
+    number = iter(range(1, 1_000_000))
+
+    def timed(call: Callable[[Any], object]) -> float:
+        epoch = feed.epoch(next(number))
+        start = time.process_time()
+        call(epoch)
+        return 1e3 * (time.process_time() - start) / steps
+
+    def train(epoch: Any) -> None:
+        ranker.fit(epoch, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
+
+    return {
+        f"step {features}": lambda: timed(train),
+        f"feed {features}": lambda: timed(lambda epoch: [None for _ in epoch]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=48)
+    arguments = parser.parse_args()
+    contenders = measure(20, arguments.steps) | measure(100, arguments.steps)
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(arguments.rounds + 1):
+        for name, contender in contenders.items():
+            took = contender()
+            if turn:  # the first one compiles
+                found[name].append(took)
+    medians = {name: float(np.median(values)) for name, values in found.items()}
+    for name, values in found.items():
+        spread = ", ".join(f"{value:.2f}" for value in values)
+        print(f"{name:9} {medians[name]:8.2f} ms   ({spread})")
+    ratios = {what: medians[f"{what} 100"] / medians[f"{what} 20"] for what in ("step", "feed")}
+    print(json.dumps({"backend": backend.name(), **{k: round(v, 2) for k, v in ratios.items()}}))
+
+
+if __name__ == "__main__":
+    main()
