@@ -137,9 +137,7 @@ class Server:
             return
         self._entered = False
         force = force or threading.Event()
-        stopping = self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
-        CALLS.submit(stopping).result()
-        self._interceptor.draining = True
+        CALLS.submit(self._close_for_calls()).result()
         self.models.stop_loading()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
@@ -189,6 +187,14 @@ class Server:
         assert self._grpc is not None
         await self._grpc.start()
         await self._health.set((*READINESS, LIVENESS), health_pb2.HealthCheckResponse.SERVING)
+
+    async def _close_for_calls(self) -> None:
+        """Report NOT_SERVING and refuse calls, in one step of the event loop.
+
+        A client that has seen the one must meet the other.
+        """
+        await self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._interceptor.draining = True
 
     def _drain_calls(self, grace: float, force: threading.Event) -> None:
         """Take no more calls; end those in flight after `grace` seconds, or once `force` is set."""
