@@ -57,7 +57,7 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
     """Add the options of verbs that call a server."""
     parser.add_argument("--target", default="localhost:8500", help="host:port of the server")
     parser.add_argument("--model", required=True, help="model name")
-    parser.add_argument("--user", type=json_object, required=True, help="user features, JSON")
+    parser.add_argument("--user", type=json_object, default={}, help="user features, JSON")
     parser.add_argument("--context", type=json_object, default={}, help="context features, JSON")
     parser.add_argument("--weights", type=json_object, help="task weights, JSON: task -> number")
     parser.add_argument(

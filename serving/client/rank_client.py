@@ -102,6 +102,8 @@ class Ranking(list[RankedItem]):
         self.schema: str = response.schema
         self.request_id: str = response.request_id
         self.warnings: list[str] = list(response.warnings)
+        self.unscored: list[int] = list(response.unscored_index)
+        """Places of the candidates that lack a required feature, and so have no score."""
 
 
 class Recommendation(Ranking):
@@ -171,7 +173,7 @@ class RankClient:
         self,
         model: str,
         *,
-        user: Mapping[str, Feature | None],
+        user: Mapping[str, Feature | None] | None = None,
         item_ids: Sequence[str] | Sequence[int],
         columns: Mapping[str, Sequence[Feature | None]] | None = None,
         context: Mapping[str, Feature | None] | None = None,
@@ -187,7 +189,8 @@ class RankClient:
 
         Args:
             model: name of the model.
-            user: user features by name; None and an absent name are missing values.
+            user: user features by name; None and an absent name are missing values. Logs without
+                users need none.
             item_ids: the candidates.
             columns: further item features by name, one entry per candidate.
             context: context features by name.
@@ -207,7 +210,7 @@ class RankClient:
             ServingError: a value is of a type that no feature has.
         """
         request = rank_request(
-            model_spec(model, version, label), user, context or {}, item_ids, columns or {}
+            model_spec(model, version, label), user or {}, context or {}, item_ids, columns or {}
         )
         add_weights(request, weights or {})
         add_floors(request, floors or {})

@@ -184,6 +184,11 @@ class ServerMetrics:
             "Values that a Rank call left out and a missing rule replaced.",
             ["model", "feature"],
         )
+        self.unscored = Counter(
+            "multigate_unscored_items_total",
+            "Candidates of Rank calls without a score, for lack of a required feature.",
+            ["model", "feature"],
+        )
         self.stored = Counter(
             "multigate_stored_values_total",
             "Values that a Rank call left out and the feature store provided.",

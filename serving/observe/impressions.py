@@ -65,6 +65,8 @@ class Ranked:
     """(K,) candidates of the answer, best first."""
     at: float
     """Seconds since 1970."""
+    places: np.ndarray | None = None
+    """(N,) where the candidates stand in the request; None: in this order."""
 
 
 @dataclass
@@ -217,7 +219,7 @@ def rows_of(pa: Any, ranked: Ranked) -> Any:
         "ranked/request_id": pa.array([ranked.request_id] * len(order), pa.string()),
         "ranked/model_version": pa.array(np.full(len(order), ranked.version, np.int64)),
         "ranked/position": pa.array(np.arange(len(order))),
-        "ranked/candidate": pa.array(order.astype(np.int64)),
+        "ranked/candidate": pa.array(_places(ranked).astype(np.int64)),
         "ranked/score": pa.array(ranked.outputs[SCORE][order]),
     }
     for task in contract.tasks:
@@ -232,6 +234,11 @@ def rows_of(pa: Any, ranked: Ranked) -> Any:
             _values(name, feature, ranked.inputs, places), _type(pa, feature)
         )
     return pa.table(columns)
+
+
+def _places(ranked: Ranked) -> np.ndarray:
+    """(K,) where the answer's items stand in the request."""
+    return ranked.order if ranked.places is None else ranked.places[ranked.order]
 
 
 def _values(name: str, feature: Any, inputs: Arrays, places: np.ndarray) -> list[Any]:

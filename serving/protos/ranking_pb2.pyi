@@ -161,7 +161,7 @@ class RankRequest(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., user: _Optional[_Mapping[str, Value]] = ..., context: _Optional[_Mapping[str, Value]] = ..., candidates: _Optional[_Union[Candidates, _Mapping]] = ..., task_weights: _Optional[_Mapping[str, float]] = ..., floors: _Optional[_Mapping[str, Floor]] = ..., limit: _Optional[int] = ..., returns: _Optional[_Union[Return, str]] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class RankResponse(_message.Message):
-    __slots__ = ("item_index", "item_id", "score", "task_scores", "model_name", "model_version", "schema", "request_id", "warnings")
+    __slots__ = ("item_index", "item_id", "score", "task_scores", "model_name", "model_version", "schema", "request_id", "warnings", "unscored_index")
     class TaskScoresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class RankResponse(_message.Message):
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_INDEX_FIELD_NUMBER: _ClassVar[int]
     item_index: _containers.RepeatedScalarFieldContainer[int]
     item_id: ItemIds
     score: _containers.RepeatedScalarFieldContainer[float]
@@ -187,7 +188,8 @@ class RankResponse(_message.Message):
     schema: str
     request_id: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, item_index: _Optional[_Iterable[int]] = ..., item_id: _Optional[_Union[ItemIds, _Mapping]] = ..., score: _Optional[_Iterable[float]] = ..., task_scores: _Optional[_Mapping[str, Numbers]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., request_id: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    unscored_index: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, item_index: _Optional[_Iterable[int]] = ..., item_id: _Optional[_Union[ItemIds, _Mapping]] = ..., score: _Optional[_Iterable[float]] = ..., task_scores: _Optional[_Mapping[str, Numbers]] = ..., model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., request_id: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., unscored_index: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RecommendRequest(_message.Message):
     __slots__ = ("model", "user", "context", "exclude", "candidates", "task_weights", "floors", "limit", "returns", "request_id")

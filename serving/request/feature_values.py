@@ -100,28 +100,41 @@ class FeatureReader:
         which = message.WhichOneof("values")
         return self._column(which, getattr(message, which).values, None, (), rows)
 
-    def inputs(self, column: Column, missing: dict[str, int]) -> Arrays:
+    def inputs(
+        self,
+        column: Column,
+        missing: dict[str, int],
+        lacking: dict[str, np.ndarray] | None = None,
+    ) -> Arrays:
         """The signature's inputs for a column; counts missing values, or refuses them.
 
         Args:
             column: the feature's values.
             missing: receives the number of missing values under the feature's name.
+            lacking: receives which rows lack a value under the rule `error`; they have fillers.
+                None: they are refused, and so is a column without any value.
 
         Returns:
             The feature's values by its name, and its presence or lengths by theirs: (rows, ...)
             each.
+
+        Raises:
+            InvalidRequestError: values are missing under the rule `error`.
         """
         rows = len(column.present)
         count = rows - int(np.count_nonzero(column.present))
         if count:
-            if self.feature.missing == "error":
+            if self.feature.missing != "error":
+                missing[self.name] = count
+            elif lacking is not None and count < rows:
+                lacking[self.name] = ~np.asarray(column.present, bool)
+            else:
                 row = int(np.argmin(column.present))
                 where = "" if rows == count else f" in row {row} and {count} in all"
                 raise InvalidRequestError(
                     f"feature {self.name!r}: expected a value ({self.describe()}; missing: "
                     f"error), received none{where}"
                 )
-            missing[self.name] = count
         if not self._companion:
             return {self.name: column.values}
         companion = column.present if column.lengths is None else column.lengths

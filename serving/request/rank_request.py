@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import LENGTH, PRESENT, Contract, Side
+from multigate.configs.contract import LENGTH, PRESENT, VISIT, Contract, Side
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
 from multigate.serving.core.status import InvalidRequestError, StoreError
 from multigate.serving.feature_store.interface import (
@@ -28,6 +28,8 @@ from multigate.serving.request.feature_values import feature_readers
 
 _SIDES: tuple[Side, ...] = ("user", "context", "item")
 _NO_ITEMS = np.empty(0, object)
+_SHOWN = 10
+"""Items that a warning names."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ParsedRequest:
     inputs: Arrays
     """Of the `rank` signature, for one user (M = 1)."""
     rows: int
-    """N candidates."""
+    """N candidates that can be scored."""
     floors: dict[str, tuple[float, float]]
     """By task: items whose score is below the first or above the second number are dropped."""
     limit: int
@@ -48,10 +50,27 @@ class ParsedRequest:
     """By feature: number of values that the feature store gave."""
     problem: str = ""
     """Why the feature store did not answer; empty where it did."""
+    places: np.ndarray | None = None
+    """(N,) where these candidates stand in the request; None: all of its candidates, in order."""
+    unscored: np.ndarray | None = None
+    """(K,) where the other candidates stand, which lack a required feature."""
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+    """By required feature: the ids of the items that lack it."""
+
+    def place(self, row: int) -> int:
+        """Where the candidate of a row stands in the request."""
+        return row if self.places is None else int(self.places[row])
 
     def warnings(self) -> list[str]:
-        """For the answer: the store's problem, and the missing values."""
+        """For the answer: the store's problem, the items without score, and missing values."""
         problems = [f"feature store: {self.problem}"] if self.problem else []
+        for name, items in self.lacking.items():
+            shown = ", ".join(map(repr, items[:_SHOWN]))
+            more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+            problems.append(
+                f"feature {name!r}: {len(items)} item{'s' if len(items) > 1 else ''} not scored "
+                f"for lack of it (missing: error): {shown}{more}"
+            )
         return problems + [
             f"feature {name!r}: {count} missing value{'s' if count > 1 else ''}; "
             "its missing rule stood in"
@@ -68,6 +87,8 @@ class FeatureInputs:
     from_store: dict[str, int]
     problem: str = ""
     """The fields so far are as in `ParsedRequest`."""
+    lacking: dict[str, np.ndarray] = field(default_factory=dict)
+    """By required feature of the item: which candidates lack it, (N,)."""
     categories: dict[str, Column] = field(default_factory=dict)
     """The context's features that rates by category are looked up by."""
 
@@ -78,6 +99,7 @@ class FeatureInputs:
             self.missing | other.missing,
             self.from_store | other.from_store,
             self.problem or other.problem,
+            self.lacking | other.lacking,
             self.categories | other.categories,
         )
 
@@ -132,7 +154,21 @@ class RequestReader:
             features = self._read(_SIDES, given, rows)
         else:
             features = user.merged(self._read(("item",), given, rows, user))
-        inputs = features.inputs | {
+        inputs, places, unscored, lacking = features.inputs, None, None, {}
+        if features.lacking:
+            bad = np.logical_or.reduce(list(features.lacking.values()))
+            places, unscored = np.flatnonzero(~bad), np.flatnonzero(bad)
+            ids = inputs[item]
+            lacking = {name: _texts(ids[rows_]) for name, rows_ in features.lacking.items()}
+            if not len(places):
+                raise InvalidRequestError(
+                    "candidates: none can be scored, each lacks one of the features "
+                    f"{', '.join(map(repr, lacking))} (missing: error); send them, or give them "
+                    "the rule default or indicator"
+                )
+            inputs = self._of_candidates(inputs, places)
+            rows = len(places)
+        inputs = inputs | {
             USER_INDEX: np.zeros(rows, np.int32),
             TASK_WEIGHTS: self._read_weights(request.task_weights),
         }
@@ -146,7 +182,15 @@ class RequestReader:
             features.missing,
             features.from_store,
             features.problem,
+            places,
+            unscored,
+            lacking,
         )
+
+    def _of_candidates(self, inputs: Arrays, places: np.ndarray) -> Arrays:
+        """The inputs with some of the candidates only."""
+        of_item = {name + end for name in self._sides["item"] for end in ("", PRESENT, LENGTH)}
+        return {n: values[places] if n in of_item else values for n, values in inputs.items()}
 
     def read_user(self, request: Any) -> FeatureInputs:
         """Validate the user and the context of a RecommendRequest, before there are candidates.
@@ -214,6 +258,7 @@ class RequestReader:
         contract = self._contract
         missing: dict[str, int] = {}
         from_store: dict[str, int] = {}
+        lacking: dict[str, np.ndarray] = {}
         inputs: Arrays = {}
         if "user" in sides:
             reader, value = self._sides["user"][contract.user], given.get(contract.user)
@@ -247,10 +292,11 @@ class RequestReader:
                     )
                 else:
                     column = reader.absent(count)
-                inputs |= reader.inputs(column, missing)
+                inputs |= reader.inputs(column, missing, lacking if side == "item" else None)
+        missing.pop(VISIT, None)  # no one expects an id of someone unknown
         if "user" in sides:
             self._check_entries(inputs, given)
-        return FeatureInputs(inputs, missing, from_store, found.problem, categories)
+        return FeatureInputs(inputs, missing, from_store, found.problem, lacking, categories)
 
     def _check_entries(self, inputs: Arrays, given: Mapping[str, Any]) -> None:
         """What is sent of a history's entries must be of the history that is sent."""
@@ -379,3 +425,8 @@ class RequestReader:
                 f"{where}: unknown task {task!r}; expected some of "
                 f"{', '.join(self._contract.tasks)}"
             )
+
+
+def _texts(ids: np.ndarray) -> list[str]:
+    """Ids as texts, for a message."""
+    return [one.decode() if isinstance(one, bytes) else str(one) for one in ids.tolist()]

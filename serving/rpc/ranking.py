@@ -126,6 +126,9 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         self._metrics.candidates.observe(parsed.rows, ranker.model)
         if parsed.missing:
             self._metrics.missing.add_all(ranker.model, parsed.missing)
+        if parsed.lacking:
+            counts = {name: len(items) for name, items in parsed.lacking.items()}
+            self._metrics.unscored.add_all(ranker.model, counts)
         if parsed.from_store:
             self._metrics.stored.add_all(ranker.model, parsed.from_store)
         if request.returns not in _RETURNS:
@@ -134,7 +137,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 f"received number {request.returns}"
             )
         outputs = await ranker.batchers[RANK].run(parsed.inputs, parsed.rows, call)
-        _refuse_overflow(outputs)
+        _refuse_overflow(outputs, parsed)
         answer = self._answer(request, request_id, ranker, parsed, outputs)
         if self._drift is not None:
             self._drift.add(ranker, parsed.inputs, outputs)
@@ -162,11 +165,15 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     outputs,
                     order,
                     time.time(),
+                    parsed.places,
                 )
             )
         response = _empty_response(ranker, request_id)
-        response.item_index.extend(order.tolist())
-        if parsed.missing or parsed.problem:
+        places = order if parsed.places is None else parsed.places[order]
+        response.item_index.extend(places.tolist())
+        if parsed.unscored is not None:
+            response.unscored_index.extend(parsed.unscored.tolist())
+        if parsed.missing or parsed.problem or parsed.lacking:
             response.warnings.extend(parsed.warnings())
         which = request.candidates.item_id.WhichOneof("values")
         # Text ids are bytes here; protobuf accepts them.
@@ -230,15 +237,15 @@ def _read_model_spec(model: Any) -> tuple[str, int | None, str]:
     )
 
 
-def _refuse_overflow(outputs: Arrays) -> None:
+def _refuse_overflow(outputs: Arrays, parsed: ParsedRequest) -> None:
     """Refuse scores that are not finite: finite inputs can be too large to compute with."""
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
         if not np.logical_and.reduce(finite):
             row = int(np.argmin(finite))
             raise InvalidRequestError(
-                f"candidate {row}: output {name!r}: expected a finite score, the model computes "
-                f"{scores[row]}: the request's numbers or weights are too large"
+                f"candidate {parsed.place(row)}: output {name!r}: expected a finite score, the "
+                f"model computes {scores[row]}: the request's numbers or weights are too large"
             )
 
 

@@ -14,6 +14,7 @@ NAMES = {
     "multigate_recommendations_total": "counter",
     "multigate_retrieval_seconds": "histogram",
     "multigate_missing_values_total": "counter",
+    "multigate_unscored_items_total": "counter",
     "multigate_stored_values_total": "counter",
     "multigate_feature_store_seconds": "histogram",
     "multigate_feature_store_failures_total": "counter",

@@ -60,10 +60,15 @@ def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_serv
         full = rank(client, request_id="full")
         rank(client, request_id="best", limit=1)
         rank(client, request_id="none", floors={"rating": (1e6, None)})
+        lacking = COLUMNS | {"length": [None, 2.0, 3.0]}
+        some = rank(client, request_id="some", columns=lacking)
     (path,) = files(log)
     assert path.parent == log / "small"
     rows = pq.read_table(path).to_pylist()
-    assert [row["ranked/request_id"] for row in rows] == ["full"] * 3 + ["best"]
+    assert [row["ranked/request_id"] for row in rows] == ["full"] * 3 + ["best"] + ["some"] * 2
+    for row, item in zip(rows[4:], some, strict=True):  # the first candidate has no score
+        assert (row["ranked/candidate"], row["item_id"]) == (item["index"], item["item_id"])
+        assert row["ranked/candidate"] > 0
     for place, (row, item) in enumerate(zip(rows[:3], full, strict=True)):
         index = item["index"]
         assert row["ranked/position"] == row["position"] == place
@@ -76,7 +81,7 @@ def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_serv
         assert (row["topic"], row["length"]) == (COLUMNS["topic"][index], COLUMNS["length"][index])
         assert row["tags"] == (COLUMNS["tags"][index] or None)
         assert row["ranked/model_version"] == 1
-    assert counted(running, "written") == 4
+    assert counted(running, "written") == 6
 
 
 def test_the_pipeline_reads_the_log_joined_with_feedback(base, tmp_path, run_server, contract):

@@ -257,7 +257,7 @@ def test_contract_says_what_a_request_may_say(client, contract):
         ({"user": USER | {"recent": "i1"}}, "feature 'recent': expected a list.* without lengths"),
         ({"user": USER | {"recent": [1, 2]}}, "feature 'recent': .* received int64"),
         ({"columns": {"length": [1.0] * 11}}, "feature 'length': expected 12 values.* received 11"),
-        ({"columns": {"length": [None, *[1.0] * 11]}}, "'length': .* received none in row 0"),
+        ({"columns": {"length": [None] * 12}}, "'length': .* received none$"),
         ({"columns": {}}, "feature 'length': expected a value"),
         ({"columns": COLUMNS | {"length": [float("inf")] * 12}}, "'length': .* received inf"),
         ({"columns": COLUMNS | {"tags": [["a"]] * 11}}, "'tags': expected 12 lengths.*received 11"),
@@ -323,3 +323,32 @@ def test_too_many_candidates(running):
         )
     assert raised.value.code == "INVALID_ARGUMENT"
     assert "expected at most 10000, received 10001" in str(raised.value)
+
+
+def test_an_item_without_a_required_feature_fails_nobody_else(client):
+    length = [None if n in (2, 7) else float(n) for n in range(12)]
+    plain = rank(client)
+    ranked = rank(client, columns=COLUMNS | {"length": length})
+    assert [item["index"] for item in ranked] == [
+        item["index"] for item in plain if item["index"] not in (2, 7)
+    ]
+    scores = {item["index"]: item["score"] for item in plain}
+    for item in ranked:
+        assert item["item_id"] == ITEMS[item["index"]]
+        assert item["score"] == pytest.approx(scores[item["index"]], rel=1e-5, abs=5e-6)
+    assert ranked.unscored == [2, 7]
+    assert ranked.warnings[0] == (
+        "feature 'length': 2 items not scored for lack of it (missing: error): 'i2', 'i7'"
+    )
+    assert rank(client).unscored == []
+
+
+def test_a_limit_counts_scored_items_and_a_long_list_of_others_is_cut(client):
+    count = 30
+    columns = {"topic": ["x"] * count, "tags": [["t"]] * count}
+    columns["length"] = [float(n) if n % 3 == 0 else None for n in range(count)]
+    ranked = rank(client, item_ids=[f"n{n}" for n in range(count)], columns=columns, limit=4)
+    assert len(ranked) == 4
+    assert all(item["index"] % 3 == 0 for item in ranked)
+    assert len(ranked.unscored) == 20
+    assert ranked.warnings[0].endswith("'n13', 'n14' and 10 more")
