@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from multigate.configs import Config, ConfigError, DataError
-from multigate.configs.contract import IdFeature, NumberFeature, PositionFeature
+from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, PositionFeature
 from multigate.configs.files import LABEL, SPLITS, TIME
 from multigate.configs.sections.nearest import did_you_mean
 from multigate.configs.storage import Place
@@ -30,9 +30,10 @@ from multigate.pipeline.core.columns import event_types
 from multigate.pipeline.label import labels, split
 from multigate.pipeline.read import drift, log_end
 from multigate.pipeline.read.inputs import roles
-from multigate.pipeline.read.normalise import parse_time
+from multigate.pipeline.read.parse import parse_time
 from multigate.pipeline.stages.labelling import split_limits
 from multigate.pipeline.write import manifest
+from multigate.pipeline.write.separators import other_separator
 
 _CONSTANT = 0.995
 _FEW_POSITIVES = 10
@@ -320,13 +321,19 @@ def _check_features(config: Config, impressions: pl.DataFrame, found: Checked) -
                         f"{len(once)} of {len(counts)} ids occur once in the sample, which trains "
                         f"no embedding; raise {where}.min_count (now {feature.min_count})",
                     )
+        if isinstance(feature, IdListFeature) and feature.history is None:
+            unsplit = other_separator(name, feature, values)
+            if unsplit is not None:
+                found.warn(where, unsplit.removeprefix(f"{name}: "))
         if missing == 1.0:
             found.warn(where, "every value is missing; check its column and source")
         if missing and getattr(feature, "missing", None) == "error":
+            of_item = feature.side == "item"
+            lost = "an item is not scored" if of_item else "a request is refused"
             found.warn(
                 where,
-                f"{missing:.1%} of the values are missing and missing is error, so that a request "
-                "without it is refused; set missing: indicator",
+                f"{missing:.1%} of the values are missing and missing is error, so that {lost} "
+                "without it; set missing: indicator",
             )
         found.facts["features"][name] = facts
 

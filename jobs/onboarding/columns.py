@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from multigate.pipeline.read.json_lines import as_text
-from multigate.pipeline.read.normalise import parse_number, parse_time
+from multigate.pipeline.read.parse import parse_number, parse_time
 
 _YEARS = (1990, 2100)
 _SEPARATORS = ("|", ";", ",", " ")

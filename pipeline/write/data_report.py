@@ -35,7 +35,9 @@ from multigate.configs.contract import (
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.configs.storage import Place
+from multigate.pipeline.write.separators import other_separator
 
+_FIRST = 10_000  # rows on which separators are judged
 _TOP = 20  # values of an id, and lengths of lists, that drift is measured on
 _POPULAR = 100
 _REASONS = 10
@@ -111,7 +113,8 @@ def report(
         "advice": account["advice"],
         "popular": _popular(config, folder),
     }
-    found["advice"] = [*account["advice"], *unknown_ids(found["unknown"])]
+    unsplit = _unsplit_lists(config.contract, folder)
+    found["advice"] = [*account["advice"], *unknown_ids(found["unknown"]), *unsplit]
     found["drift"] = None if before is None else drift(found, before)
     return found
 
@@ -136,6 +139,17 @@ def unknown_ids(shares: dict[str, dict[str, float | None]]) -> list[str]:
                 "features that new ids have too (age, counts, categories) help more"
             )
     return found
+
+
+def _unsplit_lists(contract: Contract, folder: ExamplesFolder) -> list[str]:
+    """Say which lists seem to have another separator, by the beginning of the training split."""
+    lists = {n: f for n, f in contract.features.items() if isinstance(f, IdListFeature)}
+    read_ = {n: f for n, f in lists.items() if f.history is None and f.entry is None}
+    if not read_:
+        return []
+    rows = _scan(folder, ["train"]).select(list(read_)).head(_FIRST).collect()
+    found = [other_separator(name, feature, rows[name]) for name, feature in read_.items()]
+    return [line for line in found if line is not None]
 
 
 def read(examples: Place) -> dict[str, Any]:
