@@ -59,6 +59,7 @@ __all__ = [
     "MATCH",
     "NAME",
     "PRESENT",
+    "VISIT",
     "Combine",
     "Contract",
     "Count",
@@ -96,11 +97,20 @@ class Combine(Frozen):
     """Lowest score that a product takes, so that no score of 0 decides alone."""
 
 
+VISIT = "visit"
+"""The user feature of contracts that name none."""
+
+_VISIT = {"kind": "id", "side": "user", "missing": "default", "default": "none", "hash_buckets": 1}
+"""An id that a request may leave out, and of which the model learns nothing: all share one row."""
+
+
 class Contract(Frozen):
     """Features, tasks and the combined score: all that training and serving must agree on."""
 
-    user: str
-    """The feature (an id) that names the user."""
+    user: str = VISIT
+    """The feature (an id) that names the user. Absent: the model does not learn who the user is,
+    and requests need no user; the contract gets a feature `visit` for it. See docs/operations.md,
+    "Logs without users"."""
     item: str
     """The feature (an id) that names the item."""
     features: dict[Annotated[str, Field(pattern=ENTRY_NAME)], Feature] = Field(min_length=2)
@@ -108,6 +118,22 @@ class Contract(Frozen):
     combine: Combine = Combine()
     rates: Rates | None = Field(None, exclude=True)
     """A short key for features over past labels, which it adds to `features`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_user(cls, values: Any) -> Any:
+        """Write the feature that stands for an absent user into `features`."""
+        if not isinstance(values, dict) or "user" in values:
+            return values
+        features = values.get("features")
+        if not isinstance(features, dict):
+            return values
+        if features.get(VISIT, _VISIT) != _VISIT:
+            raise contradiction(
+                f"feature {VISIT!r}: stands for the user where contract.user is absent; name the "
+                "user's feature under contract.user, or rename this one"
+            )
+        return {**values, "features": {VISIT: _VISIT, **features}}
 
     @model_validator(mode="before")
     @classmethod

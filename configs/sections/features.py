@@ -207,9 +207,9 @@ class IdFeature(Frozen):
     """Take only this part of the column's text: `\\((\\d{4})\\)$` finds the year of `Heat (1995)`.
     The value is missing where nothing matches. Requests hold the part itself, `1995`."""
     missing: Missing = "error"
-    """What a missing value is. `error`: the row is rejected, and so is a request without it.
-    `default`: `default` stands for it. `indicator`: a value of its own, which the model
-    learns."""
+    """What a missing value is. `error`: the row is rejected, and so is a request whose user or
+    context lacks it; an item that lacks it gets no score. `default`: `default` stands for it.
+    `indicator`: a value of its own, which the model learns."""
     default: str | int | None = Field(None, examples=["unknown"])
     """The value that stands for a missing one under `missing: default`."""
     min_count: int = Field(1, ge=1)
@@ -369,9 +369,9 @@ class NumberFeature(Frozen):
     buckets: int = Field(16, ge=2, le=1024)
     """How many quantile buckets, of `scale: buckets`."""
     missing: Missing = "error"
-    """What a missing value is. `error`: the row is rejected, and so is a request without it.
-    `default`: `default` stands for it. `indicator`: a value of its own, which the model
-    learns."""
+    """What a missing value is. `error`: the row is rejected, and so is a request whose user or
+    context lacks it; an item that lacks it gets no score. `default`: `default` stands for it.
+    `indicator`: a value of its own, which the model learns."""
     default: float = 0.0
     """The value that stands for a missing one under `missing: default`."""
 

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
+from multigate.configs.sections.derive import Derive
 
 
 class _Format(Frozen):
@@ -23,7 +24,8 @@ class CsvFormat(_Format):
     delimiter: str = Field(",", min_length=1)
     """One character, or several such as `::`."""
     header: tuple[str, ...] | None = None
-    """Column names. Absent: the first line of each file gives them."""
+    """Column names. Absent: the first line of each file gives them; a column without a name there
+    has that of its place, such as `column_1`."""
     quoted: bool = True
     """Whether double quotes protect delimiters and line breaks."""
     escape: str | None = Field(None, pattern=r"^[!-~]$", examples=["\\"])
@@ -135,8 +137,9 @@ class ImpressionColumns(Frozen):
 
     time: str
     """The time of the impression, in `time_unit`."""
-    user: str
-    """The id of the user."""
+    user: str | None = None
+    """The id of the user. Absent, where contract.user is absent too: each request is a user of its
+    own; a row without request, each row."""
     item: str
     """The id of the item."""
     request: str | None = None
@@ -166,6 +169,9 @@ class _Log(Frozen):
     format: Format = CsvFormat()
     rename: Rename = Field(default_factory=dict)
     """The earlier names of columns that were renamed, the oldest last."""
+    derive: Derive
+    """Columns made from others, such as `{user: {join: [device, region]}}`; other keys name them as
+    they name a file's columns. Requests hold the derived values."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
     """Unit since 1970 in UTC, or `iso` for ISO 8601 text."""
     time_zone: str = "UTC"
@@ -194,6 +200,8 @@ class Feedback(Frozen):
     """Paths or globs, as for the log."""
     format: Format = CsvFormat()
     rename: Rename = Field(default_factory=dict)
+    """As for the log."""
+    derive: Derive
     """As for the log."""
     time_unit: Literal["s", "ms", "us", "iso"] = "s"
     """As for the log."""

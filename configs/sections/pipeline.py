@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, Instant, contradiction
+from multigate.configs.sections.derive import Derive
 from multigate.configs.sections.log import CsvFormat, EventLog, Format, Log, Pattern, Rename
 
 
@@ -16,6 +17,8 @@ class SideTable(Frozen):
     """Paths or globs, as for the log."""
     format: Format = CsvFormat()
     rename: Rename = Field(default_factory=dict)
+    """As for the log."""
+    derive: Derive
     """As for the log."""
     key: str
     """The column that holds the id."""

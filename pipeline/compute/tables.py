@@ -1,17 +1,21 @@
 """Side tables of users and items: read whole, checked, and joined by id as of a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 
 from multigate.configs import Config, DataError
 from multigate.configs.files import TIME
+from multigate.configs.sections.derive import sources
 from multigate.configs.sections.log import MixedFormat
 from multigate.configs.sections.nearest import did_you_mean, listed
 from multigate.configs.storage import Place
 from multigate.features import Timeline
 from multigate.pipeline.core.columns import id_type, table_features
+from multigate.pipeline.read.derive import derive
 from multigate.pipeline.read.drift import is_marker
-from multigate.pipeline.read.normalise import parse_feature, parse_id, parse_time
+from multigate.pipeline.read.parse import parse_feature, parse_id, parse_time
 from multigate.pipeline.read.sources import Chunk, expand, read
 
 _KEY = {"users": "user", "items": "item"}
@@ -82,7 +86,8 @@ def hint(config: Config, data: Place, column: str) -> str:
 def _wanted(config: Config, source: str) -> list[str]:
     table, features = getattr(config.pipeline, source), table_features(config, source)
     names = {table.key, *(feature.column or name for name, feature in features.items())}
-    return sorted(names if table.time is None else {*names, table.time})
+    names |= set() if table.time is None else {table.time}
+    return sorted(sources(table.derive, names))
 
 
 def _optional(config: Config, source: str) -> set[str]:
@@ -90,7 +95,8 @@ def _optional(config: Config, source: str) -> set[str]:
     table, features = getattr(config.pipeline, source), table_features(config, source)
     allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
     needed = {f.column or n for n, f in features.items() if f.missing == "error"}
-    return allowing - needed - {table.key, table.time}
+    needed |= {table.key} if table.time is None else {table.key, table.time}
+    return sources(table.derive, allowing) - sources(table.derive, needed)
 
 
 def _typed(
@@ -112,10 +118,12 @@ def _typed(
         if name not in frame.columns:
             nothing = pl.Series(name, [None], dtype=pl.String).new_from_index(0, len(chunk.line))
             frame = pl.DataFrame([*frame, nothing])
+    zone = config.pipeline.log.time_zone
+    whole = replace(chunk, frame=frame)
+    frame = derive(whole, table.derive, table.time_unit, None, zone).frame
     parsed = {key: parse_id(frame[table.key], id_type(config, key))}
     needed = {key: table.key}
     if table.time is not None:
-        zone = config.pipeline.log.time_zone
         parsed[SINCE] = parse_time(frame[table.time], table.time_unit, None, zone)
         # If an item's later rows lacked a value, a negative could be drawn that lacks it. An
         # undated table has one answer for all times.

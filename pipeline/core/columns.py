@@ -4,7 +4,7 @@ import polars as pl
 import pyarrow as pa
 
 from multigate.configs import Config, ConfigError
-from multigate.configs.contract import Feature, IdFeature, IdListFeature, NumberFeature
+from multigate.configs.contract import VISIT, Feature, IdFeature, IdListFeature, NumberFeature
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.configs.sections.labels import ColumnLabel, DwellLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog
@@ -169,6 +169,15 @@ def check(config: Config) -> None:
     contract, columns = config.contract, config.pipeline.log.columns
     for name, column in ((contract.user, columns.user), (contract.item, columns.item)):
         feature = contract.features[name]
+        if name == VISIT:
+            if column is None:
+                _check_visits(config)
+            continue
+        if column is None:
+            raise ConfigError(
+                f"pipeline.log.columns.user: required: contract.user is {name!r}; name the column "
+                "that holds it, or leave contract.user out"
+            )
         if feature.source != "log" or (feature.column or name) != column:
             where = f"{feature.source} column {feature.column or name!r}"
             raise ConfigError(
@@ -191,6 +200,18 @@ def check(config: Config) -> None:
         pattern = getattr(feature, "pattern", None)
         if pattern is not None:
             _check_pattern(name, pattern)
+
+
+def _check_visits(config: Config) -> None:
+    """Where the log names no users, no feature can be of a user's past."""
+    features = {**history_features(config), **counters(config, "user")}
+    features |= {name: config.contract.features[name] for name in config.contract.crosses()}
+    if features:
+        raise ConfigError(
+            f"contract.features.{next(iter(features))}: is of the user's past, and the log names "
+            "no user; name the user's column under pipeline.log.columns.user (derive makes one of "
+            "several columns), or leave the feature out (of rates: of: [item])"
+        )
 
 
 def _check_pattern(name: str, pattern: str) -> None:

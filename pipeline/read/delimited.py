@@ -20,10 +20,12 @@ _MARK = 0xFDD0  # characters that Unicode sets aside for use inside a program
 
 
 def parse_header(line: str, form: CsvFormat) -> list[str]:
-    """Column names in a file's first line."""
+    """Column names in a file's first line; a blank one becomes `column_3`, counted from 1."""
     if form.quoted or form.escape is not None:
-        return next(csv.reader([line], **_dialect(form)))
-    return line.split(form.delimiter)
+        names = next(csv.reader([line], **_dialect(form)))
+    else:
+        names = line.split(form.delimiter)
+    return [name if name.strip() else f"column_{at}" for at, name in enumerate(names, 1)]
 
 
 def _dialect(form: CsvFormat) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import polars as pl
 
 from multigate.configs import Config, DataError
 from multigate.configs.contract import IdFeature
+from multigate.configs.sections.derive import Derived, sources
 from multigate.configs.sections.log import (
     Format,
     JsonLinesFormat,
@@ -123,8 +124,9 @@ def optional_columns(config: Config, feedback: bool) -> set[str]:
     log, features = config.pipeline.log, log_features(config)
     allowing = {f.column or n for n, f in features.items() if f.missing != "error"}
     needed = {f.column or n for n, f in features.items() if f.missing == "error"}
-    needed |= {*log.columns.model_dump().values(), *number_columns(config), *known_columns(config)}
-    return allowing - needed
+    needed |= {name for name in log.columns.model_dump().values() if name is not None}
+    needed |= {*number_columns(config), *known_columns(config)}
+    return sources(log.derive, allowing) - sources(log.derive, needed)
 
 
 def absent_columns(config: Config, shards: Sequence[ShardFacts]) -> list[str]:
@@ -210,10 +212,11 @@ def _unlike(
 
 def _names(config: Config, column: str, feedback: bool) -> set[str]:
     """What rejects call a column: its roles and features."""
-    columns = _roles(config, feedback)
-    found = {role for role, name in columns.items() if name == column} | {column}
+    columns, derive = _roles(config, feedback), _derived(config, feedback)
+    made = {name for name in derive if column in sources(derive, {name})} | {column}
+    found = {role for role, name in columns.items() if name in made} | {column}
     features = {} if feedback else log_features(config)
-    return found | {n for n, f in features.items() if (f.column or n) == column}
+    return found | {n for n, f in features.items() if (f.column or n) in made}
 
 
 def _is_text_id(config: Config, column: str, feedback: bool) -> bool:
@@ -225,7 +228,15 @@ def _is_text_id(config: Config, column: str, feedback: bool) -> bool:
     ids += [] if feedback else [(f, f.column or n) for n, f in log_features(config).items()]
     texts = {name for f, name in ids if isinstance(f, IdFeature) and f.dtype == "string"}
     texts |= {columns.get(role) for role in ("event_id", "session", "request", "event")}
-    return column in texts
+    derive = _derived(config, feedback)
+    whole = {name for name, rule in derive.items() if rule.hour_of or rule.weekday_of}
+    return column in sources(derive, {name for name in texts - whole if name is not None})
+
+
+def _derived(config: Config, feedback: bool) -> dict[str, Derived]:
+    log = config.pipeline.log
+    separate = getattr(log, "feedback", None)
+    return dict(separate.derive if feedback and separate else log.derive)
 
 
 def _roles(config: Config, feedback: bool) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ import polars as pl
 from multigate.configs import Config, DataError
 from multigate.configs.storage import Place
 from multigate.pipeline.core.columns import id_type
-from multigate.pipeline.read.normalise import parse_id
+from multigate.pipeline.read.parse import parse_id
 from multigate.pipeline.read.places import find
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import IdListFeature, VectorFeature
+from multigate.configs.sections.derive import Derived, sources
 from multigate.configs.sections.log import (
     EventColumns,
     EventLog,
@@ -18,6 +19,7 @@ from multigate.configs.sections.log import (
 from multigate.configs.storage import Place
 from multigate.pipeline.core.columns import known_columns, log_features, number_columns
 from multigate.pipeline.read import drift, ranges
+from multigate.pipeline.read.derive import derive
 from multigate.pipeline.read.sources import Chunk, Shard, expand, read
 
 
@@ -60,10 +62,13 @@ def _files(config: Config, data: Place, patterns: tuple[str, ...], feedback: boo
 
 
 def read_log(config: Config, shard: Shard) -> Iterator[Chunk]:
-    """Read one file of the log, as `sources.read` does."""
-    side = shard.feedback
+    """Read one file of the log, as `sources.read` does, with the derived columns beside its own."""
+    side, log = shard.feedback, config.pipeline.log
     wanted, single = wanted_columns(config, side), single_columns(config, side)
-    return read(shard, form(config, side), wanted, single, rename(config, side))
+    rules = {n: rule for n, rule in derived(config, side).items() if n in _named(config, side)}
+    _, unit = roles(config, side)
+    for chunk in read(shard, form(config, side), wanted, single, rename(config, side)):
+        yield derive(chunk, rules, unit, log.unknown_time, log.time_zone)
 
 
 def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
@@ -95,6 +100,14 @@ def rename(config: Config, feedback: bool) -> dict[str, tuple[str, ...]]:
     return log.rename
 
 
+def derived(config: Config, feedback: bool) -> dict[str, Derived]:
+    """The derived columns of the log's files, or of its feedback's files."""
+    log = config.pipeline.log
+    if feedback and isinstance(log, EventLog) and log.feedback is not None:
+        return log.feedback.derive
+    return log.derive
+
+
 def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
     """The columns' roles and the time's unit, in the log's files or in its feedback's files."""
     log = config.pipeline.log
@@ -114,12 +127,17 @@ def single_columns(config: Config, feedback: bool = False) -> set[str]:
         feature.column or name
         for name, feature in log_features(config).items()
         if isinstance(feature, IdListFeature | VectorFeature)
-    }
+    } - derived(config, feedback).keys()
     return set(wanted_columns(config, feedback)) - (set() if feedback else lists)
 
 
 def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
     """All columns that the job reads from the log's files, or from its feedback's files."""
+    return sorted(sources(derived(config, feedback), _named(config, feedback)))
+
+
+def _named(config: Config, feedback: bool) -> set[str]:
+    """The columns that the configuration names, derived ones among them."""
     columns, _ = roles(config, feedback)
     names = {name for name in columns.model_dump().values() if name is not None}
     log = config.pipeline.log
@@ -128,4 +146,4 @@ def wanted_columns(config: Config, feedback: bool = False) -> list[str]:
         names |= {feature.column or name for name, feature in log_features(config).items()}
     if feedback or not apart:
         names |= {*number_columns(config), *known_columns(config)}
-    return sorted(names)
+    return names

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from multigate.configs.contract import Contract
 from multigate.configs.sections.base import parse
-from multigate.pipeline.read.normalise import parse_feature
+from multigate.pipeline.read.parse import parse_feature
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.request.rank_request import RequestReader
 

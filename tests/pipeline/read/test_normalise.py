@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from multigate.configs.contract import Feature, IdListFeature, NumberFeature, PositionFeature
-from multigate.pipeline.read.normalise import parse_feature, parse_id, parse_number, parse_time
+from multigate.pipeline.read.parse import parse_feature, parse_id, parse_number, parse_time
 
 OUTSIDE = "outside the years 1970 to 2100"
 
