@@ -17,6 +17,7 @@ from multigate.candidates.exported import Exported, contract_of
 from multigate.candidates.pairs import Catalogue, Pairs
 from multigate.candidates.verdict import BLESS, REFUSE, CandidateVerdict
 from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.candidates import CandidatesConfig
@@ -39,11 +40,13 @@ def compare(
         DataError: the examples cannot be read.
     """
     new = Exported(candidate)
-    schema = FrozenContract.read(ExamplesFolder(examples).contract).schema_fingerprint
-    if contract_of(candidate).schema_fingerprint != schema:
+    made = FrozenContract.read(ExamplesFolder(examples).contract)
+    frozen = contract_of(candidate)
+    if frozen.schema_fingerprint != made.schema_fingerprint:
         raise ModelError(
-            f"{candidate}: schema {contract_of(candidate).schema_fingerprint}, the examples in "
-            f"{examples} have {schema}; use examples of the candidate's own contract"
+            f"{candidate}: schema {frozen.schema_fingerprint}, the examples in {examples} have "
+            f"{made.schema_fingerprint}: {difference(frozen.contract, made.contract)}; use "
+            "examples of the candidate's own contract"
         )
     encoder, k, positives = Encoder.read(examples), config.recall_at, new.positives()
     pairs, items, questions = next_item_questions(examples, encoder, positives)
@@ -67,7 +70,10 @@ def compare(
     }
     verdict |= {"recall": recalls, "loss": None, "interval": None}
     # A production of another schema has other inputs than these examples.
-    if production is not None and contract_of(production).schema_fingerprint == schema:
+    if (
+        production is not None
+        and contract_of(production).schema_fingerprint == made.schema_fingerprint
+    ):
         before = _hits(Exported(production), encoder.contract, pairs, questions, items, k)
         loss = before.astype(float) - hits
         spread = 1.96 * loss.std(ddof=1) / np.sqrt(len(loss)) if len(loss) > 1 else 1.0

@@ -31,6 +31,7 @@ from multigate.configs.contract import (
     TextFeature,
     VectorFeature,
 )
+from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, new_folder, write_json
 from multigate.model.data.encoding import Encoder
@@ -141,7 +142,8 @@ def _write_inputs(folder: Path, config: Config, examples: Path) -> None:
     if schema != frozen.schema_fingerprint:
         raise ModelError(
             f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
-            f"contract has schema {schema}; build the examples again with this configuration"
+            f"contract has schema {schema}: {difference(config.contract, frozen.contract)}; build "
+            "the examples again with this configuration"
         )
     write_json(folder / CONFIG, config.model_dump(mode="json"))
     write_json(target.contract, frozen.model_dump(mode="json"))

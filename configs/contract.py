@@ -448,7 +448,11 @@ class Contract(Frozen):
         return found
 
     def schema_fingerprint(self) -> str:
-        """Fingerprint of what must not change between versions that replace one another.
+        """Fingerprint of `schema_values`."""
+        return fingerprint(self.schema_values())
+
+    def schema_values(self) -> dict[str, Any]:
+        """What must not change between versions that replace one another, as JSON values.
 
         It covers features, labels and tasks; losses, their weights and those of scores may change,
         and so may the pooling of lists and `max_age`, which examples and requests do not depend on.
@@ -463,7 +467,7 @@ class Contract(Frozen):
         for feature in values["features"].values():
             feature.pop("pooling", None)
             feature.pop("max_age", None)
-        return fingerprint(values)
+        return dict(values)
 
 
 def _is_id(feature: Any) -> bool:

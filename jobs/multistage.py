@@ -29,6 +29,7 @@ from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
 from multigate.configs.contract import Contract, FrozenContract, LabelCount
+from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import SPLITS, TIME, ExamplesFolder
 from multigate.model.data.encoding import Encoder
@@ -171,9 +172,12 @@ def _load(candidates: Path, ranker: Path, examples: Path) -> tuple[Exported, _Ra
             f"{folder}: {one.schema_fingerprint}"
             for folder, one in zip((candidates, ranker, examples), frozen, strict=True)
         )
+        differ = next(
+            found for one in frozen[1:] if (found := difference(frozen[0].contract, one.contract))
+        )
         raise ModelError(
             "schema: expected the same of both versions and the examples, received "
-            f"{received}; use what was built from one configuration"
+            f"{received}: {differ}; use what was built from one configuration"
         )
     return Exported(candidates), _Ranker(load_version(ranker, "rank"), frozen[1].contract)
 

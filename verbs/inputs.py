@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multigate.configs.contract import FrozenContract
+from multigate.configs.difference import difference
 from multigate.configs.errors import ConfigError, DataError, ModelError, ServingError
 from multigate.configs.examples_store import fetched
 from multigate.configs.files import ExamplesFolder
@@ -97,12 +98,12 @@ def examples_folders(options: argparse.Namespace) -> list[Path]:
     folders = [options.temporary.enter_context(fetched(one)) for one in chosen]
     first = require_examples(folders[0])
     for folder in folders[1:]:
-        other = require_examples(folder).schema_fingerprint
-        if other != first.schema_fingerprint:
+        other = require_examples(folder)
+        if other.schema_fingerprint != first.schema_fingerprint:
             raise DataError(
-                f"{folder}: its contract has schema fingerprint {other}, that of {folders[0]} has "
-                f"{first.schema_fingerprint}: features, labels or tasks differ; make the examples "
-                "of all days with one configuration"
+                f"{folder}: its contract is not that of {folders[0]}: "
+                f"{difference(first.contract, other.contract)}; make the examples of all days "
+                "with one configuration"
             )
     return folders
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract, fingerprint
+from multigate.configs.difference import difference
 from multigate.configs.errors import RunError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.run import CANDIDATE_STAGES
@@ -129,5 +130,6 @@ class Night:
             return None, f"from scratch: the checkpoint of version {parent} is gone"
         frozen = FrozenContract.read(ExamplesFolder(checkpoint).contract)
         if frozen.schema_fingerprint != self.config.contract.schema_fingerprint():
-            return None, f"from scratch: version {parent} has another schema"
+            changed = difference(self.config.contract, frozen.contract)
+            return None, f"from scratch: version {parent} has another schema: {changed}"
         return checkpoint, f"from version {parent}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from multigate.configs.config import Config
 from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_examples, check_names
@@ -136,7 +137,8 @@ def _check(folder: Path, frozen: FrozenContract, examples: Path, version: bool) 
     if frozen.schema_fingerprint != other.schema_fingerprint:
         raise ModelError(
             f"{folder}: exported with schema {frozen.schema_fingerprint}, {examples} has schema "
-            f"{other.schema_fingerprint}; use examples built with the version's contract"
+            f"{other.schema_fingerprint}: {difference(frozen.contract, other.contract)}; use "
+            "examples built with the version's contract"
         )
 
 

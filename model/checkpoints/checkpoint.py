@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 from multigate.configs.config import Config, parse_stored
 from multigate.configs.contract import Contract, FrozenContract, IdFeature, PositionFeature
+from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder, write_json
 from multigate.configs.sections.model import ModelConfig, Ranking
@@ -62,8 +63,8 @@ def create(folder: Path, config: Config, examples: Path) -> FrozenContract:
     if schema != frozen.schema_fingerprint:
         raise ModelError(
             f"{examples}: built with schema {frozen.schema_fingerprint}, the configuration's "
-            f"contract has schema {schema}: features, labels or tasks differ; build the examples "
-            "again with this configuration"
+            f"contract has schema {schema}: {difference(config.contract, frozen.contract)}; build "
+            "the examples again with this configuration"
         )
     frozen = frozen.model_copy(update={"contract": config.contract})
     write_json(folder / CONFIG, config.model_dump(mode="json"))

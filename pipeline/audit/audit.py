@@ -16,6 +16,7 @@ import polars as pl
 
 from multigate.configs import Config, DataError, FrozenContract, Statistics
 from multigate.configs.contract import Feature, IdListFeature, NumberFeature
+from multigate.configs.difference import difference
 from multigate.configs.files import (
     IMPRESSION,
     LABEL,
@@ -83,12 +84,13 @@ def audit(
             another contract.
     """
     data, folder = place(data), ExamplesFolder(examples)
-    made = FrozenContract.read(folder.contract).schema_fingerprint
-    if made != config.contract.schema_fingerprint():
+    frozen = FrozenContract.read(folder.contract)
+    if frozen.schema_fingerprint != config.contract.schema_fingerprint():
         raise DataError(
             f"{folder.contract}: schema fingerprint: expected that of the configuration, "
-            f"{config.contract.schema_fingerprint()}, received {made}; audit with the "
-            "configuration that made the examples"
+            f"{config.contract.schema_fingerprint()}, received "
+            f"{frozen.schema_fingerprint}: {difference(config.contract, frozen.contract)}; audit "
+            "with the configuration that made the examples"
         )
     features = (
         history_features(config)

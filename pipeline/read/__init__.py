@@ -4,6 +4,6 @@ A place is opened (`places`, `compressed`), cut into records (`lines`), parsed (
 `json_lines`, `parquet`, `orc`), given the columns that are made of others (`derive`) and typed
 (`parse` a column, `normalise` a row); `sources` joins the first three.
 
-Public face: `sources.read`, `sources.Shard`, `sources.Chunk`, `inputs`, `normalise.normalise`, `parse`,
-`derive`, `drift`, `erasure`, `log_end`, `places`, `ranges`.
+Public face: `sources.read`, `sources.Shard`, `sources.Chunk`, `inputs`, `normalise.normalise`,
+`parse`, `derive`, `drift`, `erasure`, `log_end`, `places`, `ranges`.
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
+from multigate.configs.difference import difference
 from multigate.configs.errors import ServingError
 from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
@@ -303,7 +304,7 @@ class VersionManager(Generic[V]):
         except OSError as error:
             raise LoadError(f"{folder}: cannot be read: {error}") from None
         try:
-            self._check_schema(folder, saved_model.schema)
+            self._check_schema(folder, saved_model)
             warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop)
             loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
             loaded.experts = experts_per_row(folder)
@@ -318,7 +319,8 @@ class VersionManager(Generic[V]):
         if self._stop.is_set() or self._stopping.is_set():
             raise LoadError("cancelled: the server stops, or the model was removed")
 
-    def _check_schema(self, folder: Path, schema: str) -> None:
+    def _check_schema(self, folder: Path, saved_model: SavedModel) -> None:
+        schema = saved_model.schema
         if self._schema:
             if schema != self._schema:
                 raise LoadError(
@@ -326,11 +328,14 @@ class VersionManager(Generic[V]):
                     f"received {schema}; export both from the same examples"
                 )
             return
-        current = self.schema()
-        if current and schema != current:
+        with self._lock:
+            current = next(iter(self._loaded.values()), None)
+        if current is not None and schema != current.schema:
+            changed = difference(current.saved_model.contract, saved_model.contract)
             raise LoadError(
-                f"{folder}: expected schema {current} of the version in use, received {schema}; to "
-                "change features or tasks, restart the server or use another model name"
+                f"{folder}: expected schema {current.schema} of the version in use, received "
+                f"{schema}: {changed}; to change features or tasks, restart the server or use "
+                "another model name"
             )
 
     def _retire(self, version: V) -> None:
