@@ -243,7 +243,7 @@ def test_folders_that_differ_are_refused(days, tmp_path, capsys):
     arguments = ["train", "--config", "demo", "--out", str(tmp_path / "out")]
     assert main([*arguments, "--examples", str(days[0]), str(tasks)]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {tasks}: its contract has schema fingerprint")
+    assert line.startswith(f"error: {tasks}: its contract is not that of")
 
 
 def test_a_window_takes_the_newest_runs(days):
