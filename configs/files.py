@@ -32,6 +32,7 @@ REQUEST = (
 )
 SAMPLED = "meta/sampled"  # bool; a sampled negative
 IMPRESSION = "meta/impression"  # int64; unique within the folder
+WEIGHT = "meta/weight"  # float32; the row's weight in training, where the log has a column for it
 
 _PARTIAL = ".partial"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.partial")

@@ -126,6 +126,9 @@ class EventColumns(Frozen):
     request: str | None = None
     """Impressions shown together have the same request. Ranking metrics group by it, and
     `attribute_by: request` finds the impression of feedback by it."""
+    weight: str | None = Field(None, examples=["importance"])
+    """A number of the impression, at least 0: its row's weight in training, in which a missing one
+    is 1. No feature: requests have none."""
     event_id: str | None = Field(None, examples=["event_id"])
     """Events of a user with the same id are duplicates. Absent, or missing in a row: rows are
     duplicates that agree in all columns which the configuration reads. Impressions and feedback in
@@ -144,6 +147,9 @@ class ImpressionColumns(Frozen):
     """The id of the item."""
     request: str | None = None
     """Impressions shown together have the same request. Ranking metrics group by it."""
+    weight: str | None = Field(None, examples=["importance"])
+    """A number, at least 0: the row's weight in training, in which a missing one is 1. No feature:
+    requests have none."""
     event_id: str | None = Field(None, examples=["event_id"])
     """Impressions of a user with the same id are duplicates."""
 

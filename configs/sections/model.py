@@ -209,7 +209,8 @@ class TrainConfig(Frozen):
     """How the tables' two moments of Adam are stored; bfloat16 takes half the memory."""
     weight: str | None = Field(None, examples=["importance"])
     """Column of the examples that holds the rows' weights in the loss: a number feature, or another
-    column. A row without a value has weight 1."""
+    column. A row without a value has weight 1. Absent: that of `pipeline.log.columns.weight`, if
+    the log has one."""
     recency: Duration | None = None
     """Half-life of the rows' weights, such as 7d: a training row counts half as much as one that is
     so much newer. It multiplies `weight`. Null: age does not count."""

@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
+from multigate.configs.files import WEIGHT
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.workers import Workers
@@ -102,15 +103,17 @@ def train(
         admission.add(folder, examples, config.contract, start_from)
         encoder = Encoder.read(folder)
         options, statistics = config.train, encoder.statistics
+        logged = None if config.pipeline.log.columns.weight is None else WEIGHT
+        weight = options.weight or logged
         train_split = Split(
             examples,
             "train",
             encoder,
-            options.weight,
+            weight,
             recency=options.recency,
             requests=options.ranking is not None,
         )
-        validation = Split(examples, "validation", encoder, options.weight)
+        validation = Split(examples, "validation", encoder, weight)
         for split in ("train", "validation"):
             check_labels(examples, split, config.contract)
         # Every worker validates on the whole split: equal weights, equal decisions.

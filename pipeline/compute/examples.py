@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from multigate.configs import Config
-from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME, WEIGHT
 from multigate.configs.sections.log import EventLog
 from multigate.pipeline.compute import rates, tables
 from multigate.pipeline.core.columns import (
@@ -108,6 +108,8 @@ def make_examples(
         REQUEST: impressions["request"] if "request" in impressions.columns else nothing,
         SAMPLED: pl.Series([False] * len(impressions), dtype=pl.Boolean),
     }
+    if log.columns.weight is not None:
+        columns[WEIGHT] = impressions["weight"].cast(pl.Float32)
     frame = pl.DataFrame([column.alias(name) for name, column in columns.items()])
     frame = frame.filter(~impressions["repeated"])
     frame, fates = _mask_open(frame, config, cut_off, window)

@@ -5,12 +5,12 @@ import pyarrow as pa
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import VISIT, Feature, IdFeature, IdListFeature, NumberFeature
-from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
+from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME, WEIGHT
 from multigate.configs.sections.labels import ColumnLabel, DwellLabel, EventLabel, RatioLabel
 from multigate.configs.sections.log import EventLog
 
-# Columns of normalised events: user, item, time; event, value, session, request and event_id where
-# the log has them; two hashes, by which events are told apart:
+# Columns of normalised events: user, item, time; event, value, session, request, weight and
+# event_id where the log has them; two hashes, by which events are told apart:
 #   identity: the event id of this user where the row has one, else user, item, time, event and
 #     request. Random splits, draws and the numbers of impressions depend on it alone.
 #   fingerprint: all columns that the configuration reads, as typed. Rows without an event id are
@@ -145,6 +145,8 @@ def example_schema(config: Config) -> pa.Schema:
         (SAMPLED, pa.bool_()),
         (IMPRESSION, pa.int64()),
     ]
+    if config.pipeline.log.columns.weight is not None:
+        fields.append((WEIGHT, pa.float32()))
     return pa.schema(fields)
 
 

@@ -30,6 +30,7 @@ from multigate.pipeline.read.parse import (
     parse_id,
     parse_number,
     parse_time,
+    parse_weight,
 )
 from multigate.pipeline.read.sources import Chunk
 
@@ -83,6 +84,9 @@ def normalise(
         impression = (parsed["event"].values == log.impression).fill_null(False)
         if role_exists(config, "value"):
             parsed["value"] = parse_number(role("value"))
+    if log.columns.weight is not None:
+        weight = parse_weight(raw(None if feedback else log.columns.weight))
+        parsed["weight"] = weight.excused(~impression)
     for name, feature in log_features(config).items():
         column = parse_feature(raw(None if feedback else feature.column or name), feature)
         if feature.missing == "error":

@@ -206,6 +206,14 @@ def parse_number(raw: pl.Series) -> Parsed:
     return Parsed(values.fill_nan(None), coalesce(bad, infinite))
 
 
+def parse_weight(raw: pl.Series) -> Parsed:
+    """Parse the weights of rows: numbers from 0 within float32."""
+    weight = parse_number(raw)
+    wrong = (weight.values < 0) | weight.values.cast(pl.Float32).is_infinite()
+    reasons = _reasons(wrong.fill_null(False), "expected a weight from 0 within float32")
+    return Parsed(weight.values, coalesce(weight.reasons, reasons))
+
+
 def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
     """Parse a feature's column by its kind."""
     if isinstance(feature, IdFeature | NumberFeature) and feature.pattern is not None:

@@ -464,3 +464,32 @@ def test_a_training_warns_on_stderr_and_in_its_results(
     assert result["warnings"][0].startswith("the first of 3 epochs was kept: click by ")
     assert [f"warning: {warning}" for warning in result["warnings"]] == lines[4:]
     assert checkpoint.read_warnings(tmp_path / "c") == result["warnings"]
+
+
+def test_a_column_of_the_log_weighs_the_rows(tiny: Any, tmp_path: Path) -> None:
+    """Rows of weight 0 are as good as absent: their labels may say anything."""
+    pipeline = tiny.make_config().model_dump(mode="json")["pipeline"]
+    pipeline["log"]["columns"]["weight"] = "worth"
+    config = tiny.make_config(pipeline=pipeline)
+    with pytest.raises(DataError, match="meta/weight"):
+        train.train(config, tiny.examples, tmp_path / "out", progress=False)
+    results = []
+    for flipped in (False, True):
+        folder = tmp_path / f"examples-{flipped}"
+        shutil.copytree(tiny.examples, folder)
+        for path in sorted((folder / "train").glob("*.parquet")):
+            rows = pl.read_parquet(path).with_row_index("n")
+            ignored = pl.col("n") % 3 == 0
+            label = pl.col("label/click")
+            rows = rows.with_columns(
+                pl.when(ignored & flipped).then(1 - label).otherwise(label).alias("label/click"),
+                pl.when(ignored).then(0.0).otherwise(1.0).cast(pl.Float32).alias("meta/weight"),
+            )
+            rows.drop("n").write_parquet(path)
+        for path in sorted((folder / "validation").glob("*.parquet")):
+            rows = pl.read_parquet(path).with_columns(pl.lit(None, pl.Float32).alias("meta/weight"))
+            rows.write_parquet(path)
+        out = tmp_path / f"out-{flipped}"
+        train.train(config, folder, out, progress=False)
+        results.append([e["tasks"]["click"]["val_loss"] for e in checkpoint.read_history(out)])
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
