@@ -18,6 +18,8 @@ EXAMPLE = (
     "--accept max_row_drop"
 )
 
+INTERRUPTED = "finished stages are kept, and the same command goes on where it stopped"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""
