@@ -104,16 +104,16 @@ def _hits(
 def _reasons(recalls: dict[str, float | None], config: CandidatesConfig) -> list[str]:
     """Reasons to refuse the candidate. A recall of None is not compared with."""
     limits = (
-        ("production", "that of production", config.rules.largest_loss),
-        ("popularity", "that of the most popular items", config.rules.largest_below_popularity),
+        ("production", "that of production", "largest_loss"),
+        ("popularity", "that of the most popular items", "largest_below_popularity"),
     )
     ours, reasons = recalls["candidate"], []
     assert ours is not None
-    for name, text, limit in limits:
-        other = recalls[name]
+    for name, text, key in limits:
+        other, limit = recalls[name], getattr(config.rules, key)
         if other is not None and other - ours > limit:
             reasons.append(
                 f"recall@{config.recall_at} of {ours:.4f} is {other - ours:.4f} below {text}, "
-                f"{other:.4f}; the limit is {limit:g}"
+                f"{other:.4f}; the limit is {limit:g} (candidates.rules.{key})"
             )
     return reasons

@@ -19,11 +19,16 @@ def json_schema() -> dict[str, Any]:
     """The schema, in draft 2020-12."""
     schema = Config.model_json_schema()
     for node in mappings(schema):
-        if node.get("format") == SPAN and "default" in node:  # pydantic writes PT12H
+        if is_span(node) and node.get("default") is not None:  # pydantic writes PT12H
             node["default"] = span_text(TypeAdapter(timedelta).validate_python(node["default"]))
         if isinstance(node.get("patternProperties"), dict):
             node["additionalProperties"] = False
     return {"$schema": _DIALECT, **schema, "title": "Configuration of multigate"}
+
+
+def is_span(node: dict[str, Any]) -> bool:
+    """Whether a schema is that of a duration, or of a duration or null."""
+    return any(part.get("format") == SPAN for part in (node, *node.get("anyOf", ())))
 
 
 def span_text(span: timedelta) -> str:

@@ -3,6 +3,9 @@
 A module is imported when the command line names its verb. `execute` first reads the configuration
 and looks for the input folders (`verbs.inputs`), and only then imports what does the work: a
 mistake is reported at once, and only the verbs that need TensorFlow import it.
+
+A verb that can go on after Ctrl-C or SIGTERM says in `INTERRUPTED` how; the others leave nothing
+half-written. A verb with a verdict has `status`, which makes the exit status of its result.
 """
 
 # In the order of a first use.

@@ -20,7 +20,8 @@ from multigate import __version__
 from multigate.configs.errors import MultigateError
 from multigate.verbs import VERBS
 
-_INTERRUPTED = "error: interrupted; nothing half-written is left"
+_NOTHING_LEFT = "nothing half-written is left"
+_INTERRUPTED = f"error: interrupted; {_NOTHING_LEFT}"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -36,17 +37,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted.
     """
     signals: list[int] = []
+    interrupted = _INTERRUPTED
     try:
         with _interrupted_by_signals(signals):
             options = make_parser().parse_args(arguments)
             if options.caller is not None and not _end_with(options.caller):
                 return 2
+            interrupted = f"error: interrupted; {options.interrupted}"
             with ExitStack() as options.temporary:
                 result = options.execute(options)
     except BaseException as error:
         if signals or isinstance(error, KeyboardInterrupt):
             # Whatever the error is: an import that is interrupted may end in another one.
-            print(_INTERRUPTED, file=sys.stderr)
+            print(interrupted, file=sys.stderr)
             return 130
         if isinstance(error, MultigateError):
             for line in str(error).splitlines():
@@ -172,7 +175,11 @@ class _VerbParser(argparse.ArgumentParser):
                 "--json", action="store_true", help="print the result as one JSON object, last line"
             )
         verb.add_arguments(self)
-        self.set_defaults(execute=verb.execute, status=getattr(verb, "status", _done))
+        self.set_defaults(
+            execute=verb.execute,
+            status=getattr(verb, "status", _done),
+            interrupted=getattr(verb, "INTERRUPTED", _NOTHING_LEFT),
+        )
 
 
 def make_parser() -> argparse.ArgumentParser:

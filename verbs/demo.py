@@ -12,6 +12,8 @@ EXAMPLE = (
     "multigate demo --config deskdrop --data ~/deskdrop --out deskdrop-out"
 )
 
+INTERRUPTED = "finished stages are left in --out; remove it to start the demo again"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""

@@ -6,15 +6,19 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from multigate.configs.sections.run import ALL_STAGES
+from multigate.configs.sections.run import ALL_STAGES, GUARDS
 from multigate.configs.storage import place
 from multigate.verbs.common import add_config, import_tensorflow
 
 EXAMPLE = (
     "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs\n"
     "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs "
-    "--force training"
+    "--force training\n"
+    "multigate run --config deskdrop --data ~/deskdrop --date 2017-02-28 --out runs "
+    "--accept max_row_drop"
 )
+
+INTERRUPTED = "finished stages are kept, and the same command goes on where it stopped"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base", type=Path, help="base folder that servers follow (default: OUT/models/NAME)"
     )
     parser.add_argument("--force", choices=ALL_STAGES, help="repeat this stage and all after it")
+    parser.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="GUARD",
+        help="let this guard stop nothing in this night's run, and record it; may be repeated: "
+        + ", ".join(GUARDS),
+    )
 
 
 def execute(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -52,6 +64,7 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
         options.out,
         base=options.base,
         force=options.force,
+        accept=options.accept,
         import_tensorflow=import_tensorflow,
     )
     show_outcome(result)

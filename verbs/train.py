@@ -11,6 +11,11 @@ EXAMPLE = (
     "multigate train --config model.yaml --examples runs --days 30 --out checkpoint"
 )
 
+INTERRUPTED = (
+    "no half-written checkpoint is left; the same command with --resume continues from the last "
+    "snapshot, if there is one"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""

@@ -9,6 +9,8 @@ from multigate.verbs.common import add_config, add_examples, import_tensorflow
 
 EXAMPLE = "multigate tune --config tuned.yaml --examples examples --out search"
 
+INTERRUPTED = "finished trials are kept, and the same command goes on with the one it was at"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the verb's options."""

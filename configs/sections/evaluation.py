@@ -12,7 +12,7 @@ class TaskRules(Frozen):
     """Rules of one task, where they differ from those of all tasks."""
 
     largest_loss: float | None = Field(None, ge=0)
-    """As in `Rules`."""
+    """As in `Rules`; 1 leaves a binary task without a bound."""
     must_win: bool = False
     """Refuse unless the whole interval of the difference is on the better side of zero."""
     least_auc: float | None = Field(None, ge=0, le=1)
@@ -20,15 +20,27 @@ class TaskRules(Frozen):
 
 
 class Rules(Frozen):
-    """When a candidate may replace the version in production."""
+    """When a candidate may replace the version in production.
 
-    largest_loss: float = Field(0.005, ge=0)
-    """Largest loss of a task's AUC, or relative rise of its RMSE, against production."""
-    judge: Literal["estimate", "interval"] = "estimate"
-    """What must stay within `largest_loss`: the difference itself, or the worse end of its
-    interval. The latter demands proof, and refuses where there is too little data for it."""
-    largest_ranking_loss: float | None = Field(0.01, ge=0)
-    """Largest loss of the combined score's NDCG@10; null switches this rule off."""
+    By default, a loss is refused in two cases only. Either it is shown beyond chance to be more
+    than `negligible_loss`; all comparisons of one verdict together refuse an equal model by chance
+    once in forty times. Or it is beyond its bound: `largest_loss` of a task, `largest_ranking_loss`
+    of the combined score. docs/evaluation.md says how many test rows a bound needs.
+    """
+
+    largest_loss: float = Field(0.02, ge=0)
+    """Bound of a task's loss against production. Binary task: points of AUC, so that 0.02 allows
+    0.78 after 0.80. Regression task: relative rise of the RMSE, so that 0.02 allows 2 % more."""
+    negligible_loss: float = Field(0.002, ge=0)
+    """Loss that matters to nobody even where it is shown, in the units of the bounds: two trainings
+    that differ in their seed alone differ by as much."""
+    judge: Literal["shown", "estimate", "interval"] = "shown"
+    """How losses are judged. `shown`: as said above. `estimate`: by their bounds alone. `interval`:
+    the worse end of the 95 % interval must be within the bound, which demands proof and refuses
+    where there is too little data for it."""
+    largest_ranking_loss: float | None = Field(0.02, ge=0)
+    """Bound of the loss of the combined score's NDCG@10, in its points, so that 0.02 allows 0.68
+    after 0.70; null leaves the combined score unjudged."""
     least_auc: float = Field(0.5, ge=0, le=1)
     """AUC that a task's interval must reach, whatever production has; below, the task is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)

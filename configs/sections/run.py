@@ -22,26 +22,32 @@ class Guards(Frozen):
 
     The first three need no earlier run; the others compare with the last run that passed. Rates and
     coverage are compared twice: over all examples, and over the newest day's, where a fault of one
-    day shows. A difference within three standard errors never stops a run.
+    day shows. A difference within three standard errors never stops a run. null switches a guard
+    off; `multigate run --accept GUARD` lifts it for one night.
     """
 
-    min_rows: int = Field(1000, ge=1)
+    min_rows: int | None = Field(1000, ge=1)
     """Examples in the training split."""
-    min_test_rows: int = Field(100, ge=1)
+    min_test_rows: int | None = Field(100, ge=1)
     """Examples in the test split, on which versions are compared."""
-    min_coverage: float = Field(0.0, ge=0, le=1)
+    min_coverage: float | None = Field(0.0, ge=0, le=1)
     """Share of the examples in which a feature has a value, for every feature."""
-    max_row_drop: float = Field(0.4, gt=0, le=1)
+    max_row_drop: float | None = Field(0.4, gt=0, le=1)
     """Share by which the impressions, all or the newest day's, may fall below the last run's."""
-    max_label_change: float = Field(0.4, gt=0)
-    """Relative change of a label's rate (binary) or mean (regression), up or down."""
-    max_coverage_drop: float = Field(0.2, gt=0, le=1)
+    max_label_change: float | None = Field(0.4, gt=0)
+    """Relative change of a label's rate (binary) or mean (regression), up or down; and whether a
+    label that the last run had is masked in every row."""
+    max_coverage_drop: float | None = Field(0.2, gt=0, le=1)
     """Fall of the share of examples in which a feature has a value."""
-    max_lost_rise: float = Field(0.1, gt=0, le=1)
+    max_lost_rise: float | None = Field(0.1, gt=0, le=1)
     """Rise of the share of the log's rows that became neither example nor label: rejects, orphans,
     late ones, duplicates, dropped ones. (`pipeline.max_reject_rate` is the limit for rejects.)"""
-    max_delay: Duration = timedelta(hours=12)
+    max_delay: Duration | None = timedelta(hours=12)
     """How much older than at the last run the newest impression may be, measured from the date."""
+
+
+GUARDS = tuple(Guards.model_fields)
+"""Names of the guards."""
 
 
 class RunConfig(Frozen):

@@ -11,8 +11,10 @@ considered: neither tests a change against its standard error over users.
 
 import json
 import math
+from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
@@ -20,7 +22,7 @@ from multigate.configs.config import Config
 from multigate.configs.contract import Contract
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.sections.run import Guards
-from multigate.jobs.night.records import Facts, LabelFacts, PeriodFacts
+from multigate.jobs.night.records import Facts, GuardsResult, LabelFacts, PeriodFacts
 
 _STANDARD_ERRORS = 3.0
 _LOST = ("rejects", "orphans", "late", "duplicates", "dropped")
@@ -94,45 +96,68 @@ def _describe(rows: pl.LazyFrame, contract: Contract) -> PeriodFacts:
     }
 
 
-def violations(facts: Facts, last: Facts | None, guards: Guards) -> list[str]:
+class Violation(NamedTuple):
+    """A guard that stops the run, and what it saw."""
+
+    guard: str
+    seen: str
+
+    @property
+    def line(self) -> str:
+        """The message: what was expected and found, and what governs it."""
+        return (
+            f"guard {self.guard}: {self.seen} (run.guards.{self.guard}; --accept {self.guard} "
+            "lifts it for this night)"
+        )
+
+
+def violations(facts: Facts, last: Facts | None, guards: Guards) -> list[Violation]:
     """Compare what was measured with the limits.
 
     Args:
         facts: of this run.
         last: of the last run that passed; None where there is none.
-        guards: the limits.
+        guards: the limits; one that is None is not looked at.
 
     Returns:
-        One line per guard that stops the run: which, what was expected, what was found. Tasks and
-        features that the last run did not have are not compared.
+        The guards that stop the run, one entry for each thing that they saw. Tasks and features
+        that the last run did not have are not compared.
     """
     found = []
-    for split, key in (("train", "min_rows"), ("test", "min_test_rows")):
-        count, least = facts["splits"][split], getattr(guards, key)
-        if count < least:
-            found.append(f"{key}: expected at least {least} examples to {split}, found {count}")
+    least_rows = (
+        ("min_rows", "train", guards.min_rows),
+        ("min_test_rows", "test", guards.min_test_rows),
+    )
+    for guard, split, least in least_rows:
+        count = facts["splits"][split]
+        if least is not None and count < least:
+            seen = f"expected at least {least} examples to {split}, found {count}"
+            found.append(Violation(guard, seen))
     for name, share in facts["all"]["coverage"].items():
-        if share is not None and share < guards.min_coverage:
-            found.append(
-                f"min_coverage: feature {name!r}: expected a value in at least "
-                f"{guards.min_coverage:.1%} of the examples, found {share:.1%}"
+        if share is not None and guards.min_coverage is not None and share < guards.min_coverage:
+            seen = (
+                f"feature {name!r}: expected a value in at least {guards.min_coverage:.1%} of the "
+                f"examples, found {share:.1%}"
             )
+            found.append(Violation("min_coverage", seen))
     if last is None:
         return found
     rise = facts["lost"] - last["lost"]
-    if rise > guards.max_lost_rise:
-        found.append(
-            f"max_lost_rise: {facts['lost']:.1%} of the log's rows were lost (rejects, orphans, "
-            f"late, duplicates, dropped), at the last run {last['lost']:.1%}; expected a rise of "
-            f"at most {guards.max_lost_rise:.1%}"
+    if guards.max_lost_rise is not None and rise > guards.max_lost_rise:
+        seen = (
+            f"{facts['lost']:.1%} of the log's rows were lost (rejects, orphans, late, duplicates, "
+            f"dropped), at the last run {last['lost']:.1%}; expected a rise of at most "
+            f"{guards.max_lost_rise:.1%}"
         )
+        found.append(Violation("max_lost_rise", seen))
     if facts["delay"] is not None and last["delay"] is not None:
         later = timedelta(seconds=round(facts["delay"] - last["delay"]))
-        if later > guards.max_delay:
-            found.append(
-                f"max_delay: the newest impression is {later} older than at the last run, measured "
-                f"from the date; expected at most {guards.max_delay}: the date's log is not there"
+        if guards.max_delay is not None and later > guards.max_delay:
+            seen = (
+                f"the newest impression is {later} older than at the last run, measured from the "
+                f"date; expected at most {guards.max_delay}: the date's log is not there"
             )
+            found.append(Violation("max_delay", seen))
     found += _compare(facts["all"], last["all"], guards, "all examples")
     if facts["newest_day"] is not None and last["newest_day"] is not None:
         newest = "the newest day's examples"
@@ -140,40 +165,70 @@ def violations(facts: Facts, last: Facts | None, guards: Guards) -> list[str]:
     return found
 
 
-def _compare(facts: PeriodFacts, last: PeriodFacts, guards: Guards, period: str) -> list[str]:
-    found = []
+def passed(result: GuardsResult) -> bool:
+    """Whether later runs are compared with a run, by the result of its guards.
+
+    A run that passed because a change was accepted is no measure for what the next one may have:
+    the same fault stops it again.
+    """
+    lifted = result.get("accepted", {})
+    return not any(seen for guard, seen in lifted.items() if guard.startswith("max_"))
+
+
+def _compare(facts: PeriodFacts, last: PeriodFacts, guards: Guards, period: str) -> list[Violation]:
+    found: list[Violation] = []
+    if guards.max_row_drop is not None:
+        found += _row_drop(facts, last, guards.max_row_drop, period)
+    if guards.max_label_change is not None:
+        found += _label_changes(facts, last, guards.max_label_change, period)
+    if guards.max_coverage_drop is not None:
+        found += _coverage_drops(facts, last, guards.max_coverage_drop, period)
+    return sorted(found)
+
+
+def _row_drop(
+    facts: PeriodFacts, last: PeriodFacts, limit: float, period: str
+) -> Iterator[Violation]:
     n, n0 = facts["impressions"], last["impressions"]
-    if n < (1 - guards.max_row_drop) * n0 and n0 - n > _STANDARD_ERRORS * math.sqrt(n0 + n):
-        found.append(
-            f"max_row_drop: {period}: {n} impressions, at the last run {n0}; expected a fall of "
-            f"at most {guards.max_row_drop:.0%}"
-        )
+    if n < (1 - limit) * n0 and n0 - n > _STANDARD_ERRORS * math.sqrt(n0 + n):
+        expected = f"expected a fall of at most {limit:.0%}"
+        seen = f"{period}: {n} impressions, at the last run {n0}; {expected}"
+        yield Violation("max_row_drop", seen)
+
+
+def _label_changes(
+    facts: PeriodFacts, last: PeriodFacts, limit: float, period: str
+) -> Iterator[Violation]:
     for task in facts["labels"].keys() & last["labels"].keys():
         now, before = facts["labels"][task], last["labels"][task]
-        if _mean_changed(now, before, guards.max_label_change):
-            found.append(
-                f"max_label_change: {period}: label {task!r} has mean {now['mean']:.4g} over "
-                f"{now['rows']} rows, at the last run {before['mean']:.4g}; expected a change of "
-                f"at most {guards.max_label_change:.0%}"
+        if _mean_changed(now, before, limit):
+            seen = (
+                f"{period}: label {task!r} has mean {now['mean']:.4g} over {now['rows']} rows, at "
+                f"the last run {before['mean']:.4g}; expected a change of at most {limit:.0%}"
             )
+            yield Violation("max_label_change", seen)
         elif before["rows"] and not now["rows"]:
-            found.append(
-                f"max_label_change: {period}: label {task!r} is masked in every row, at the last "
-                f"run {before['rows']} rows had it"
+            seen = (
+                f"{period}: label {task!r} is masked in every row, at the last run "
+                f"{before['rows']} rows had it"
             )
+            yield Violation("max_label_change", seen)
+
+
+def _coverage_drops(
+    facts: PeriodFacts, last: PeriodFacts, limit: float, period: str
+) -> Iterator[Violation]:
     for name in facts["coverage"].keys() & last["coverage"].keys():
         share, share0 = facts["coverage"][name], last["coverage"][name]
         if share is None or share0 is None:
             continue
         variances = share * (1 - share) / facts["users"], share0 * (1 - share0) / last["users"]
-        error = math.sqrt(sum(variances))
-        if share0 - share > max(guards.max_coverage_drop, _STANDARD_ERRORS * error):
-            found.append(
-                f"max_coverage_drop: {period}: feature {name!r} has a value in {share:.1%} of the "
-                f"examples, at the last run {share0:.1%}; expected a fall of at most "
-                f"{guards.max_coverage_drop:.0%}"
+        if share0 - share > max(limit, _STANDARD_ERRORS * math.sqrt(sum(variances))):
+            seen = (
+                f"{period}: feature {name!r} has a value in {share:.1%} of the examples, at the "
+                f"last run {share0:.1%}; expected a fall of at most {limit:.0%}"
             )
-    return sorted(found)
+            yield Violation("max_coverage_drop", seen)
 
 
 def _mean_changed(now: LabelFacts, before: LabelFacts, limit: float) -> bool:

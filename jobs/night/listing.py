@@ -1,5 +1,6 @@
 """The lists of nightly runs and of published versions, for `multigate runs` and `publish`."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -69,6 +70,7 @@ def _summary(run: RunFolder, running: bool) -> RunSummary:
         "tasks": results["evaluation"].get("tasks", {}),
         "groups": results["evaluation"].get("groups", {}),
         "reasons": results["decision"].get("reasons", []),
+        "accepted": results["guards"].get("accepted", {}),
         "candidates": candidate_summary(results["decision"], results["publication"]),
     }
 
@@ -97,6 +99,19 @@ def candidate_summary(
     }
 
 
+def accepted_lines(accepted: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each guard that was lifted, and for each thing that it then let pass.
+
+    Args:
+        accepted: as in `records.GuardsResult`.
+    """
+    return [
+        f"accepted {guard}: {one}"
+        for guard, seen in accepted.items()
+        for one in seen or ["it held all the same"]
+    ]
+
+
 def show_runs(runs: list[RunSummary]) -> None:
     """Print one row per run."""
     table = Table()
@@ -114,6 +129,7 @@ def show_runs(runs: list[RunSummary]) -> None:
         failed = run["state"] in ("failed", "killed", "interrupted", "running")
         state = f"{run['state']} in {run['stage']}" if failed and run["stage"] else run["state"]
         why = run["message"] or "\n".join(run["reasons"]) or run["start"] or ""
+        why = "\n".join([why, *accepted_lines(run["accepted"])]).strip()
         table.add_row(
             run["date"],
             state,
@@ -149,6 +165,8 @@ def show_outcome(result: Outcome) -> None:
         table.add_row(label, "not measured" if value is None else f"{value:.4f}")
     for reason in result["reasons"]:
         table.add_row("reason", reason)
+    for line in accepted_lines(result["accepted"]):
+        table.add_row("guard", line)
     candidates = result.get("candidates")
     if candidates is not None:
         table.add_row("candidate model", _candidates_text(candidates))

@@ -39,6 +39,7 @@ class Night:
         data: folder of the log's files, or its address.
         runs: folder of all runs.
         base: the ranker's base folder, which servers follow.
+        accepted: guards that do not stop this run, see `configs.sections.run.GUARDS`.
     """
 
     config: Config
@@ -46,6 +47,7 @@ class Night:
     data: Place | str
     runs: Path
     base: Base
+    accepted: tuple[str, ...] = ()
 
     @cached_property
     def folder(self) -> RunFolder:

@@ -9,7 +9,7 @@ cron line and a folder of records are enough.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import cast
@@ -18,11 +18,12 @@ from multigate.candidates.pairs import positive_task
 from multigate.configs.baselines import require_library
 from multigate.configs.config import Config
 from multigate.configs.errors import MultigateError, RunError
-from multigate.configs.sections.run import ALL_STAGES
+from multigate.configs.sections.nearest import did_you_mean
+from multigate.configs.sections.run import ALL_STAGES, GUARDS
 from multigate.configs.storage import Place
 from multigate.jobs.lock import locked
 from multigate.jobs.night.folder import LOCK, RunFolder, all_runs, now
-from multigate.jobs.night.listing import candidate_summary
+from multigate.jobs.night.listing import accepted_lines, candidate_summary
 from multigate.jobs.night.night import Night
 from multigate.jobs.night.notify import notify
 from multigate.jobs.night.records import Decision, Outcome, StageRecord
@@ -41,6 +42,7 @@ def run(
     *,
     base: Path | None = None,
     force: str | None = None,
+    accept: Sequence[str] = (),
     import_tensorflow: Callable[[], None] | None = None,
 ) -> Outcome:
     """Do a night's run, or go on with one that was cut off.
@@ -52,6 +54,8 @@ def run(
         runs: folder of all runs; see `jobs.night.folder`.
         base: the base folder that servers follow; `runs/models/<name>` by default.
         force: the stage to repeat, with all after it.
+        accept: guards that do not stop this run (`configs.sections.run.GUARDS`). Once the guards
+            have passed, it changes nothing.
         import_tensorflow: called before the first stage that uses TensorFlow, to import it without
             its notices.
 
@@ -62,7 +66,14 @@ def run(
         OSError: the disk is full or read-only. Production has not changed, unless the disk failed
             between the last rename and its record; the next start then records it.
     """
-    night = Night(config, day, data, runs, Base(base or runs / "models" / config.name))
+    for guard in accept:
+        if guard not in GUARDS:
+            raise RunError(
+                f"--accept {guard}: expected a guard; {did_you_mean(guard, GUARDS)}guards: "
+                f"{', '.join(GUARDS)}"
+            )
+    accepted = tuple(dict.fromkeys(accept))
+    night = Night(config, day, data, runs, Base(base or runs / "models" / config.name), accepted)
     stages, stage = config.stages, "lock"
     if force is not None and force not in stages:
         raise RunError(
@@ -113,6 +124,7 @@ def outcome_of(night: Night) -> Outcome:
         "tasks": result("evaluation")["tasks"],
         "metrics": result("evaluation").get("metrics", {}),
         "reasons": result("decision")["reasons"],
+        "accepted": result("guards").get("accepted", {}),
         "seconds": {stage: record["seconds"] for stage, record in records.items() if record},
     }
     candidates = candidate_summary(result("decision"), result("publication"))
@@ -224,9 +236,10 @@ def _reason(error: BaseException) -> str:
 
 def _message(outcome: Outcome) -> str:
     """The notification's message."""
+    accepted = accepted_lines(outcome["accepted"])
     if outcome["state"] != "published":
-        return "; ".join(outcome["reasons"])
-    text = f"version {outcome['version']} is in production"
+        return "; ".join([*outcome["reasons"], *accepted])
+    text = "; ".join([f"version {outcome['version']} is in production", *accepted])
     candidates = outcome.get("candidates")
     if candidates is None:
         return text

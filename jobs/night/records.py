@@ -92,6 +92,17 @@ class Facts(TypedDict):
     """The 24 hours up to the newest impression; None without times."""
 
 
+class GuardsResult(TypedDict):
+    """Result of the stage `guards`."""
+
+    facts: Facts
+    compared_with: str | None
+    """Date of the last run that passed; None where there is none."""
+    accepted: NotRequired[dict[str, list[str]]]
+    """Guard that `--accept` lifted -> what it would have stopped the run for; empty where it held.
+    Absent in records from before there was `--accept`."""
+
+
 class CandidateDecision(CandidateVerdict):
     """The verdict on the night's candidate model, and what it was compared with."""
 
@@ -155,6 +166,8 @@ class Outcome(TypedDict):
     metrics: dict[str, str]
     """Task -> name of the metric in `tasks`."""
     reasons: list[str]
+    accepted: dict[str, list[str]]
+    """As in `GuardsResult`."""
     seconds: dict[str, float]
     """Stage -> how long it took."""
     candidates: NotRequired[CandidateSummary]
@@ -178,6 +191,8 @@ class RunSummary(TypedDict):
     tasks: dict[str, float | None]
     groups: dict[str, Any]
     reasons: list[str]
+    accepted: dict[str, list[str]]
+    """As in `GuardsResult`."""
     candidates: CandidateSummary | None
 
 

@@ -27,7 +27,7 @@ from multigate.configs.sections.run import RunConfig
 from multigate.jobs.night import candidate_stages, data_guards
 from multigate.jobs.night.folder import all_runs, fingerprint_of
 from multigate.jobs.night.night import Night
-from multigate.jobs.night.records import Decision, Published, StageResult
+from multigate.jobs.night.records import Decision, GuardsResult, Published, StageResult
 from multigate.jobs.publication.base_folder import Lineage
 from multigate.serving.versions.folders import CONTRACT, EXTRA
 
@@ -52,18 +52,27 @@ def pipeline(night: Night) -> StageResult:
 
 
 def guards(night: Night) -> StageResult:
-    """Stop the run if the examples are not fit to train on."""
+    """Stop the run if the examples are not fit to train on, unless the guard is accepted."""
     facts = data_guards.measure(night.config, night.folder.examples, night.day)
     last, last_date = None, None
     for earlier in all_runs(night.runs):
         record = earlier.record("guards")
-        if earlier.day < night.day and record is not None:
+        if (
+            earlier.day < night.day
+            and record is not None
+            and data_guards.passed(cast(GuardsResult, record["result"]))
+        ):
             last, last_date = record["result"]["facts"], earlier.day.isoformat()
-    violations = data_guards.violations(facts, last, night.config.run.guards)
-    if violations:
+    found = data_guards.violations(facts, last, night.config.run.guards)
+    stopping = [one.line for one in found if one.guard not in night.accepted]
+    if stopping:
         night.folder.invalidate("pipeline")  # the log may have changed by the next start
-        raise RunError("\n".join(f"guard {line}" for line in violations))
-    return StageResult({"compared_with": last_date, "facts": facts})
+        raise RunError("\n".join(stopping))
+    accepted = {
+        guard: [one.seen for one in found if one.guard == guard] for guard in night.accepted
+    }
+    result: GuardsResult = {"compared_with": last_date, "facts": facts, "accepted": accepted}
+    return StageResult(result)
 
 
 def training(night: Night) -> StageResult:

@@ -149,7 +149,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         "training": asdict(training_cost(config, impressions, rows_to_train)),
     }
     least = config.run.guards.min_rows
-    if rows_to_train < least:
+    if least is not None and rows_to_train < least:
         found.warn(
             "run.guards.min_rows",
             f"about {rows_to_train} training rows; `multigate run` asks for {least}",

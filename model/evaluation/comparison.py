@@ -21,6 +21,7 @@ from multigate.model.data.rows import Rows, read_rows
 from multigate.model.evaluation.against_baseline import compare_with_baseline, objections
 from multigate.model.evaluation.combine import gains
 from multigate.model.evaluation.evaluate import caveat
+from multigate.model.evaluation.losses import losses, not_compared, too_few_rows
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import Interval, Resamples, limits
 from multigate.model.evaluation.paired import in_words, paired_difference, signed
@@ -174,9 +175,12 @@ def verdict(found: Differences, rules: Rules, compared: bool) -> Verdict:
         compared: whether something is in production.
     """
     reasons = reasons_to_refuse(found, rules)
+    if reasons:
+        return {"verdict": REFUSE, "reasons": reasons}
+    unseen = [too_few_rows(found, rules), not_compared(found)]
     return {
-        "verdict": REFUSE if reasons else BLESS,
-        "reasons": reasons or [_reason_to_bless(found, compared)],
+        "verdict": BLESS,
+        "reasons": [_reason_to_bless(found, compared), *(one for one in unseen if one)],
     }
 
 
@@ -195,24 +199,24 @@ def reasons_to_refuse(found: Differences, rules: Rules) -> list[str]:
                 reasons.append(f"{name}: it must win, and no label of it can be measured.")
             continue
         measured += 1
-        least = rules.least_auc if own.least_auc is None else own.least_auc
+        least, key = rules.least_auc, "evaluation.rules.least_auc"
+        if own.least_auc is not None:
+            least, key = own.least_auc, f"evaluation.rules.tasks.{name}.least_auc"
         _, reached = limits(task["candidate"]) or (value, value)
         if task["metric"] == "auc" and reached < least:
-            reasons.append(f"{name}: AUC {value:.4f} is below the least allowed, {least:g}.")
+            reasons.append(
+                f"{name}: AUC {value:.4f} is below the least allowed, {least:g} ({key})."
+            )
         if rules.calibration is not None and task["calibration"] is not None:
             reasons.extend(_calibration(name, task["calibration"], rules.calibration))
         if task["difference"] is None or task["difference"]["value"] is None:
             continue
-        largest = rules.largest_loss if own.largest_loss is None else own.largest_loss
-        reasons.extend(_loss(name, task, largest, rules.judge))
         if own.must_win and task["wins"] is not True:
             reasons.append(
                 f"{name}: it must win, and the difference {in_words(task)} is not shown to be "
                 "more than chance."
             )
-    ranked = found["ranking"]
-    if ranked is not None and rules.largest_ranking_loss is not None:
-        reasons.extend(_loss("ranking", ranked, rules.largest_ranking_loss, rules.judge))
+    reasons.extend(losses(found, rules))
     reasons.extend(_nothing_learnt(found))
     if rules.beats is not None:
         if "baseline" in found:
@@ -260,27 +264,6 @@ def _add_row(view: Table, name: str, task: Compared, rows: int) -> None:
     view.add_row(name, task["metric"].upper(), *values, *signed(task), f"{rows:,}")
 
 
-def _loss(name: str, task: Compared, largest: float, judge: str) -> list[str]:
-    """Refuse a loss beyond what is allowed."""
-    relative = task["metric"] == "rmse"
-    difference = task["difference"]
-    if difference is None or difference["value"] is None:
-        return []
-    sign = 1.0 if relative else -1.0
-    worst = difference["value"]
-    if judge == "interval":
-        ends = limits(difference)
-        if ends is None:
-            return [f"{name}: too few users for an interval of the difference, which is judged."]
-        worst = ends[1] if relative else ends[0]
-    # Equal models differ by rounding, which is no loss.
-    if sign * worst <= largest + 1e-12:
-        return []
-    allowed = f"{100 * largest:g} %" if relative else f"{largest:g}"
-    what = "may be worse" if judge == "interval" else "is worse"
-    return [f"{name}: the candidate {what}: {in_words(task)}; {allowed} is allowed."]
-
-
 def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> list[str]:
     """Refuse predicted over observed if its whole interval is outside of what is allowed."""
     value = rate["value"]
@@ -291,7 +274,7 @@ def _calibration(name: str, rate: Interval, allowed: tuple[float, float]) -> lis
         return []
     return [
         f"{name}: predicts {value:.2f} times what is observed; "
-        f"{allowed[0]:g} to {allowed[1]:g} is allowed."
+        f"{allowed[0]:g} to {allowed[1]:g} is allowed (evaluation.rules.calibration)."
     ]
 
 
@@ -304,7 +287,8 @@ def _reason_to_bless(found: Differences, compared: bool) -> str:
     if won:
         text += f"; better beyond chance: {', '.join(won)}"
     if lost:
-        text += f"; worse beyond chance, within what is allowed: {', '.join(lost)}"
+        what = "worse by its own 95 % interval, not more than is allowed over all comparisons"
+        text += f"; {what}: {', '.join(lost)}"
     return text + "."
 
 

@@ -234,10 +234,6 @@ class TrainingLoop:
         """Call Keras; raise our own error where Keras's error hides the cause."""
         try:
             return call()
-        except KeyboardInterrupt:
-            if snapshots.exist(self.work.root):
-                self.display.note("interrupted: continue from the last snapshot with --resume")
-            raise
         except Exception as error:
             if feed.failure is not None:
                 raise feed.failure from None

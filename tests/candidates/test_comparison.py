@@ -69,7 +69,7 @@ def test_the_rules_judge(trained, other):
     assert worse["verdict"] == "refuse"
     assert worse["reasons"] == [
         f"recall@20 of {ours:.4f} is {theirs - ours:.4f} below that of production, {theirs:.4f}; "
-        "the limit is 0"
+        "the limit is 0 (candidates.rules.largest_loss)"
     ]
     first = judged(trained, other, None, largest_loss=0)
     assert first["recall"]["production"] is first["loss"] is first["interval"] is None

@@ -15,7 +15,7 @@ def with_evaluation(**evaluation: Any) -> Config:
 
 
 def test_defaults_and_a_whole_section() -> None:
-    assert load("demo").evaluation.rules.largest_loss == 0.005
+    assert load("demo").evaluation.rules.judge == "shown"
     config = with_evaluation(
         slices={
             "new users": {"by": "seen", "feature": "user_id", "edges": [1, 10]},

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import re
 import signal
 import subprocess
 import sys
@@ -66,6 +67,43 @@ def test_a_termination_signal_leaves_nothing(logs, tmp_path):
     assert process.returncode == 130
     assert stderr == "error: interrupted; nothing half-written is left\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "rest"),
+    [
+        ("train", "no half-written checkpoint is left; the same command with --resume continues "),
+        ("run", "finished stages are kept, and the same command goes on where it stopped"),
+        ("tune", "finished trials are kept, and the same command goes on with the one it was at"),
+        ("evaluate", "nothing half-written is left"),
+    ],
+)
+def test_an_interrupted_verb_says_in_one_line_whether_it_goes_on(verb, rest, capfd, monkeypatch):
+    def interrupted(options: argparse.Namespace) -> dict:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module(f"multigate.verbs.{verb}"), "execute", interrupted)
+    own = {
+        "train": ["--config", "demo", "--examples", "e", "--out", "c"],
+        "run": ["--config", "demo", "--data", "logs", "--out", "runs"],
+        "tune": ["--config", "demo", "--examples", "e", "--out", "c"],
+        "evaluate": ["--checkpoint", "c", "--examples", "e"],
+    }
+    assert main([verb, *own[verb]]) == 130
+    assert one_line(capfd.readouterr().err).startswith(f"error: interrupted; {rest}")
+
+
+def test_the_exit_statuses_are_documented():
+    """Which verbs may end with 1, by their own word, are those of the table."""
+    page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
+    (row,) = re.findall(r"^\| 1 \| .*$", page, re.MULTILINE)
+    with_verdict = {
+        verb
+        for verb in VERBS
+        if hasattr(importlib.import_module(f"multigate.verbs.{verb}"), "status")
+    }
+    assert set(re.findall(r"`([a-z]+)[^`]*`", row)) == with_verdict
+    assert re.findall(r"^\| (\d+) \| ", page, re.MULTILINE) == ["0", "1", "2", "130"]
 
 
 def test_a_failed_demo_leaves_no_empty_folder(tmp_path, capfd):

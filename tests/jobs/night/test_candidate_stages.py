@@ -286,11 +286,10 @@ def test_the_next_night_is_compared_and_both_are_taken_back(both, nights, tmp_pa
 def loose(config):
     """Rules that any ranker keeps."""
     rules = config.evaluation.rules.model_copy(
-        update={"largest_loss": 1.0, "largest_ranking_loss": None, "least_auc": 0.0}
+        update={"judge": "estimate", "largest_loss": 1.0, "largest_ranking_loss": None}
     )
-    return config.evaluation.model_copy(
-        update={"rules": rules.model_copy(update={"calibration": None})}
-    )
+    kept = {"calibration": None, "least_auc": 0.0}
+    return config.evaluation.model_copy(update={"rules": rules.model_copy(update=kept)})
 
 
 @pytest.mark.long

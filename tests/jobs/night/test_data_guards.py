@@ -7,8 +7,10 @@ from datetime import UTC, date, datetime, timedelta
 import polars as pl
 import pytest
 
-from multigate.configs.sections.run import Guards
-from multigate.jobs.night.data_guards import measure, violations
+from multigate.configs.errors import ConfigError
+from multigate.configs.sections.base import parse
+from multigate.configs.sections.run import GUARDS, Guards
+from multigate.jobs.night.data_guards import measure, passed, violations
 
 
 def facts() -> dict:
@@ -71,15 +73,52 @@ def test_a_night_like_the_last_passes():
     ],
 )
 def test_each_guard_fires_beyond_its_limit(path, fires, passes, words):
-    (line,) = violations(changed(path, fires), facts(), Guards())
-    assert words in line
+    (violation,) = violations(changed(path, fires), facts(), Guards())
+    assert words in violation.line
+    guard = violation.guard
+    assert violation.line.endswith(
+        f" (run.guards.{guard}; --accept {guard} lifts it for this night)"
+    )
     assert violations(changed(path, passes), facts(), Guards()) == []
+    off = parse(Guards, {guard: None}, "guards")
+    assert violations(changed(path, fires), facts(), off) == []
+
+
+def test_every_guard_can_be_switched_off_and_names_its_key():
+    """A night in which everything is wrong: each guard fires, and not where it is null."""
+    strict = Guards(min_coverage=0.5)
+    broken = facts() | {
+        "splits": {"train": 1, "validation": 0, "test": 1},
+        "lost": 0.9,
+        "delay": 1e6,
+    }
+    broken["all"] |= {"impressions": 10, "coverage": {"user_id": 0.1, "country": 0.1}}
+    broken["all"]["labels"]["click"]["mean"] = 0.9
+    fired = {one.guard for one in violations(broken, facts(), strict)}
+    assert fired == set(GUARDS)
+    for guard in GUARDS:
+        off = parse(Guards, {"min_coverage": 0.5, guard: None}, "guards")
+        assert {one.guard for one in violations(broken, facts(), off)} == fired - {guard}
+    for one in violations(broken, facts(), strict):
+        assert one.line.startswith(f"guard {one.guard}: ")
+        assert f"run.guards.{one.guard};" in one.line
+    assert violations(broken, facts(), Guards(**dict.fromkeys(GUARDS))) == []
+    with pytest.raises(ConfigError, match=r"unknown key.*did you mean 'max_row_drop'"):
+        parse(Guards, {"max_row_dorp": None}, "guards")
+
+
+def test_a_night_whose_change_was_accepted_is_no_measure_for_the_next():
+    result = {"facts": facts(), "compared_with": None}
+    assert passed(result)  # recorded before there was --accept
+    assert passed(result | {"accepted": {"max_row_drop": []}})  # it held all the same
+    assert not passed(result | {"accepted": {"max_row_drop": ["all examples: 3 impressions"]}})
+    assert passed(result | {"accepted": {"min_rows": ["found 3"]}})  # compares with nothing
 
 
 def test_limits_come_from_the_configuration():
     strict = Guards(max_row_drop=0.05, max_coverage_drop=0.05, min_coverage=0.95)
     lines = violations(changed("all.coverage.country", 0.8), facts(), strict)
-    assert [line.partition(":")[0] for line in lines] == ["min_coverage", "max_coverage_drop"]
+    assert [line.guard for line in lines] == ["min_coverage", "max_coverage_drop"]
     assert violations(changed("all.coverage.country", 0.96), facts(), strict) == []
     assert (
         len(violations(changed("all.impressions", 9400), facts(), strict)) == 2
@@ -118,10 +157,11 @@ def test_chance_explains_the_coverage_of_a_few_users():
 def test_a_label_that_is_gone_stops_the_run():
     gone = facts()
     gone["newest_day"]["labels"]["rating"] = {"rows": 0, "users": 0, "mean": None, "std": None}
-    (line,) = violations(gone, facts(), Guards())
-    assert line == (
-        "max_label_change: the newest day's examples: label 'rating' is masked in every row, at "
-        "the last run 100 rows had it"
+    (violation,) = violations(gone, facts(), Guards())
+    assert violation.line == (
+        "guard max_label_change: the newest day's examples: label 'rating' is masked in every row, "
+        "at the last run 100 rows had it (run.guards.max_label_change; --accept max_label_change "
+        "lifts it for this night)"
     )
 
 

@@ -18,8 +18,8 @@ from multigate.jobs.lock import locked
 from multigate.jobs.night import listing
 from multigate.jobs.night.folder import LOCK, RunFolder
 from multigate.jobs.night.night import Night
-from multigate.jobs.night.nightly import run
-from multigate.jobs.night.stages import objections_to_first_version, pipeline
+from multigate.jobs.night.nightly import _message, outcome_of, run
+from multigate.jobs.night.stages import guards, objections_to_first_version, pipeline
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.versions.folders import missing_files
 from multigate.serving.versions.saved_model import SavedModel
@@ -133,7 +133,8 @@ def test_forced_from_the_export_on_it_is_the_same_version(finished, nights, tmp_
     runs = finished.copy(tmp_path / "runs")
     before = RunFolder(runs, DAY).record("training")
     first = base_of(runs).versions()[1]
-    run(nights.config(), DAY, finished.logs, runs, force="export")
+    result = run(nights.config(), DAY, finished.logs, runs, force="export")
+    assert result["reasons"][0] == "No task loses more than is allowed."
     assert RunFolder(runs, DAY).record("training") == before
     assert same_answers(RunFolder(runs, DAY).export, first)
 
@@ -168,6 +169,23 @@ def test_a_model_that_learnt_nothing_is_no_first_version(finished, nights, tmp_p
     result = run(untrained, DAY, finished.logs, runs)
     assert (result["state"], result["version"], result["production"]) == ("refused", None, None)
     assert result["reasons"]
+
+
+@pytest.mark.slow
+def test_a_night_that_is_worse_beyond_its_bound_is_refused_by_default(finished, nights, tmp_path):
+    """In production: the same night, trained as it should be."""
+    runs = finished.unfinished(tmp_path / "runs", "training")
+    good = RunFolder(finished.runs, DAY)
+    lineage = {"run": "2026-01-29", "candidate": "good", "full_since": "2026-01-29"}
+    base_of(runs).publish(good.export, good.checkpoint, lineage, None)
+    config = nights.config()
+    train = config.train.model_copy(update={"epochs": 1, "learning_rate": 1e-9})
+    result = run(config.model_copy(update={"train": train}), DAY, finished.logs, runs)
+    assert (result["state"], result["production"]) == ("refused", 1)
+    lost = [
+        one for one in result["reasons"] if one.startswith("click: the candidate is worse: AUC")
+    ]
+    assert "; 0.02 is allowed (evaluation.rules.largest_loss)." in lost[0]
 
 
 def test_a_night_that_lightgbm_beats_is_refused(finished, nights, tmp_path):
@@ -244,6 +262,68 @@ def test_a_broken_day_stops_before_training(finished, nights, tmp_path, capsys):
     last = listing.list_runs(runs)[-1]
     assert (last["date"], last["state"], last["stage"]) == ("2026-01-30", "failed", "guards")
     assert "max_row_drop" in last["message"]
+
+
+def three_times_as_many(runs):
+    """Record a run of the day before, with three times as many impressions on its newest day."""
+    record = RunFolder(runs, DAY).record("guards")
+    record["result"]["facts"]["newest_day"]["impressions"] *= 3
+    RunFolder(runs, DAY - timedelta(days=1)).write_record(record)
+
+
+def test_an_accepted_guard_stops_nothing_for_one_night(finished, nights, tmp_path, capsys):
+    """A day that lacks two thirds is accepted; the next one that lacks as much is not."""
+    runs, config = finished.copy(tmp_path / "runs"), nights.config()
+    three_times_as_many(runs)
+
+    def night(day, *accepted):
+        return Night(config, day, finished.logs, runs, base_of(runs), accepted)
+
+    result = guards(night(DAY, "max_row_drop", "max_delay"))
+    (seen,) = result.values["accepted"]["max_row_drop"]
+    assert seen.startswith("the newest day's examples: ")
+    assert result.values["accepted"]["max_delay"] == []
+    folder = RunFolder(runs, DAY)
+    folder.write_record(folder.record("export") | {"stage": "guards", "result": result.values})
+    assert main(["runs", "--out", str(runs), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "accepted max_row_drop: the newest day's examples: " in " ".join(out.split())
+    listed = json.loads(out.splitlines()[-1])["runs"][-1]
+    assert listed["accepted"] == {"max_row_drop": [seen], "max_delay": []}
+    assert outcome_of(night(DAY))["accepted"] == listed["accepted"]
+    tomorrow = night(DAY + timedelta(days=1), "max_delay")
+    tomorrow.folder.root.mkdir()
+    shutil.copytree(folder.examples, tomorrow.folder.examples)
+    message = r"run\.guards\.max_row_drop; --accept max_row_drop lifts it for this night"
+    for stopped in (tomorrow, night(DAY, "max_delay")):
+        with pytest.raises(RunError, match=message):
+            guards(stopped)
+
+
+def test_the_command_takes_guards_to_accept(finished, nights, tmp_path, capsys):
+    few = {"min_rows": 100_000, "min_test_rows": 100_000}
+    path = nights.write_config(tmp_path / "night.yaml", guards=few)
+    runs = finished.copy(tmp_path / "runs")
+    RunFolder(runs, DAY).invalidate("guards")
+    command = ["run", "--config", path, "--data", finished.logs, "--date", DAY, "--out", runs]
+    arguments = [str(argument) for argument in command]
+    assert main([*arguments, "--accept", "min_rows", "--accept", "max_row_dorp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: --accept max_row_dorp: expected a guard; did you mean 'max_row_drop'? guards: "
+        "min_rows, min_test_rows, "
+    )
+    assert RunFolder(runs, DAY).state() == RunFolder(finished.runs, DAY).state()  # nothing began
+    assert main([*arguments, "--accept", "min_rows"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: guard min_test_rows: expected at least 100000 examples to test")
+
+
+def test_people_are_told_of_what_was_accepted(finished):
+    accepted = {"max_row_drop": ["all examples: 3 impressions"]}
+    assert _message({**finished.result, "accepted": accepted}) == (
+        "version 1 is in production; accepted max_row_drop: all examples: 3 impressions"
+    )
 
 
 def test_a_late_day_stops_before_training(finished, nights, tmp_path):
