@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -42,7 +43,7 @@ def headline(found: Explanation) -> str:
 
 
 def notes(found: Explanation, top: int) -> list[str]:
-    """What a reader must know besides, a sentence each."""
+    """What a reader of the `top` groups must know besides, a sentence each."""
     said = []
     if len(found["features"]) > top:
         rest = sum(group["contributions"][SCORE] for group in found["features"][top:])
@@ -52,12 +53,15 @@ def notes(found: Explanation, top: int) -> list[str]:
     if not found["exact"]:
         worst = max(group["errors"][SCORE] for group in found["features"])
         said.append(
-            f"Orders of the features were drawn: standard errors up to {worst:.2g}; more --pairs "
-            "make them smaller."
+            "Orders of the features were drawn, which leaves standard errors of up to "
+            f"{worst:.2g} in what they add to the score."
         )
-    for group in found["features"][:top]:
-        if group["together"]:
-            said.append(f"{name_of(group)} move together: {group['together']}.")
+    reasons = Counter(group["together"] for group in found["features"][:top] if group["together"])
+    if reasons:
+        why = "; ".join(
+            f"{reason} ({count} row{'s' if count > 1 else ''})" for reason, count in reasons.items()
+        )
+        said.append(f"Features of one row of the table move together: {why}.")
     if found.get("unseen"):
         said.append(
             f"Not in the vocabulary, so scored as an unseen value: {', '.join(found['unseen'])}."
