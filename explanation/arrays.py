@@ -76,7 +76,7 @@ def _texts_as_bytes(values: np.ndarray) -> np.ndarray:
     if values.dtype != object:
         return values
     found = np.empty(values.shape, object)
-    found.flat = [v.encode() if isinstance(v, str) else v for v in values.flat]
+    found.ravel()[:] = [v.encode() if isinstance(v, str) else v for v in values.flat]
     return found
 
 

@@ -162,9 +162,7 @@ def explain(
         },
         "background": {"of": background, "rows": len(differs), "scores": found.background},
         "features": _features(groups(contract), found, values),
-        "experts": None
-        if experts is None
-        else {task: selected(experts[task]) for task in tasks},
+        "experts": None if experts is None else {task: selected(experts[task]) for task in tasks},
         "exact": found.exact,
         "rows_scored": found.rows,
     }

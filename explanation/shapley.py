@@ -11,8 +11,8 @@ f(none), so that over all groups they add up to the explained row's score minus 
 mean score: exactly, however few orders are drawn.
 
 Orders are drawn in antithetic pairs, an order and its reverse (Mitchell et al. 2022, section 4).
-Where evaluating every set of groups costs no more, all orders are taken instead, by way of the sets'
-Shapley weights, and the values are exact.  Groups in which b equals the explained row change
+Where evaluating every set of groups costs no more, all orders are taken instead, by way of the
+sets' Shapley weights, and the values are exact.  Groups in which b equals the explained row change
 nothing, so they are left out of b's orders and have exactly 0 there.
 
 Axes: B background rows, G groups, n rows to score.
@@ -103,9 +103,7 @@ def attribute(
             order = generator.permutation(active)
             walks.add_order(b, order, pair, 0.5)
             walks.add_order(b, order[::-1], pair, 0.5)
-    found = {
-        name: np.asarray(v, np.float64) for name, v in score(np.array(walks.sources)).items()
-    }
+    found = {name: np.asarray(v, np.float64) for name, v in score(np.array(walks.sources)).items()}
     results = {name: walks.contributions(values) for name, values in found.items()}
     return Attribution(
         {name: value for name, (value, _) in results.items()},

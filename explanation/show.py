@@ -3,6 +3,7 @@
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -59,9 +60,10 @@ def notes(found: Explanation, top: int) -> list[str]:
     reasons = Counter(group["together"] for group in found["features"][:top] if group["together"])
     if reasons:
         why = "; ".join(
-            f"{reason} ({count} row{'s' if count > 1 else ''})" for reason, count in reasons.items()
+            f"{reason} ({count} line{'s' if count > 1 else ''})"
+            for reason, count in reasons.items()
         )
-        said.append(f"Features of one row of the table move together: {why}.")
+        said.append(f"Features of one line of the table move together: {why}.")
     if found.get("unseen"):
         said.append(
             f"Not in the vocabulary, so scored as an unseen value: {', '.join(found['unseen'])}."
@@ -105,9 +107,12 @@ def shown_tasks(found: Explanation) -> list[str]:
     return sorted(tasks, key=lambda task: -_moved(found, task))[: _MOST_TASKS - 1]
 
 
-def experts_of(chosen: list[SelectedExpert]) -> str:
-    """A task's experts with their weights."""
-    said = ", ".join(f"{one['expert']} ({one['weight']:.2f})" for one in chosen[:_MOST_EXPERTS])
+def experts_of(chosen: list[SelectedExpert], names: Sequence[str] = ()) -> str:
+    """A task's experts with their weights; by number where they have no names."""
+    said = ", ".join(
+        f"{names[one['expert'] - 1] if names else one['expert']} ({one['weight']:.2f})"
+        for one in chosen[:_MOST_EXPERTS]
+    )
     more = len(chosen) - _MOST_EXPERTS
     return said + (f" and {more} more" if more > 0 else "") or "none"
 

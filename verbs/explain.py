@@ -116,10 +116,10 @@ def _of_server(options: argparse.Namespace) -> Any:
 
 def _of_version(options: argparse.Namespace) -> Any:
     """The explanation of a version in a folder."""
+    from multigate.serving.client.request_file import read_request
     from multigate.serving.runtime.start import start_runtime
     from multigate.serving.versions.explaining import Drawing
     from multigate.serving.versions.opened import OpenedVersion, find_version
-    from multigate.serving.client.request_file import read_request
 
     folder = find_version(Path(options.model))
     request = None if options.request is None else read_request(options.request)

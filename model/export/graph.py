@@ -63,8 +63,9 @@ class ServingGraph:
     The first three return one score per task, (N,) float32 in the task's own units, and the
     combined `score`.  `watch` returns the number of unseen ids of each feature with a vocabulary,
     `unseen/<name>` () int32, and the number of experts that `rank` evaluates for each item,
-    `experts` (N,) int32.  `gates` returns each task's weights of the experts, (N, E) float32 by task,
-    0 for those that it does not select.  The signatures of `model.export.example_signatures` return the scores of
+    `experts` (N,) int32.  `gates` returns each task's weights of the experts, (N, E) float32 by
+    task, 0 for those that it does not select.  The signatures of
+    `model.export.example_signatures` return the scores of
     `serving_default` for serialised tf.Examples.
 
     Args:

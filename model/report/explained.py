@@ -1,9 +1,11 @@
 """The report's section about three rows: what their features, tasks and gates did."""
 
+from collections.abc import Sequence
 from html import escape
 
 from multigate.explanation.document import SCORE, Explanation
 from multigate.explanation.show import experts_of, name_of, notes, shown_tasks, value_of
+from multigate.model.assessment.gates import expert_names
 from multigate.model.assessment.results import Assessment, ExplainedRow
 from multigate.model.report.elements import section, sentences, table
 
@@ -12,13 +14,14 @@ _TOP = 8
 
 def explained(found: Assessment) -> str:
     """The rows that were explained."""
+    names = expert_names(found["gates"], found["experts"])
     return section(
         "explained",
-        "Three rows explained",
+        "Rows explained",
         "What each feature adds to a row's scores: Shapley values against the mean of "
         f"{_background(found)}, so that a row's contributions add up to its score minus that mean. "
         "A row's labels make a gain where their combination is above that of labels of 0.",
-        *(_row(row) for row in found["explained"]),
+        *(_row(row, names) for row in found["explained"]),
     )
 
 
@@ -29,14 +32,14 @@ def _background(found: Assessment) -> str:
     return f"{background['rows']} {background['of']}"
 
 
-def _row(row: ExplainedRow) -> str:
+def _row(row: ExplainedRow, names: Sequence[str]) -> str:
     found = row["explanation"]
     mean = found["background"]["scores"][SCORE]
     return (
         f'<h3 class="sub">{escape(row["chosen"].capitalize())}: item {escape(str(found["item"]))} '
         f"for user {escape(str(found['user']))}, score {found['score']:.4g}, the mean is "
         f"{mean:.4g}</h3>{_features(found)}{sentences(notes(found, _TOP))}"
-        f"{_tasks(row)}"
+        f"{_tasks(row, names)}"
     )
 
 
@@ -54,7 +57,7 @@ def _features(found: Explanation) -> str:
     return table("What each feature adds", heads, rows)
 
 
-def _tasks(row: ExplainedRow) -> str:
+def _tasks(row: ExplainedRow, names: Sequence[str]) -> str:
     found = row["explanation"]
     heads = ["task", "label", "score", "weight", "addend" if found["rule"] == "sum" else "factor"]
     if found["experts"] is not None:
@@ -70,7 +73,7 @@ def _tasks(row: ExplainedRow) -> str:
             f"{term['term']:.4g}",
         ]
         if found["experts"] is not None:
-            cells.append(escape(experts_of(found["experts"][task])))
+            cells.append(escape(experts_of(found["experts"][task], names)))
         rows.append(cells)
     return table("What each task gives to the score", heads, rows)
 

@@ -313,15 +313,13 @@ class RankClient:
             ServingError: the item is not among the candidates, or a value is of a type that no
                 feature has.
         """
-        candidates = [item] if item_ids is None else list(item_ids)
+        candidates: list[Any] = [item] if item_ids is None else list(item_ids)
         if item not in candidates:
             raise ServingError(
                 f"item: expected one of the {len(candidates)} candidates, received {item!r}"
             )
         if against not in _AGAINST:
-            raise ServingError(
-                f"against: expected {' or '.join(_AGAINST)}, received {against!r}"
-            )
+            raise ServingError(f"against: expected {' or '.join(_AGAINST)}, received {against!r}")
         request = ranking_pb2.ExplainRequest(
             ranking=rank_request(
                 model_spec(model, version, label), user, context or {}, candidates, columns or {}

@@ -41,7 +41,7 @@ _SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
-    """Rank, Recommend, GetContract and Explain; failures are exceptions of `serving.core.status`."""
+    """All methods of the service; failures are exceptions of `serving.core.status`."""
 
     def __init__(
         self,

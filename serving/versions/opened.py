@@ -70,7 +70,6 @@ class OpenedVersion:
         Raises:
             ServingError: the request does not fit the contract, or the item is not in it.
         """
-        contract = self.saved_model.contract
         id_ = self._item_id(item)
         items = request.get("items", [id_])
         if id_ not in items:

@@ -125,9 +125,7 @@ def test_groups_in_which_a_row_agrees_cost_nothing_and_change_nothing():
     score, count = score_of(network, table)
     found = attribute(score, differs, pairs=None)
     expected = attribute(score_of(network, table)[0], ALL, pairs=None)
-    np.testing.assert_allclose(
-        found.contributions["y"], expected.contributions["y"], atol=1e-12
-    )
+    np.testing.assert_allclose(found.contributions["y"], expected.contributions["y"], atol=1e-12)
     assert found.contributions["y"][1] == 0
     assert count == [1 + (B - 1) * (2 ** (G - 1) - 1)]
 
