@@ -73,7 +73,8 @@ class Explanation(TypedDict):
         rule: "sum" or "product".
         terms: by task.
         background: what the row is compared with.
-        features: groups; those that change the combined score most are first.
+        features: groups; those that change the combined score most are first, and of equals those
+            that have the largest share of what moves the tasks' scores.
         experts: by task, the experts that its gate selects, largest weight first; None where the
             model does not tell.
         exact: whether all orders of the groups were taken.
@@ -192,7 +193,17 @@ def _features(
         }
         for g, group in enumerate(found)
     ]
-    return sorted(made, key=lambda group: -abs(group["contributions"][SCORE]))
+    # Where no task has a weight, the combined score says nothing: then by what moves the tasks.
+    total = {
+        name: float(np.abs(of_groups).sum()) or 1.0
+        for name, of_groups in attribution.contributions.items()
+    }
+
+    def share(group: FeatureGroup) -> tuple[float, float]:
+        each = group["contributions"]
+        return abs(each[SCORE]), sum(abs(each[name]) / total[name] for name in each)
+
+    return sorted(made, key=share, reverse=True)
 
 
 def places_of(contract: Contract) -> dict[str, int]:

@@ -37,7 +37,7 @@ def explain_rows(
     contract = scorer.contract
     spread = np.unique(np.linspace(0, len(rows) - 1, min(BACKGROUND, len(rows))).astype(np.int64))
     found: list[ExplainedRow] = []
-    for chosen, row in choose(contract, scored.combined, labels).items():
+    for chosen, row in choose(contract, _order(contract, scored), labels).items():
         own = rows.take(np.array([row]))
         table = rows.take(np.append(spread, row)).table
         raw = raw_values(contract, table, places_of(contract))
@@ -66,17 +66,27 @@ def explain_rows(
     return found
 
 
+def _order(contract: Contract, scored: Scored) -> np.ndarray:
+    """Scores (N,) to choose by: combined; of the first task where no task has a weight."""
+    weighted = any(task.score_weight for task in contract.tasks.values())
+    return scored.combined if weighted else scored.scores[next(iter(contract.tasks))]
+
+
 def choose(contract: Contract, combined: np.ndarray, labels: np.ndarray) -> dict[str, int]:
     """Three rows worth a look, or fewer where there are no such: how chosen, and which.
 
-    Rows without any known label are left out.
+    Rows without any known label are left out.  Where no task has a score weight, a gain is that of
+    the first task.
 
     Args:
         contract: says what a gain is, see `gains`.
         combined: (N,) scores.
         labels: (N, T), NaN where masked.
     """
-    gain, known = gains(contract, labels), ~np.isnan(labels).all(axis=1)
+    weights = {name: task.score_weight for name, task in contract.tasks.items()}
+    if not any(weights.values()):
+        weights[next(iter(weights))] = 1.0
+    gain, known = gains(contract, labels, weights), ~np.isnan(labels).all(axis=1)
     found: dict[str, int] = {}
     for chosen, among in ((POSITIVE, known & (gain > 0)), (NEGATIVE, known & (gain == 0))):
         if among.any():

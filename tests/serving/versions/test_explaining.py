@@ -243,7 +243,7 @@ def test_what_cannot_be_explained_is_one_line(client, changes, message):
 def test_a_version_without_example_rows_says_so(running):
     with (
         RankClient(running.target, timeout=30) as client,
-        pytest.raises(CallError, match="FAILED_PRECONDITION.*with example rows to compare with"),
+        pytest.raises(CallError, match=r"FAILED_PRECONDITION.*with example rows to compare with"),
     ):
         client.explain("small", user=REQUEST["user"], context={"hour": 9}, item="i1",
                        columns={"length": [1.0]})  # fmt: skip
@@ -288,5 +288,5 @@ def test_a_run_or_a_base_folder_names_its_newest_version(version, tmp_path):
     (demo / "models" / "other").symlink_to(base)
     with pytest.raises(ServingError, match="expected one model's versions, received those of"):
         find_version(demo)
-    with pytest.raises(ServingError, match="expected an exported version .*found none"):
+    with pytest.raises(ServingError, match=r"expected an exported version .*found none"):
         find_version(tmp_path)
