@@ -88,6 +88,8 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--target: a server takes --request and --item, and draws orders")
     if options.examples is not None and options.against == "candidates":
         raise ConfigError("--against candidates: a row of examples has none; give --request")
+    if options.pairs < 2:
+        raise ConfigError(f"--pairs: expected 2 or more, received {options.pairs}")
     if options.top < 1:
         raise ConfigError(f"--top: expected 1 or more, received {options.top}")
 

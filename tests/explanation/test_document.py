@@ -1,5 +1,7 @@
 """Which features go together, the terms of the combined score, and what is printed."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,14 @@ from multigate.configs import load
 from multigate.configs.contract import Combine, Contract
 from multigate.configs.sections.base import parse
 from multigate.explanation.arrays import differing, mixed, stacked, values_of
-from multigate.explanation.document import explain
+from multigate.explanation.document import (
+    Background,
+    Explanation,
+    FeatureGroup,
+    SelectedExpert,
+    Term,
+    explain,
+)
 from multigate.explanation.groups import CATEGORY, COLUMN, ENTRIES, LABELS, groups
 from multigate.explanation.show import notes, show, text_of
 from multigate.explanation.terms import combined, terms
@@ -195,6 +204,13 @@ def test_the_tables_name_all_and_escape_markup(capsys):
     assert "feature 'price': 1 missing value" in out
     assert "addend" in out
     assert notes(found, 9)[-2].startswith("Not in the vocabulary")
+
+
+@pytest.mark.parametrize("shape", [Explanation, FeatureGroup, Term, Background, SelectedExpert])
+def test_the_page_names_every_key(shape):
+    page = (Path(__file__).parents[2] / "docs/explain.md").read_text()
+    described = page[page.index("## As JSON") :]
+    assert [key for key in shape.__annotations__ if f"`{key}`" not in described] == []
 
 
 @pytest.mark.parametrize(
