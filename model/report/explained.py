@@ -14,7 +14,8 @@ _TOP = 8
 
 def explained(found: Assessment) -> str:
     """The rows that were explained."""
-    names = expert_names(found["gates"], found["experts"])
+    owned = any("own" in gate for gate in found["gates"].values())
+    names = expert_names(found["gates"], found["experts"]) if owned else []
     return section(
         "explained",
         "Rows explained",
