@@ -117,6 +117,20 @@ def test_a_linear_model_has_its_own_terms_with_any_orders():
     np.testing.assert_allclose(found.contributions["y"], expected, atol=1e-12)
 
 
+def test_an_order_and_its_reverse_share_a_product_equally():
+    """Of two features the later one gets what only both give: once the one, once the other."""
+    table = rows(8)
+
+    def products(x):
+        return x[:, 0] * x[:, 3] - 2 * x[:, 1] * x[:, 4] + x[:, 2] ** 2
+
+    found = attribute(score_of(products, table)[0], ALL, pairs=2)
+    expected = [brute_force(products, table, g) for g in range(G)]
+    assert not found.exact
+    np.testing.assert_allclose(found.contributions["y"], expected, atol=1e-12)
+    np.testing.assert_allclose(found.errors["y"], 0, atol=1e-12)
+
+
 def test_groups_in_which_a_row_agrees_cost_nothing_and_change_nothing():
     table = rows(6)
     table[:, 1] = table[B, 1]
