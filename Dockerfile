@@ -15,6 +15,7 @@ COPY src/multigate/*.py multigate/
 COPY verbs multigate/verbs
 COPY configs multigate/configs
 COPY features multigate/features
+COPY explanation multigate/explanation
 COPY serving multigate/serving
 USER multigate
 EXPOSE 8500 8501
@@ -33,6 +34,7 @@ COPY src/multigate/*.py multigate/
 COPY verbs multigate/verbs
 COPY configs multigate/configs
 COPY features multigate/features
+COPY explanation multigate/explanation
 COPY pipeline multigate/pipeline
 COPY model multigate/model
 COPY serving multigate/serving

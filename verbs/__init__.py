@@ -23,6 +23,7 @@ VERBS = {
     "compare": "judge a candidate against production: exit status 0 blessed, 1 refused",
     "serve": "serve a model's newest version over gRPC",
     "rank": "rank candidates for one user by calling a server",
+    "explain": "say why an item has its scores: features, experts, terms of the combined score",
     "recommend": "find and rank items for one user by calling a server",
     "run": "run a night: examples, training, export, evaluation, decision, publication",
     "runs": "list nightly runs: state, version, durations and metrics",

@@ -55,7 +55,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_caller(parser: argparse.ArgumentParser) -> None:
     """Add the options of verbs that call a server."""
-    parser.add_argument("--target", default="localhost:8500", help="host:port of the server")
+    add_connection(parser)
     parser.add_argument("--model", required=True, help="model name")
     parser.add_argument("--user", type=json_object, default={}, help="user features, JSON")
     parser.add_argument("--context", type=json_object, default={}, help="context features, JSON")
@@ -66,6 +66,11 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
         help="scores that an item must have, JSON: task -> [lowest or null, highest or null]",
     )
     parser.add_argument("--limit", type=int, help="return at most this many items")
+
+
+def add_connection(parser: argparse.ArgumentParser, target: str | None = "localhost:8500") -> None:
+    """Add the options of a connection to a server."""
+    parser.add_argument("--target", default=target, help="host:port of the server")
     parser.add_argument("--tls", action="store_true", help="encrypt, trusting the system's CAs")
     parser.add_argument("--ca", type=Path, help="PEM file of the CAs to trust; encrypts")
     parser.add_argument(

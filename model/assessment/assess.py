@@ -14,7 +14,7 @@ from multigate.configs.errors import ModelError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_examples, check_names
 from multigate.configs.sections.evaluation import EvaluationConfig
-from multigate.model.assessment import gates, leaks, slices, tradeoff, transfer
+from multigate.model.assessment import explained, gates, leaks, slices, tradeoff, transfer
 from multigate.model.assessment.results import (
     AssessedGroup,
     AssessedTask,
@@ -38,7 +38,14 @@ from multigate.model.evaluation.comparison import compare_scored, verdict
 from multigate.model.evaluation.measures import ranking, tasks
 from multigate.model.evaluation.measures.bootstrap import CONFIDENCE, Interval, Resamples, interval
 from multigate.model.evaluation.results import BaselineComparison, Comparison, Summary
-from multigate.model.evaluation.scored import EXTRA, Scored, is_version, read_contract, score
+from multigate.model.evaluation.scored import (
+    EXTRA,
+    Scored,
+    is_version,
+    load,
+    read_contract,
+    score,
+)
 from multigate.model.ranker.scores import transform
 
 _DATA_PARTS = ("rows", "splits", "labels", "features", "vocabularies", "rejected", "drift")
@@ -85,7 +92,8 @@ def assess(
     rows = read_rows(examples, split)
     train = rows if split == "train" else read_rows(examples, "train")
     resamples = Resamples(rows.codes(contract.user), options.replicates, options.seed)
-    scored = score(folder, rows)
+    scorer = load(folder)
+    scored = scorer(rows)
     labels = rows.labels(contract)
     lists = rows.lists(contract)
     exported = _exported(folder) if version else None
@@ -115,6 +123,7 @@ def assess(
         ),
         "leaks": leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
         | {"split_by": config.pipeline.split.by if config else (exported or {}).get("split_by")},
+        "explained": explained.explain_rows(scorer, rows, scored, labels),
         "findings": gates.findings(summary["gates"], summary["union"]),
         "history": _history(folder, exported),
         "training_warnings": checkpoint.read_warnings(folder)

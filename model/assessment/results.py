@@ -2,6 +2,7 @@
 
 from typing import Any, NotRequired, TypedDict
 
+from multigate.explanation.document import Explanation
 from multigate.model.checkpoints.history import Epoch
 from multigate.model.evaluation.measures.bootstrap import Interval
 from multigate.model.evaluation.measures.ranking import RankingSummary
@@ -147,6 +148,22 @@ class LeakSummary(TypedDict):
     split_by: NotRequired[str | None]
 
 
+class ExplainedRow(TypedDict):
+    """One row of the split, explained.
+
+    Attributes:
+        chosen: how the row was chosen, in words.
+        row: its place in the split, from 0.
+        labels: by task, in the label's own units; None where masked.
+        explanation: why it has its scores.
+    """
+
+    chosen: str
+    row: int
+    labels: dict[str, float | None]
+    explanation: Explanation
+
+
 class TaskStability(TypedDict):
     """A task's metric over seeds: mean, standard deviation, and mean experts per row."""
 
@@ -217,6 +234,7 @@ class Assessment(TypedDict):
         split, rows, loss: see `evaluation.results.TaskSummary`.
         experts_per_row, experts, gates, union: see `evaluation.results.Summary`; of a version,
             what its export measured.
+        explained: at most three rows, and why they have their scores.
         findings: about the gates, a sentence each.
         history: the training's epochs.
         training_warnings: what training warned of, a sentence or two each.
@@ -245,6 +263,7 @@ class Assessment(TypedDict):
     tradeoff: TradeOff | None
     slices: SliceSummary
     leaks: LeakSummary
+    explained: list[ExplainedRow]
     findings: list[str]
     history: list[Epoch]
     training_warnings: list[str]

@@ -20,7 +20,7 @@ from multigate.model.data.rows import Rows
 from multigate.model.evaluation.measures import tasks
 from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.paired import paired_difference
-from multigate.model.evaluation.scored import Scored, score_checkpoint
+from multigate.model.evaluation.scored import Scored, score
 
 MIXTURE = "mixture"
 
@@ -71,7 +71,7 @@ def compare_baselines(
                 f"{path}: expected a baseline, received a mixture of {other.model.experts.count} "
                 "experts; compare mixtures with --production or `multigate compare`"
             )
-        theirs = score_checkpoint(path, rows)
+        theirs = score(path, rows)
         own = name.partition(":")[2]
         compared: dict[str, ComparedWithBaseline] = {}
         for t, (task_name, task) in enumerate(ours.contract.tasks.items()):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from multigate.configs.contract import Contract
+from multigate.explanation.terms import combined, terms
 
 
 def combine(
@@ -31,12 +32,8 @@ def combine(
     if weights is None:
         weights = {name: task.score_weight for name, task in contract.tasks.items()}
     w = np.array([weights[name] for name in contract.tasks])
-    stacked = np.stack([scores[name].astype(np.float64) for name in contract.tasks], axis=1)
-    if contract.combine.kind == "sum":
-        found: np.ndarray = stacked @ w
-        return found
-    floored = np.maximum(stacked, contract.combine.epsilon)
-    return np.prod(floored**w, axis=1)
+    stacked = np.stack([scores[name] for name in contract.tasks], axis=1)
+    return combined(contract.combine, terms(contract.combine, stacked, w))
 
 
 def gains(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,56 +77,103 @@ def read_contract(folder: Path) -> FrozenContract:
     return FrozenContract.read(ExamplesFolder(extra).contract)
 
 
-def score(folder: Path, rows: Rows) -> Scored:
-    """Score rows, positions left out, as when serving.
+class Scorer(Protocol):
+    """A loaded model that scores rows, positions left out, as when serving.
 
-    Args:
-        folder: of a checkpoint or of a version.
-        rows: with the columns of the model's features.
+    Attributes:
+        contract: the model's own.
+    """
+
+    contract: Contract
+
+    def __call__(self, rows: Rows) -> Scored:
+        """Score rows with the columns of the model's features.
+
+        Raises:
+            DataError: a column is missing.
+        """
+
+    def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
+        """Mean weights (E,) of the experts over rows, by task; None where the model has no gates.
+
+        Of one row these are its own weights.
+        """
+
+
+def load(folder: Path) -> Scorer:
+    """Load the model of a checkpoint or of a version.
 
     Raises:
         ModelError: the folder is neither, or a file in it is damaged.
-        DataError: a column is missing.
     """
-    return score_version(folder, rows) if is_version(folder) else score_checkpoint(folder, rows)
+    return _Version(folder) if is_version(folder) else _Checkpoint(folder)
 
 
-def score_checkpoint(folder: Path, rows: Rows) -> Scored:
-    """Score rows with the Keras model, see `score`."""
-    loaded = checkpoints.load(folder)
-    contract = loaded.config.contract
-    rows.check_columns(list(contract.features))
-    labels = np.full((len(rows), len(contract.tasks)), np.nan, np.float32)
-    predictions = Predictions(
-        loaded.ranker,
-        contract,
-        loaded.encoder.statistics,
-        Examples(loaded.encoder(rows.table), labels),
-    )
-    scores = {name: found.astype(np.float64) for name, found in predictions.scores.items()}
-    return Scored(contract, scores, combine(contract, scores), predictions)
+def score(folder: Path, rows: Rows) -> Scored:
+    """Score rows once; see `load` and `Scorer`."""
+    return load(folder)(rows)
 
 
-def score_version(folder: Path, rows: Rows) -> Scored:
-    """Score rows through the signature that is served, see `score`."""
-    import tensorflow as tf
+class _Checkpoint:
+    """The Keras model of a checkpoint."""
 
-    contract = read_contract(folder).contract
-    names = [name for name, _ in contract.of_side("user", "item", "context")]
-    rows.check_columns(names)
-    try:
-        # Keep the module: without it, its variables are freed.
-        model = tf.saved_model.load(str(folder))
-        signature = model.signatures["serving_default"]
-    except (OSError, KeyError, tf.errors.OpError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelError(f"{folder}: cannot be loaded: {reason}; export anew") from None
-    parts: list[dict[str, Any]] = []
-    for start in range(0, len(rows), _BATCH):
-        raw = raw_values(contract, rows.table.slice(start, _BATCH), names)
-        parts.append({name: value.numpy() for name, value in signature(**raw).items()})
-    found = {
-        name: np.concatenate([part[name] for part in parts]).astype(np.float64)
-        for name in [*contract.tasks, "score"]
-    }
-    return Scored(contract, {name: found[name] for name in contract.tasks}, found["score"])
+    def __init__(self, folder: Path) -> None:
+        self._loaded = checkpoints.load(folder)
+        self.contract = self._loaded.config.contract
+
+    def __call__(self, rows: Rows) -> Scored:
+        predictions = self._predict(rows)
+        scores = {name: found.astype(np.float64) for name, found in predictions.scores.items()}
+        return Scored(self.contract, scores, combine(self.contract, scores), predictions)
+
+    def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
+        return {name: np.asarray(w) for name, w in self._predict(rows).weights.items()}
+
+    def _predict(self, rows: Rows) -> Predictions:
+        rows.check_columns(list(self.contract.features))
+        labels = np.full((len(rows), len(self.contract.tasks)), np.nan, np.float32)
+        encoder = self._loaded.encoder
+        return Predictions(
+            self._loaded.ranker,
+            self.contract,
+            encoder.statistics,
+            Examples(encoder(rows.table), labels),
+        )
+
+
+class _Version:
+    """The signatures of a version that is served."""
+
+    def __init__(self, folder: Path) -> None:
+        import tensorflow as tf
+
+        self.contract = read_contract(folder).contract
+        self._names = [name for name, _ in self.contract.of_side("user", "item", "context")]
+        try:
+            # Keep the module: without it, its variables are freed.
+            self._model = tf.saved_model.load(str(folder))
+            self._signature = self._model.signatures["serving_default"]
+        except (OSError, KeyError, tf.errors.OpError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ModelError(f"{folder}: cannot be loaded: {reason}; export anew") from None
+
+    def __call__(self, rows: Rows) -> Scored:
+        rows.check_columns(self._names)
+        parts: list[dict[str, Any]] = []
+        for start in range(0, len(rows), _BATCH):
+            raw = raw_values(self.contract, rows.table.slice(start, _BATCH), self._names)
+            outputs = self._signature(**raw)
+            parts.append({name: value.numpy() for name, value in outputs.items()})
+        found = {
+            name: np.concatenate([part[name] for part in parts]).astype(np.float64)
+            for name in [*self.contract.tasks, "score"]
+        }
+        scores = {name: found[name] for name in self.contract.tasks}
+        return Scored(self.contract, scores, found["score"])
+
+    def experts(self, rows: Rows) -> dict[str, NDArray[np.float64]] | None:
+        if "gates" not in self._model.signatures:  # an older version
+            return None
+        raw = raw_values(self.contract, rows.table, self._names)
+        found = self._model.signatures["gates"](**raw)
+        return {name: found[name].numpy().mean(axis=0) for name in self.contract.tasks}

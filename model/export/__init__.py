@@ -4,5 +4,5 @@
 rounding, `parity` compares with Keras.
 
 Public face: `export.export`, and the names of files and signatures: `export.EXTRA`, `graph.ROWS`,
-`graph.RANK`, `graph.RANK_ITEMS`, `graph.WATCH`.
+`graph.RANK`, `graph.RANK_ITEMS`, `graph.WATCH`, `graph.GATES`.
 """

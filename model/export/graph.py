@@ -37,6 +37,7 @@ Tensor = Any
 Scores = dict[str, Tensor]
 
 ROWS, RANK, RANK_ITEMS, WATCH = "serving_default", "rank", "rank_items", "watch"
+GATES = "gates"
 """Names of the signatures over raw values."""
 
 _ROWS_DIFFER = "inputs: expected as many users, or user indices, as items"
@@ -57,11 +58,14 @@ class ServingGraph:
         rank_items        as `rank`, but with the item's id as the only item feature; the others
                           come from the item table (without a table there is no such signature)
         watch             inputs as `rank`
+        gates             inputs as `serving_default`
 
     The first three return one score per task, (N,) float32 in the task's own units, and the
     combined `score`.  `watch` returns the number of unseen ids of each feature with a vocabulary,
     `unseen/<name>` () int32, and the number of experts that `rank` evaluates for each item,
-    `experts` (N,) int32.  The signatures of `model.export.example_signatures` return the scores of
+    `experts` (N,) int32.  `gates` returns each task's weights of the experts, (N, E) float32 by
+    task, 0 for those that it does not select.  The signatures of
+    `model.export.example_signatures` return the scores of
     `serving_default` for serialised tf.Examples.
 
     Args:
@@ -168,6 +172,8 @@ class ServingGraph:
             functions[RANK_ITEMS] = ranked.get_concrete_function(**known)
         watch = tf.function(self.watch, autograph=False)
         functions[WATCH] = watch.get_concrete_function(**rank)
+        gates = tf.function(self.gates, autograph=False)
+        functions[GATES] = gates.get_concrete_function(**rows)
         return functions | example_signatures(contract, score_rows)
 
     def save(self, folder: Path) -> None:
@@ -180,7 +186,7 @@ class ServingGraph:
             {id(v): v for f in signatures.values() for v in f.graph.variables}.values()
         )
         tf.saved_model.save(root, str(folder), signatures=signatures)
-        set_methods(str(folder), signatures.keys() - {ROWS, RANK, RANK_ITEMS, WATCH})
+        set_methods(str(folder), signatures.keys() - {ROWS, RANK, RANK_ITEMS, WATCH, GATES})
         freeze(folder)
 
     def score_rows(self, **raw: Tensor) -> Scores:
@@ -227,6 +233,13 @@ class ServingGraph:
             given.halves, given.gate_input, given.ids, tf.size(user_index)
         )
         return counts | {EXPERTS: experts}
+
+    def gates(self, **raw: Tensor) -> dict[str, Tensor]:
+        """Signature `gates`."""
+        given = self._inputs(raw, None)
+        rows = tf.shape(raw[self.contract.item])[0]
+        weights = self.mixture.weights(given.halves, given.gate_input, given.ids, rows)
+        return dict(zip(self.contract.tasks, tf.unstack(weights, axis=1), strict=True))
 
     def _score(
         self, raw: dict[str, Tensor], user_index: Tensor | None, rows: Tensor | None = None

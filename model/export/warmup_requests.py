@@ -61,7 +61,8 @@ def write(
     names = [name for name, _ in contract.of_side("user", "item", "context")]
     rows = raw_values(contract, table, names)
     requests += [
-        (ROWS, take(rows, np.arange(count) % table.num_rows))
+        # Evenly spread: the largest are also the rows that explanations compare with.
+        (ROWS, take(rows, np.arange(count) * max(table.num_rows // count, 1) % table.num_rows))
         for count in sorted({*ROW_COUNTS, *buckets})
     ]
     if items is not None and items.complete[: len(items.ids)].any():

@@ -7,7 +7,7 @@ from pathlib import Path
 from multigate.configs.files import write_json, write_text
 from multigate.model.assessment.results import Assessment
 from multigate.model.checkpoints.history import kept
-from multigate.model.report import checks, data, gates, tasks
+from multigate.model.report import checks, data, explained, gates, tasks
 from multigate.model.report.elements import count, document, sentences
 
 _SECTIONS = (
@@ -17,6 +17,7 @@ _SECTIONS = (
     ("calibration", "Calibration"),
     ("ranking", "Lists"),
     ("trade-off", "Trade-off"),
+    ("explained", "Explained"),
     ("gates", "Gates"),
     ("transfer", "Transfer"),
     ("slices", "Slices"),
@@ -57,6 +58,7 @@ def page(found: Assessment, title: str, best: Mapping[str, float]) -> str:
             tasks.calibration(found),
             tasks.ranking(found),
             tasks.trade_off(found),
+            explained.explained(found),
             gates.gates(found),
             checks.transfer(found),
             checks.slices(found),

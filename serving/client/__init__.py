@@ -1,4 +1,4 @@
-"""What a caller installs: the client of Rank and Recommend, and the health probe.
+"""What a caller installs: the client of Rank, Recommend and Explain, and the health probe.
 
 Imports grpcio and protobuf, nothing of TensorFlow or NumPy.  Public face: `RankClient`.
 """

@@ -1,4 +1,4 @@
-"""A client for Rank and Recommend that needs grpcio and protobuf only.
+"""A client for Rank, Recommend and Explain that needs grpcio and protobuf only.
 
 with RankClient("localhost:8500") as client:
     for item in client.rank("demo", user={"user_id": "u1"}, item_ids=["a", "b"]):
@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import grpc
 
@@ -20,11 +20,17 @@ from multigate.serving.client.packing import (
     add_floors,
     add_weights,
     model_spec,
+    naming,
     rank_request,
     recommend_request,
 )
 from multigate.serving.core.security import client_credentials, token_metadata
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+
+if TYPE_CHECKING:
+    from multigate.explanation.document import Explanation
+
+_AGAINST = {"examples": ranking_pb2.EXAMPLES, "candidates": ranking_pb2.CANDIDATES}
 
 # Retries stop when fewer than nine calls in ten succeed: they would add to an overload.  The budget
 # covers the calls that one connection to a dying worker loses: 50 at once.
@@ -264,6 +270,75 @@ class RankClient:
         request.request_id = request_id
         add_counts(request, limit=limit, candidates=candidates)
         return Recommendation(self._call(next(self._stubs).Recommend, request, timeout))
+
+    def explain(
+        self,
+        model: str,
+        *,
+        user: Mapping[str, Feature | None],
+        item: str | int,
+        item_ids: Sequence[str] | Sequence[int] | None = None,
+        columns: Mapping[str, Sequence[Feature | None]] | None = None,
+        context: Mapping[str, Feature | None] | None = None,
+        weights: Mapping[str, float] | None = None,
+        against: Literal["examples", "candidates"] = "examples",
+        pairs: int | None = None,
+        seed: int = 0,
+        version: int | None = None,
+        label: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> "Explanation":
+        """Say why one candidate of a `rank` call has its scores, in one call of the server.
+
+        Args:
+            model: as in `rank`.
+            user: as in `rank`.
+            item: the candidate to explain; the first of its id.
+            item_ids: all candidates, for its place among them; None: it alone.
+            columns: as in `rank`.
+            context: as in `rank`.
+            weights: as in `rank`.
+            against: what to compare it with: the version's example rows, or the other candidates.
+            pairs: pairs of orders of the features for each row that is compared with, 2 or more;
+                None: the server's default.
+            seed: of the drawing.
+            version: as in `rank`.
+            label: as in `rank`.
+            request_id: as in `rank`.
+            timeout: as in `rank`.
+
+        Returns:
+            The object that docs/explain.md describes.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+            ServingError: the item is not among the candidates, or a value is of a type that no
+                feature has.
+        """
+        candidates: list[Any] = [item] if item_ids is None else list(item_ids)
+        if item not in candidates:
+            raise ServingError(
+                f"item: expected one of the {len(candidates)} candidates, received {item!r}"
+            )
+        if against not in _AGAINST:
+            raise ServingError(f"against: expected {' or '.join(_AGAINST)}, received {against!r}")
+        request = ranking_pb2.ExplainRequest(
+            ranking=rank_request(
+                model_spec(model, version, label), user, context or {}, candidates, columns or {}
+            ),
+            candidate=candidates.index(item),
+            against=_AGAINST[against],
+        )
+        add_weights(request.ranking, weights or {})
+        request.ranking.request_id = request_id
+        with naming("pairs"):
+            request.pairs = pairs or 0
+        with naming("seed"):
+            request.seed = seed
+        answer = self._call(next(self._stubs).Explain, request, timeout)
+        found: Explanation = json.loads(answer.explanation)
+        return found
 
     def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
         """The features, tasks and limits of the model that serves: its GetContractResponse.

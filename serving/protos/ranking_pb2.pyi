@@ -16,10 +16,17 @@ class Source(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     RETRIEVED: _ClassVar[Source]
     POPULAR: _ClassVar[Source]
+
+class Against(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXAMPLES: _ClassVar[Against]
+    CANDIDATES: _ClassVar[Against]
 TASK_SCORES: Return
 ORDER: Return
 RETRIEVED: Source
 POPULAR: Source
+EXAMPLES: Against
+CANDIDATES: Against
 
 class ModelSpec(_message.Message):
     __slots__ = ("name", "version", "version_label")
@@ -254,6 +261,34 @@ class RecommendResponse(_message.Message):
     candidates_version: int
     source: Source
     def __init__(self, ranking: _Optional[_Union[RankResponse, _Mapping]] = ..., candidates_name: _Optional[str] = ..., candidates_version: _Optional[int] = ..., source: _Optional[_Union[Source, str]] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("ranking", "candidate", "against", "pairs", "seed")
+    RANKING_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    AGAINST_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ranking: RankRequest
+    candidate: int
+    against: Against
+    pairs: int
+    seed: int
+    def __init__(self, ranking: _Optional[_Union[RankRequest, _Mapping]] = ..., candidate: _Optional[int] = ..., against: _Optional[_Union[Against, str]] = ..., pairs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("model_name", "model_version", "schema", "request_id", "explanation")
+    MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    model_name: str
+    model_version: int
+    schema: str
+    request_id: str
+    explanation: str
+    def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., request_id: _Optional[str] = ..., explanation: _Optional[str] = ...) -> None: ...
 
 class GetContractRequest(_message.Message):
     __slots__ = ("model",)

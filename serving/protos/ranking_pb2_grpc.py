@@ -49,6 +49,11 @@ class RankingServiceStub:
                 request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
                 response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/multigate.RankingService/Explain',
+                request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class RankingServiceServicer:
@@ -75,6 +80,14 @@ class RankingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Says why one candidate has its scores: what each feature adds to them, the experts and gates
+        that decided, the terms of the combined score.  It scores thousands of rows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +105,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
                     servicer.GetContract,
                     request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.FromString,
                     response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.FromString,
+                    response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +193,33 @@ class RankingService:
             '/multigate.RankingService/GetContract',
             multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractRequest.SerializeToString,
             multigate_dot_serving_dot_protos_dot_ranking__pb2.GetContractResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/multigate.RankingService/Explain',
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.SerializeToString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,13 +4,16 @@ A Rank request names the candidates.  For Recommend, `serving.rpc.recommendation
 are then ranked as in Rank.
 """
 
+import json
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from multigate.configs.contract import IdListFeature, VectorFeature
+from multigate.explanation.document import PAIRS
 from multigate.serving.core.layout import RANK, SCORE, Arrays, value_dtype
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
@@ -22,18 +25,23 @@ from multigate.serving.observe.impressions import ImpressionLog, Ranked
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
 from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_request
+from multigate.serving.versions.explaining import Against, Drawing, explain_candidate
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 _RETURNS = frozenset(ranking_pb2.Return.values())
+_AGAINST: dict[int, Against] = {
+    ranking_pb2.EXAMPLES: "examples",
+    ranking_pb2.CANDIDATES: "candidates",
+}
 _LONGEST_ID = 256
 """Characters of a request id, which every line of the log and every impression row repeats."""
 _SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
-    """Rank, Recommend and GetContract; failures are exceptions of `serving.core.status`."""
+    """All methods of the service; failures are exceptions of `serving.core.status`."""
 
     def __init__(
         self,
@@ -110,6 +118,41 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     name=name, group=task.group, type=task.type, score_weight=task.score_weight
                 )
             return response
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        """Say why one candidate has its scores."""
+        ranking = request.ranking
+        request_id = _request_id(ranking)
+        call = Call(context)
+        call.check("before the request was read")
+        with self._models.use(*_read_model_spec(ranking.model)) as ranker:
+            say(model=ranker.model, version=ranker.number)
+            if request.against not in _AGAINST:
+                raise InvalidRequestError(
+                    f"against: expected one of {', '.join(ranking_pb2.Against.keys())}, received "
+                    f"number {request.against}"
+                )
+            parsed = await self._threads.run(ranker.reader.read, ranking)
+            say(candidates=parsed.rows)
+            async with ranker.run_slots.hold(call):
+                found = await self._threads.run(
+                    explain_candidate,
+                    ranker.saved_model,
+                    ranker.folder,
+                    parsed,
+                    request.candidate,
+                    _AGAINST[request.against],
+                    Drawing(request.pairs or PAIRS, request.seed),
+                    partial(call.check, "while rows were scored"),
+                )
+            found |= {"model": ranker.model, "version": ranker.number}
+            return ranking_pb2.ExplainResponse(
+                model_name=ranker.model,
+                model_version=ranker.number,
+                schema=ranker.schema,
+                request_id=request_id,
+                explanation=json.dumps(found, ensure_ascii=False),
+            )
 
     async def _rank(
         self,

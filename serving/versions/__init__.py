@@ -1,4 +1,5 @@
 """Model versions: found on disk, loaded, checked, warmed up, batched, swapped and unloaded.
 
-Public face: `manager.VersionManager`, `models.Models`, `folders.scan`.
+Public face: `manager.VersionManager`, `models.Models`, `folders.scan`, `opened.OpenedVersion`
+and `explaining` for explanations.
 """

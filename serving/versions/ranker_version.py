@@ -34,8 +34,11 @@ class RankerVersion(LoadedVersion):
         store: OnlineFeatures | None = None,
         reference: Reference | None = None,
         popular: list[ItemId] | None = None,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(model, saved_model)
+        self.folder = folder
+        """Where the version was loaded from; None where it was not."""
         self.store = store
         self.reference = reference
         """The test split's statistics, which drift is measured against; None where it has none."""
@@ -86,7 +89,7 @@ class RankerVersion(LoadedVersion):
             options.feature_clock,
             metrics,
         )
-        return cls(model, saved_model, options, metrics, store, _reference(folder), popular)
+        return cls(model, saved_model, options, metrics, store, _reference(folder), popular, folder)
 
     def signature(self, name: str) -> Signature | None:
         """A signature by name."""

@@ -21,7 +21,7 @@ from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import raw_values, take
 from multigate.model.data.rows import Rows
-from multigate.model.evaluation.scored import score_checkpoint
+from multigate.model.evaluation.scored import score
 from multigate.model.training import train, warm_start
 from multigate.pipeline import job
 from multigate.pipeline.audit import audit
@@ -259,7 +259,7 @@ def test_vectors_are_standardised_by_the_training_split(run: Run) -> None:
 
 
 def test_the_version_scores_as_the_checkpoint(run: Run, rows: Any, expected: np.ndarray) -> None:
-    found = score_checkpoint(run.checkpoint, Rows(run.examples, rows)).scores["click"]
+    found = score(run.checkpoint, Rows(run.examples, rows)).scores["click"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert np.std(expected) > 1e-4
 

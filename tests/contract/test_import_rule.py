@@ -20,12 +20,30 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {
     "configs": (),
     "features": ("configs",),
+    "explanation": ("configs",),
     "pipeline": ("features", "configs"),
-    "model": ("configs",),
-    "serving": ("features", "configs"),
+    "model": ("explanation", "configs"),
+    "serving": ("explanation", "features", "configs"),
     "candidates": ("model", "configs"),
-    "jobs": ("candidates", "model", "serving", "pipeline", "features", "configs"),
-    "verbs": ("jobs", "candidates", "model", "serving", "pipeline", "features", "configs"),
+    "jobs": (
+        "candidates",
+        "model",
+        "serving",
+        "pipeline",
+        "explanation",
+        "features",
+        "configs",
+    ),
+    "verbs": (
+        "jobs",
+        "candidates",
+        "model",
+        "serving",
+        "pipeline",
+        "explanation",
+        "features",
+        "configs",
+    ),
 }
 """What each package may import beside itself."""
 
@@ -36,6 +54,8 @@ configs.presets
 configs
 
 features
+
+explanation
 
 pipeline.core
 pipeline.shuffle

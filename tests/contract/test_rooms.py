@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ["configs", "features", "pipeline", "model", "serving", "candidates", "jobs", "verbs"]
+PACKAGES = [
+    "configs",
+    "features",
+    "explanation",
+    "pipeline",
+    "model",
+    "serving",
+    "candidates",
+    "jobs",
+    "verbs",
+]
 MOST_MODULES = 16
 CROWDED = {
     "verbs": "one module per verb of the command, all of the same shape",

@@ -1,6 +1,9 @@
 """The verbs that follow `examples`, as a user calls them; `--json` ends with one object."""
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +148,126 @@ def test_a_refused_rank_is_one_line(call, target, changed, message):
     (line,) = err
     assert line.startswith(f"error: {target}: ")
     assert message in line
+
+
+@pytest.fixture(scope="module")
+def request_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("explain") / "request.json"
+    items = [f"i{number:04}" for number in range(5)]
+    path.write_text(
+        json.dumps({"user": {"user_id": "u0001"}, "context": {"hour": 9}, "items": items})
+    )
+    return path
+
+
+def said(err):
+    """What the verb says, without the notices of TensorFlow where another test has imported it."""
+    return [line for line in err if not re.match(r"[IWE]0000 ", line)]
+
+
+def test_explain_says_why_an_item_has_its_place(small_run, call, request_file):
+    """From the version alone: features of the user and the items come from its snapshot."""
+    arguments = ("--request", request_file, "--item", "i0003", "--json")
+    status, out, err = call("explain", "--model", small_run.root / "run", *arguments)
+    assert (status, said(err)) == (0, [])
+    found = json.loads(out[-1])
+    shown = "\n".join(out[:-1])
+    assert f"place {found['place']} of 5" in shown
+    assert "topic and 14 others" in shown
+    assert (found["model"], found["version"], found["item"]) == ("demo", 1, "i0003")
+    for output, mean in found["background"]["scores"].items():
+        own = found["score"] if output == "score" else found["terms"][output]["score"]
+        added = sum(group["contributions"][output] for group in found["features"])
+        assert added == pytest.approx(own - mean, abs=1e-4 * max(1, abs(own)))
+    for chosen in found["experts"].values():  # two of four experts for each task
+        assert len(chosen) == 2
+        assert sum(one["weight"] for one in chosen) == pytest.approx(1, abs=1e-5)
+
+
+def test_explain_asks_a_server(call, request_file, target):
+    request = json.loads(request_file.read_text())
+    arguments = ("--request", request_file, "--item", "i0003", "--timeout", 60, "--json")
+    status, out, err = call("explain", "--target", target, "--model", "demo", *arguments)
+    assert (status, said(err)) == (0, [])
+    found = json.loads(out[-1])
+    user, context = json.dumps(request["user"]), json.dumps(request["context"])
+    items = ("--items", ",".join(request["items"]), "--user", user, "--context", context)
+    _, ranked, _ = call("rank", "--target", target, "--model", "demo", *items, "--json")
+    order = json.loads(ranked[-1])["ranked"]
+    assert order[found["place"] - 1]["item_id"] == "i0003"
+    assert order[found["place"] - 1]["score"] == pytest.approx(found["score"], abs=1e-4)
+
+
+def test_explain_takes_a_row_of_examples(small_run, call):
+    """The row that the report explains has the report's scores, experts and values."""
+    run = small_run.root / "run"
+    kept = json.loads((run / "report.json").read_text())["explained"][0]
+    row = ("--examples", run / "examples", "--row", kept["row"], "--json")
+    status, out, err = call("explain", "--model", run / "models/demo", *row)
+    assert (status, said(err)) == (0, [])
+    found, reported = json.loads(out[-1]), kept["explanation"]
+    assert found["score"] == pytest.approx(reported["score"], abs=1e-4)
+    assert found["experts"].keys() == reported["experts"].keys()
+    values = [
+        {name: v for group in one["features"] for name, v in group["values"].items()}
+        for one in (found, reported)
+    ]
+    assert values[0] == values[1]
+    assert "place" not in found
+
+
+def test_explain_names_an_unseen_item(small_run, call, request_file, tmp_path):
+    request = json.loads(request_file.read_text()) | {"items": ["i0003", "nowhere"]}
+    request["columns"] = {"topic": ["topic03"] * 2, "length": [100.0] * 2}
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(request))
+    arguments = ("--request", path, "--item", "nowhere", "--json")
+    status, out, err = call("explain", "--model", small_run.root / "run", *arguments)
+    assert (status, said(err)) == (0, [])
+    assert json.loads(out[-1])["unseen"] == ["item_id"]
+    assert any("scored as an unseen value: item_id" in line for line in out)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"item": "i9"}, "--item i9: expected one of the request's 5 items"),
+        ({"model": "nowhere"}, "nowhere: expected an exported version .*found none"),
+        ({"request": "no.json"}, "--request no.json: No such file or directory"),
+        ({"item": None}, "--request and --item belong together"),
+        ({"request": None, "item": None}, "--request, --examples: expected one of them"),
+        ({"pairs": 1}, "--pairs: expected 2 or more, received 1"),
+        ({"top": 0}, "--top: expected 1 or more, received 0"),
+        ({"target": "localhost:1", "exact": ""}, "--target: a server takes --request"),
+        ({"request": None, "item": None, "row": "9999"}, "--row: expected 0 to [0-9]+"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(small_run, call, request_file, changed, message):
+    given = {"model": small_run.root / "run", "request": request_file, "item": "i0003"} | changed
+    if "row" in changed:
+        given["examples"] = small_run.root / "run/examples"
+    options = [(f"--{name}", value) for name, value in given.items() if value is not None]
+    status, out, err = call("explain", *(part for pair in options for part in pair if part != ""))
+    assert (status, out) == (2, [])
+    (line,) = said(err)
+    assert re.match(f"error: {message}", line)
+
+
+@pytest.mark.slow
+def test_explain_needs_neither_keras_nor_tensorflows_python(small_run, request_file):
+    code = (
+        "import sys\n"
+        "sys.modules['keras'] = sys.modules['tensorflow.python'] = None\n"
+        "from multigate.verbs.command import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    version = str(small_run.root / "run/models/demo/1")
+    arguments = ["--model", version, "--request", str(request_file), "--item", "i0003"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "explain", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "What each feature adds" in done.stdout

@@ -58,6 +58,7 @@ class FrozenMixture:
     Attributes:
         mode: see the module's text.
         reason: why it is this mode, a sentence.
+        experts: E, how many the trained mixture has.
         kept: indices of the experts in the graph.
         user_width: Du.
         constant_weights: (T, S) over the kept experts if every gate is static, else None.
@@ -101,7 +102,8 @@ class FrozenMixture:
                     f"task {task!r}: its gate selects none of the {len(mixture.experts)} experts; "
                     "train with a weaker sparsity penalty and export again"
                 )
-        self.kept = list(range(len(mixture.experts)))
+        self.experts = len(mixture.experts)
+        self.kept = list(range(self.experts))
         self.constant_weights: np.ndarray | None = None
         self._gates: FrozenGates | None = None
         known = [weights for weights in constant if weights is not None]
@@ -195,6 +197,20 @@ class FrozenMixture:
             return tf.fill([rows], len(self.kept))
         _, weights = self._route(halves, gate_input, ids)
         return tf.math.count_nonzero(_used(weights), axis=1, dtype=tf.int32)
+
+    def weights(
+        self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None, rows: Tensor
+    ) -> Tensor:
+        """Each task's weights of all trained experts, (N, T, E); arguments as in `count_experts`.
+
+        An expert that is not in the graph has 0.
+        """
+        if self.constant_weights is not None:
+            whole = np.zeros((len(self.constant_weights), self.experts), np.float32)
+            whole[:, self.kept] = self.constant_weights
+            return tf.tile(whole[None], [rows, 1, 1])
+        _, weights = self._route(halves, gate_input, ids)
+        return weights
 
     def _route(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None

@@ -13,12 +13,14 @@ import pytest
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
+from multigate.configs import load
 from multigate.configs.baselines import baseline
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import write_json
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.model.assessment.assess import _exported, assess
+from multigate.model.assessment.explained import MIDDLE, NEGATIVE, POSITIVE, choose
 from multigate.model.baselines.lightgbm_baseline import fit
 from multigate.model.checkpoints import checkpoint
 from multigate.model.data.rows import read_rows
@@ -270,3 +272,51 @@ def test_a_history_of_something_else_is_refused(trained: Path, tmp_path: Path) -
     write_json(path, {"epochs": [{"epoch": 1, "loss": 0.5}]})
     with pytest.raises(ModelError, match=r"history\.json: an epoch lacks gates"):
         assess(tmp_path / "copy", trained / "examples")
+
+
+def test_three_rows_are_chosen_by_score_and_gain() -> None:
+    contract = config_contract()
+    combined = np.array([0.9, 0.8, 0.7, 0.95, 0.1, 0.2])
+    nan = np.nan
+    labels = np.array([[0, 0], [1, 0], [0, 1], [nan, nan], [0, nan], [1, 1]])
+    # By score: rows 4, 5, 2, 1, 0 (row 3 has no label); row 1 has a gain, row 0 none, and of the
+    # rest the middle one is row 5.
+    assert choose(contract, combined, labels) == {POSITIVE: 1, NEGATIVE: 0, MIDDLE: 5}
+    assert choose(contract, combined[:1], labels[:1]) == {NEGATIVE: 0}
+    assert choose(contract, combined[3:4], labels[3:4]) == {}
+    # Without any weight the first task decides: row 2 has no gain.
+    plain = {name: task.model_copy(update={"score_weight": 0.0})
+             for name, task in contract.tasks.items()}  # fmt: skip
+    contract = contract.model_copy(update={"tasks": plain})
+    assert choose(contract, combined, labels) == {POSITIVE: 1, NEGATIVE: 0, MIDDLE: 5}
+    assert choose(contract, combined[2:3], labels[2:3]) == {NEGATIVE: 0}
+
+
+def config_contract() -> Any:
+    """Two binary tasks with score weights of 1."""
+    contract = load("demo").contract
+    task = contract.tasks["click"].model_copy(update={"score_weight": 1.0})
+    return contract.model_copy(update={"tasks": {"click": task, "like": task}})
+
+
+def test_explained_rows_add_up_to_the_scores_of_the_model(trained: Path, found: Any) -> None:
+    contract = score(trained / "mixture", read_rows(trained / "examples", "test")).contract
+    rows = read_rows(trained / "examples", "test")
+    scored, labels = score(trained / "mixture", rows), rows.labels(contract)
+    assert [row["chosen"] for row in found["explained"]] == [POSITIVE, NEGATIVE, MIDDLE]
+    for row in found["explained"]:
+        at, explained = row["row"], row["explanation"]
+        assert explained["score"] == pytest.approx(scored.combined[at], abs=1e-5)
+        assert explained["item"] == rows.table[contract.item][at].as_py()
+        for t, (task, label) in enumerate(row["labels"].items()):
+            known = labels[at, t]
+            assert label is None if np.isnan(known) else label == known
+            assert explained["terms"][task]["score"] == pytest.approx(
+                scored.scores[task][at], rel=1e-5, abs=1e-5
+            )
+            assert explained["experts"][task]
+        for output, mean in explained["background"]["scores"].items():
+            own = explained["score"]
+            own = own if output == "score" else explained["terms"][output]["score"]
+            added = sum(group["contributions"][output] for group in explained["features"])
+            assert added == pytest.approx(own - mean, abs=1e-4)

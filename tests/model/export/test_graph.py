@@ -235,9 +235,22 @@ def test_classify_and_regress_score_examples_like_rows(exported) -> None:
         "serving_default": "tensorflow/serving/predict",
         "rank": "tensorflow/serving/predict",
         "watch": "tensorflow/serving/predict",
+        "gates": "tensorflow/serving/predict",
         "classify": "tensorflow/serving/classify",
         "regress/dwell": "tensorflow/serving/regress",
     }
+
+
+@pytest.mark.parametrize("gate", EVERY_GATE)
+def test_gates_answer_with_the_weights_of_the_keras_model(exported, gate) -> None:
+    """Of all experts, also of those that the graph leaves out."""
+    model = exported(gate)
+    received = model.call("gates", model.raw("user", "item", "context"))
+    routings = model.ranker.infer(model.encoder(model.table)).mixed.routings
+    for task, routing in zip(model.contract.tasks, routings, strict=True):
+        expected = np.broadcast_to(np.asarray(routing.weights), received[task].shape)
+        assert received[task].shape == (model.table.num_rows, 6)
+        np.testing.assert_allclose(received[task], expected, atol=1e-6)
 
 
 def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:

@@ -276,3 +276,36 @@ def test_in_a_browser(found: Any, tmp_path: Path) -> None:
                 colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert colour == ground
         browser.close()
+
+
+def test_rows_are_explained_with_features_terms_and_experts(found: Any, tmp_path: Path) -> None:
+    page = write(tmp_path / "r.html", found)
+    assert "explained" in page.sections
+    for row in found["explained"]:
+        explained = row["explanation"]
+        assert f"{row['chosen'].capitalize()}: item {explained['item']} for user" in page.text
+        largest = explained["features"][0]
+        assert f"\n{largest['contributions']['click']:+.3g}\n" in page.text
+        for task, term in explained["terms"].items():
+            assert f"\n{term['term']:.4g}\n" in page.text
+            first = explained["experts"][task][0]
+            assert f"{first['expert']} ({first['weight']:.2f})" in page.text
+    changed = copy.deepcopy(found)
+    changed["explained"] = []
+    assert "explained" not in write(tmp_path / "none.html", changed).sections
+    changed = copy.deepcopy(found)
+    for row in changed["explained"]:
+        row["explanation"]["experts"] = None
+    assert "experts (weight)" not in write(tmp_path / "old.html", changed).text
+
+
+def test_an_explained_rows_text_is_escaped(found: Any, tmp_path: Path) -> None:
+    changed = copy.deepcopy(found)
+    explained = changed["explained"][0]["explanation"]
+    explained["item"] = "<script>item"
+    group = explained["features"][0]
+    group["values"][group["features"][0]] = "<script>value"
+    page = write(tmp_path / "r.html", changed)
+    assert "script" not in page.tags
+    assert "<script>item" in page.text
+    assert "<script>value" in page.text

@@ -1,0 +1,159 @@
+"""Say why an item stands where it stands."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.verbs.common import add_connection, connect
+
+EXAMPLE = (
+    "multigate explain --model models/deskdrop/1 --request request.json --item 123\n"
+    "multigate explain --model models/deskdrop/1 --examples examples --row 17\n"
+    "multigate explain --target localhost:8500 --model deskdrop --request request.json --item 123"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's options."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="exported version, folder of versions (the newest), or run; with --target the "
+        "model's name",
+    )
+    parser.add_argument(
+        "--request", type=Path, help="JSON file: user, context, items, columns, weights"
+    )
+    parser.add_argument("--item", help="id of the item to explain")
+    parser.add_argument("--examples", type=Path, help="folder of examples, in place of a request")
+    parser.add_argument("--row", type=int, help="row of the split to explain, from 0")
+    parser.add_argument(
+        "--split",
+        choices=("train", "validation", "test"),
+        default="test",
+        help="split of --examples (default: test)",
+    )
+    parser.add_argument(
+        "--against",
+        choices=("examples", "candidates"),
+        default="examples",
+        help="compare with the version's example rows (default), or with the request's other items",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=2,
+        help="pairs of orders of the features for each row that is compared with (default: 2); "
+        "more leave smaller errors",
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="take all orders: for at most 12 groups of features"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the drawing (default: 0)")
+    parser.add_argument(
+        "--top", type=int, default=12, help="show so many groups of features (default: 12)"
+    )
+    parser.add_argument(
+        "--feature_store",
+        default="version",
+        help="source of features that the request leaves out, as of `multigate serve` (default: "
+        "version)",
+    )
+    add_connection(parser, target=None)
+
+
+def execute(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the verb; the result is what --json prints."""
+    _check(options)
+    found = _of_server(options) if options.target is not None else _of_version(options)
+    from multigate.explanation.show import show
+
+    show(found, options.top)
+    return dict(found)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict one another."""
+    if (options.request is None) == (options.examples is None):
+        given = "neither" if options.request is None else "both"
+        raise ConfigError(
+            f"--request, --examples: expected one of them, received {given}; give --request with "
+            "--item, or --examples with --row"
+        )
+    for name, partner in (("request", "item"), ("examples", "row")):
+        if (getattr(options, name) is None) != (getattr(options, partner) is None):
+            raise ConfigError(f"--{name} and --{partner} belong together: give both or neither")
+    if options.target is not None and (options.examples is not None or options.exact):
+        raise ConfigError("--target: a server takes --request and --item, and draws orders")
+    if options.examples is not None and options.against == "candidates":
+        raise ConfigError("--against candidates: a row of examples has none; give --request")
+    if options.pairs < 2:
+        raise ConfigError(f"--pairs: expected 2 or more, received {options.pairs}")
+    if options.top < 1:
+        raise ConfigError(f"--top: expected 1 or more, received {options.top}")
+
+
+def _of_server(options: argparse.Namespace) -> Any:
+    """The explanation of the version that a server has."""
+    from multigate.serving.client.rank_client import parse_ids
+    from multigate.serving.client.request_file import read_request
+
+    request = read_request(options.request)
+    with connect(options) as client:
+        [item] = parse_ids(client.contract(options.model), [options.item])
+        return client.explain(
+            options.model,
+            user=request["user"],
+            item=item,
+            item_ids=request.get("items"),
+            columns=request.get("columns"),
+            context=request.get("context"),
+            weights=request.get("weights"),
+            against=options.against,
+            pairs=options.pairs,
+            seed=options.seed,
+        )
+
+
+def _of_version(options: argparse.Namespace) -> Any:
+    """The explanation of a version in a folder."""
+    from multigate.serving.client.request_file import read_request
+    from multigate.serving.runtime.start import start_runtime
+    from multigate.serving.versions.explaining import Drawing
+    from multigate.serving.versions.opened import OpenedVersion, find_version
+
+    folder = find_version(Path(options.model))
+    request = None if options.request is None else read_request(options.request)
+    drawing = Drawing(None if options.exact else options.pairs, options.seed)
+    raw = None if request is not None else _example(options, folder)
+    start_runtime("c")
+    opened = OpenedVersion(folder, options.feature_store)
+    if raw is not None:
+        return opened.explain_example(raw, drawing)
+    assert request is not None
+    return opened.explain(request, options.item, options.against, drawing)
+
+
+def _example(options: argparse.Namespace, folder: Path) -> Any:
+    """A row of examples as inputs of `serving_default`."""
+    from multigate.configs.contract import FrozenContract
+    from multigate.model.data.raw import raw_values
+    from multigate.model.data.rows import read_rows
+    from multigate.verbs.inputs import require_examples
+
+    examples = require_examples(options.examples)
+    frozen = FrozenContract.read(folder / "assets.extra" / "contract.json")
+    if examples.schema_fingerprint != frozen.schema_fingerprint:
+        raise ModelError(
+            f"{folder}: exported with schema {frozen.schema_fingerprint}, {options.examples} has "
+            f"{examples.schema_fingerprint}; use examples built with the version's contract"
+        )
+    names = [name for name, _ in frozen.contract.of_side("user", "context", "item")]
+    rows = read_rows(options.examples, options.split, names)
+    if not 0 <= options.row < len(rows):
+        raise DataError(
+            f"--row: expected 0 to {len(rows) - 1}, the rows of the {options.split} split, "
+            f"received {options.row}"
+        )
+    return raw_values(frozen.contract, rows.table.slice(options.row, 1), names)
