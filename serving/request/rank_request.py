@@ -61,6 +61,28 @@ class ParsedRequest:
         """Where the candidate of a row stands in the request."""
         return row if self.places is None else int(self.places[row])
 
+    def row(self, place: int) -> int:
+        """The row of the candidate that stands at a place of the request.
+
+        Raises:
+            InvalidRequestError: there is none, or it lacks a required feature.
+        """
+        count = self.rows + (0 if self.unscored is None else len(self.unscored))
+        if not 0 <= place < count:
+            raise InvalidRequestError(
+                f"candidate: expected 0 to {count - 1}, a place among the candidates, received "
+                f"{place}"
+            )
+        if self.places is None:
+            return place
+        found = np.flatnonzero(self.places == place)
+        if not len(found):
+            raise InvalidRequestError(
+                f"candidate {place}: has no score, it lacks a required feature (missing: error): "
+                f"{', '.join(map(repr, self.lacking))}; send it"
+            )
+        return int(found[0])
+
     def warnings(self) -> list[str]:
         """For the answer: the store's problem, the items without score, and missing values."""
         problems = [f"feature store: {self.problem}"] if self.problem else []

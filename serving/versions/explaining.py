@@ -192,14 +192,11 @@ def explain_candidate(
         check: called between runs of the model; raises to stop.
 
     Raises:
-        InvalidRequestError: no such candidate, no others to compare with, or see `explain_row`.
+        InvalidRequestError: no such candidate, one without score, no others to compare with,
+            or see `explain_row`.
         WrongStateError: see `example_rows`.
     """
-    if not 0 <= candidate < parsed.rows:
-        raise InvalidRequestError(
-            f"candidate: expected 0 to {parsed.rows - 1}, a place among the candidates, received "
-            f"{candidate}"
-        )
+    candidate = parsed.row(candidate)
     contract = saved_model.contract
     if against == "candidates":
         others = np.delete(np.arange(parsed.rows), candidate)

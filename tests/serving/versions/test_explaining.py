@@ -206,6 +206,20 @@ def test_against_the_other_candidates_the_user_changes_nothing(client):
         assert (group["contributions"] == nothing) == (group["features"][0] in same)
 
 
+def test_an_item_is_explained_beside_one_that_has_no_score(client):
+    """The candidates' places are those of the request, whatever the server leaves out."""
+    call = {"user": REQUEST["user"], "context": REQUEST["context"], "seed": 1, "pairs": 2}
+    columns = {"length": [None, 5.0, 1.0]}
+    found, alone = (
+        client.explain("small", **call, item="b", item_ids=ids, columns={"length": lengths})
+        for ids, lengths in ((["a", "b", "c"], columns["length"]), (["b", "c"], [5.0, 1.0]))
+    )
+    assert found["terms"] == alone["terms"]
+    assert (found["candidates"], found["place"]) == (2, alone["place"])
+    with pytest.raises(CallError, match=r"candidate 0: has no score, it lacks .*'length'"):
+        client.explain("small", **call, item="a", item_ids=["a", "b", "c"], columns=columns)
+
+
 def test_a_call_scores_a_bounded_number_of_rows(client, server):
     call = {"user": REQUEST["user"], "context": {"hour": 9}, "item": "i1",
             "columns": {"length": [1.0]}}  # fmt: skip
