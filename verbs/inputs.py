@@ -188,6 +188,24 @@ def require_model(folder: Path) -> FrozenContract:
     )
 
 
+def require_version(folder: Path) -> FrozenContract:
+    """Check that a folder is an exported version.
+
+    Returns:
+        Its contract.
+
+    Raises:
+        ModelError: it is none.
+        DataError: its contract is missing or damaged.
+    """
+    if not (folder / _GRAPH).is_file():
+        raise ModelError(
+            f"{folder}: expected an exported version (with {_GRAPH}), found none; give the folder "
+            "that export wrote, with the version's number"
+        )
+    return require_model(folder)
+
+
 def require_names(options: EvaluationConfig, folder: Path) -> None:
     """Check that a model has the tasks and features that rules and slices name.
 

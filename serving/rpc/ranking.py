@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import IdListFeature, VectorFeature
+from multigate.configs.contract import Contract, IdListFeature, VectorFeature
 from multigate.serving.core.layout import RANK, SCORE, Arrays, value_dtype
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
@@ -24,6 +24,7 @@ from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
 from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_request
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
+from multigate.serving.versions.saved_model import SavedModel
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 _RETURNS = frozenset(ranking_pb2.Return.values())
@@ -83,7 +84,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 ranked = await self._rank(ranking, request_id, ranker, call, user)
                 response.ranking.CopyFrom(ranked)
             else:
-                response.ranking.CopyFrom(_empty_response(ranker, request_id))
+                empty = empty_response(ranker.model, ranker.saved_model, request_id)
+                response.ranking.CopyFrom(empty)
             # Warnings about candidates come before those about ranking.
             warnings = [*found.warnings, *response.ranking.warnings]
             response.ranking.ClearField("warnings")
@@ -134,7 +136,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 f"received number {request.returns}"
             )
         outputs = await ranker.batchers[RANK].run(parsed.inputs, parsed.rows, call)
-        _refuse_overflow(outputs)
+        refuse_overflow(outputs)
         answer = self._answer(request, request_id, ranker, parsed, outputs)
         if self._drift is not None:
             self._drift.add(ranker, parsed.inputs, outputs)
@@ -164,19 +166,40 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     time.time(),
                 )
             )
-        response = _empty_response(ranker, request_id)
-        response.item_index.extend(order.tolist())
-        if parsed.missing or parsed.problem:
-            response.warnings.extend(parsed.warnings())
-        which = request.candidates.item_id.WhichOneof("values")
-        # Text ids are bytes here; protobuf accepts them.
-        ids = parsed.inputs[saved_model.contract.item][order].tolist()
-        getattr(response.item_id, which).values.extend(ids)
-        if request.returns == ranking_pb2.TASK_SCORES:
-            response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
-            for task in saved_model.contract.tasks:
-                response.task_scores[task].MergeFromString(packed(outputs[task][order]))
+        response = empty_response(ranker.model, saved_model, request_id)
+        fill_response(response, request, saved_model.contract, parsed, outputs, order)
         return response
+
+
+def fill_response(
+    response: Any,
+    request: Any,
+    contract: Contract,
+    parsed: ParsedRequest,
+    outputs: Arrays,
+    order: np.ndarray,
+) -> None:
+    """Put ranked items into a RankResponse.
+
+    Args:
+        response: without items.
+        request: the RankRequest.
+        contract: the version's.
+        parsed: what was read from the request.
+        outputs: of the `rank` signature, (N,) each.
+        order: what `rank_order` returned.
+    """
+    response.item_index.extend(order.tolist())
+    if parsed.missing or parsed.problem:
+        response.warnings.extend(parsed.warnings())
+    which = request.candidates.item_id.WhichOneof("values")
+    # Text ids are bytes here; protobuf accepts them.
+    ids = parsed.inputs[contract.item][order].tolist()
+    getattr(response.item_id, which).values.extend(ids)
+    if request.returns == ranking_pb2.TASK_SCORES:
+        response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
+        for task in contract.tasks:
+            response.task_scores[task].MergeFromString(packed(outputs[task][order]))
 
 
 def _request_id(request: Any) -> str:
@@ -190,12 +213,12 @@ def _request_id(request: Any) -> str:
     return request_id
 
 
-def _empty_response(ranker: RankerVersion, request_id: str) -> Any:
+def empty_response(model: str, saved_model: SavedModel, request_id: str) -> Any:
     """A RankResponse without items."""
     return ranking_pb2.RankResponse(
-        model_name=ranker.model,
-        model_version=ranker.number,
-        schema=ranker.schema,
+        model_name=model,
+        model_version=saved_model.version,
+        schema=saved_model.schema,
         request_id=request_id,
     )
 
@@ -230,8 +253,12 @@ def _read_model_spec(model: Any) -> tuple[str, int | None, str]:
     )
 
 
-def _refuse_overflow(outputs: Arrays) -> None:
-    """Refuse scores that are not finite: finite inputs can be too large to compute with."""
+def refuse_overflow(outputs: Arrays) -> None:
+    """Refuse scores that are not finite: finite inputs can be too large to compute with.
+
+    Raises:
+        InvalidRequestError: names the candidate.
+    """
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
         if not np.logical_and.reduce(finite):

@@ -84,6 +84,7 @@ serving
 
 candidates
 
+jobs.scoring
 jobs
 jobs.onboarding
 jobs.publication
