@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="split to measure on (default: test)",
     )
     parser.add_argument(
-        "--report", type=Path, help="HTML file to write; its numbers go beside it, as .json"
+        "--report",
+        type=Path,
+        help="HTML file to write; its numbers go beside it, as .json and as a flat .csv",
     )
     parser.add_argument(
         "--production", type=Path, help="version or checkpoint to compare with in the report"
