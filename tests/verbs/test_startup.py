@@ -273,8 +273,8 @@ def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
     assert "none uses the future" in out
     (tmp_path / "runs").mkdir()
     (tmp_path / "base").mkdir()
-    assert call("runs", "--out", tmp_path / "runs", "--json")[:3:2] == (0, "")
-    assert call("publish", "--base", tmp_path / "base", "--json")[:3:2] == (0, "")
+    assert call("runs", "--out", tmp_path / "runs", "--json")[:2] == (0, '{"runs": []}\n')
+    assert call("publish", "--base", tmp_path / "base")[:3:2] == (0, "")
     status, _, err, _ = call(
         "rank", "--target", "localhost:1", "--model", "m", "--user", "{}", "--items", "1",
         "--timeout", 1, without=(*HEAVY, "numpy", "polars"),
