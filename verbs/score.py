@@ -75,15 +75,15 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         raise DataError(f"{options.out}: expected a name that ends with {', '.join(FORMATS)}")
     for path in (options.out, *([options.rows] if options.rows else [])):
         kind_of(path)
+    from multigate.jobs import interface
     from multigate.jobs.scoring.score import score
-    from multigate.jobs.scoring.version import Version
 
     parts = (
         read_parts(options.rows, contract)
         if options.examples is None
         else split_parts(options.examples, options.split)
     )
-    with Version(options.version, feature_clock=options.feature_clock) as version:
+    with interface.load(options.version, feature_clock=options.feature_clock) as version:
         result = score(
             version,
             parts,

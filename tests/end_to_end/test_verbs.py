@@ -65,7 +65,7 @@ def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_
 def test_a_version_is_measured_as_it_is_served(small_run, call):
     run = small_run.root / "run"
     folders = ("--version", run / "models/demo/1", "--examples", run / "examples")
-    status, out, err = call("evaluate", *folders, "--config", "demo", "--json")
+    status, out, _ = call("evaluate", *folders, "--config", "demo", "--json")
     assert (status, len(out)) == (0, 1)
     served, kept = json.loads(out[-1]), json.loads((run / "report.json").read_text())
     assert served["kind"] == "version"
@@ -107,7 +107,7 @@ def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
 def test_export_counts_versions(small_run, call, tmp_path):
     run = small_run.root / "run"
     folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
-    status, out, err = call("export", *folders, "--out", tmp_path, "--version", 7, "--json")
+    status, out, _ = call("export", *folders, "--out", tmp_path, "--version", 7, "--json")
     assert (status, len(out)) == (0, 1)
     assert json.loads(out[-1]) == {"export": str(tmp_path / "7")}
     assert (tmp_path / "7/saved_model.pb").exists()

@@ -58,7 +58,7 @@ def test_the_best_trial_is_kept(found):
 
 
 def test_the_best_configuration_runs_as_it_is(found):
-    """All of the search's configuration, with numbers as numbers; a night's stages stay the same."""
+    """The search's own configuration, with numbers as numbers, and the same stages of a night."""
     config, _, out, result = found
     assert result["best"]["config"] == str(out / "best.yaml")
     best, settings = load(out / "best.yaml"), result["best"]["settings"]

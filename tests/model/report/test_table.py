@@ -29,11 +29,11 @@ def test_every_measure_is_a_line(small_run, report):
     assert len(found) == len(lines)
     for name, task in report["tasks"].items():
         line = found["task", name, "", task["metric"]]
-        assert float(line["value"]) == task["value"]
+        assert float(line["value"]) == pytest.approx(task["value"], rel=1e-12)
         assert float(line["low"]) == task["measures"][task["metric"]]["low"]
         assert int(line["rows"]) == task["rows"]
     for name, group in report["groups"].items():
-        assert float(found["group", name, "", "auc"]["value"]) == group["auc"]
+        assert float(found["group", name, "", "auc"]["value"]) == pytest.approx(group["auc"])
     ndcg = report["ranking"]["measures"]["ndcg@10"]
     assert float(found["lists", "", "", "ndcg@10"]["high"]) == ndcg["high"]
     assert float(found["model", "", "", "loss"]["value"]) == report["loss"]
