@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multigate.configs.contract import FrozenContract
-from multigate.configs.errors import ConfigError, DataError, ModelError, ServingError
+from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.examples_store import fetched
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_names
@@ -223,9 +223,11 @@ def require_server_files(options: "ServerOptions") -> None:
     A candidate model's base path may be absent: Recommend then answers with popular items.
 
     Raises:
-        ServingError: a file cannot be read or does not hold what it must, or a folder is absent.
+        ServingError: a file cannot be read or does not hold what it must, or a folder is absent or
+            has no versions.
     """
     from multigate.serving.core.security import read_ssl_config, read_tokens
+    from multigate.serving.versions.folders import require_versions
     from multigate.serving.versions.model_config import read_model_configs
 
     bases = [options.model_base_path] if options.model_base_path is not None else []
@@ -233,8 +235,7 @@ def require_server_files(options: "ServerOptions") -> None:
         configs = read_model_configs(options.model_config_file)
         bases = [config.base_path for config in configs if not config.ranker]
     for base in bases:
-        if not base.is_dir():
-            raise ServingError(f"{base}: expected a folder of versions, but it does not exist")
+        require_versions(base)
     if options.ssl_config_file is not None:
         read_ssl_config(options.ssl_config_file)
     if options.auth_token_file is not None:
