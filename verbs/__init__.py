@@ -28,6 +28,7 @@ VERBS = {
     "publish": "show the version in production, go back to the one before it, or choose another",
     "features": "load the features of all users and items into the online store",
     "candidates": "train, evaluate and export the model that finds candidates to rank",
+    "completion": "print the completion of this command for bash, zsh or fish",
 }
 """Verb -> its line in `multigate --help`."""
 
