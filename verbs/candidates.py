@@ -122,10 +122,10 @@ def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from multigate.configs.sections.candidates import CandidatesConfig
     from multigate.verbs.inputs import gather_examples, require_version
 
+    config = load(options.config).candidates if options.config else CandidatesConfig()
     for version in (options.candidate, options.production):
         if version is not None:
             require_version(version)
-    config = load(options.config).candidates if options.config else CandidatesConfig()
     gather_examples(options)
     import_tensorflow()
     from multigate.candidates.comparison import compare
