@@ -234,9 +234,9 @@ def require_server_files(options: "ServerOptions") -> None:
     if options.model_config_file is not None:
         configs = read_model_configs(options.model_config_file)
         bases = [config.base_path for config in configs if not config.ranker]
-    for base in bases:
-        require_versions(base)
     if options.ssl_config_file is not None:
         read_ssl_config(options.ssl_config_file)
     if options.auth_token_file is not None:
         read_tokens(options.auth_token_file)
+    for base in bases:
+        require_versions(base)
