@@ -330,9 +330,18 @@ def load(source: str | Path) -> Config:
     Raises:
         ConfigError: one line per offending key, which names the file and the key.
     """
+    return parse(Config, read_yaml(find(source)), str(source))
+
+
+def find(source: str | Path) -> Path:
+    """The file of a configuration or of a preset.
+
+    Raises:
+        ConfigError: there is none.
+    """
     path = Path(source)
     if str(source) in PRESETS and not path.is_file():  # a folder may have a preset's name
-        path = Path(str(files("multigate.configs.presets").joinpath(f"{source}.yaml")))
-    elif not path.exists():
+        return Path(str(files("multigate.configs.presets").joinpath(f"{source}.yaml")))
+    if not path.exists():
         raise ConfigError(f"{source}: no such configuration file; presets are {', '.join(PRESETS)}")
-    return parse(Config, read_yaml(path), str(source))
+    return path

@@ -2,7 +2,7 @@
 
     OUT/study.db          Optuna's study: every trial with its settings and its monitor by epoch
     OUT/best/             checkpoint of the best trial so far
-    OUT/best.yaml         the best trial's values of the settings that are searched
+    OUT/best.yaml         the configuration with the best trial's settings, which `--config` takes
     OUT/trials.json       all trials, for people and scripts
 
 A search that was interrupted goes on in the same folder: finished trials count, and the settings of
@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import optuna
-import yaml
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import write_json, write_text
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.tune import Choices, Range
+from multigate.configs.written import as_yaml, complete_values
 from multigate.jobs.lock import locked
 from multigate.jobs.show import say
 
 if TYPE_CHECKING:  # its import takes seconds
     from multigate.model.checkpoints.history import Epoch
 
-STUDY, BEST, SETTINGS, TRIALS = "study.db", "best", "best.yaml", "trials.json"
+STUDY, BEST, BEST_CONFIG, TRIALS = "study.db", "best", "best.yaml", "trials.json"
 
 Measure = Callable[[Path], dict[str, Any]]
 """Called with a finished trial's checkpoint; what it returns is kept with the trial."""
@@ -44,6 +44,8 @@ class BestTrial(TypedDict):
     val_loss: float | None
     settings: dict[str, Any]
     checkpoint: str
+    config: str
+    """The file of the configuration with these settings."""
 
 
 class SearchResult(TypedDict):
@@ -107,7 +109,7 @@ def with_settings(config: Config, settings: dict[str, Any]) -> Config:
     Raises:
         ConfigError: the configuration has no such setting, or does not take the value.
     """
-    values = config.model_dump(mode="json")
+    values = complete_values(config)
     for name, value in settings.items():
         *path, last = name.split(".")
         place: Any = values
@@ -235,7 +237,7 @@ def _run_trial(
     best = study.best_trial.number == trial.number
     if best:
         _replace_best(checkpoint, out / BEST)
-        write_text(out / SETTINGS, yaml.safe_dump(settings, sort_keys=False))
+        write_text(out / BEST_CONFIG, _best_config(config, settings, trial.number))
     else:
         _remove(checkpoint)
     write_json(out / TRIALS, [_trial_record(each) for each in study.trials])
@@ -282,10 +284,26 @@ def _trial_record(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
         "number": trial.number,
         "state": trial.state.name.lower(),
         "monitored": trial.value,
-        "settings": trial.params,
+        "settings": _settings(trial),
         "by_epoch": {str(step): value for step, value in trial.intermediate_values.items()},
         **trial.user_attrs,
     }
+
+
+def _settings(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """A trial's settings by name; Optuna keeps a choice as the text that `_draw` gave it."""
+    categorical = optuna.distributions.CategoricalDistribution
+    return {
+        name: json.loads(value) if isinstance(trial.distributions[name], categorical) else value
+        for name, value in trial.params.items()
+    }
+
+
+def _best_config(config: Config, settings: dict[str, Any], number: int) -> str:
+    """The text of `best.yaml`: the search's configuration with a trial's settings."""
+    lines = [f"# The search's configuration with the settings of trial {number}:"]
+    lines += [f"#   {name}: {json.dumps(value)}" for name, value in settings.items()]
+    return "\n".join([*lines, as_yaml(with_settings(config, settings))])
 
 
 def _result(study: optuna.Study, out: Path) -> SearchResult:
@@ -300,7 +318,8 @@ def _result(study: optuna.Study, out: Path) -> SearchResult:
             "monitor": best.user_attrs["monitor"],
             "monitored": best.value,
             "val_loss": best.user_attrs["val_loss"],
-            "settings": yaml.safe_load((out / SETTINGS).read_text(encoding="utf-8")),
+            "settings": _settings(best),
             "checkpoint": str(out / BEST),
+            "config": str(out / BEST_CONFIG),
         },
     }

@@ -13,6 +13,7 @@ VERBS = {
     "demo": "run every stage, from logs to ranked lists, on simulated or on real data",
     "init": "draft a commented configuration from a log",
     "options": "print the reference of the configuration keys",
+    "print-config": "show a preset, or a configuration with every default filled in",
     "check": "check a configuration against a log: exit status 1 if a run would fail",
     "examples": "make training examples from raw logs",
     "audit": "prove on a sample that no feature or label uses the future",
@@ -20,6 +21,7 @@ VERBS = {
     "tune": "search for better settings of the model and its training",
     "evaluate": "measure a checkpoint or an exported version, and write its report",
     "export": "write a SavedModel version that evaluates only the selected experts",
+    "score": "score a file of rows, or examples, with a version",
     "compare": "judge a candidate against production: exit status 0 blessed, 1 refused",
     "serve": "serve a model's newest version over gRPC",
     "rank": "rank candidates for one user by calling a server",
@@ -30,5 +32,11 @@ VERBS = {
     "publish": "show the version in production, go back to the one before it, or choose another",
     "features": "load the features of all users and items into the online store",
     "candidates": "train, evaluate and export the model that finds candidates to rank",
+    "completion": "print the completion of this command for bash, zsh or fish",
 }
 """Verb -> its line in `multigate --help`."""
+
+
+def module_of(verb: str) -> str:
+    """The module of a verb."""
+    return f"multigate.verbs.{verb.replace('-', '_')}"

@@ -69,7 +69,7 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> Mapping[str, Any]:
     """Run the verb; the result is what --json prints."""
-    from multigate.verbs.inputs import gather_examples, require_checkpoint
+    from multigate.verbs.inputs import gather_examples, require_checkpoint, require_version
 
     if options.action == "train":
         from multigate.configs import load
@@ -89,6 +89,9 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
         return _compare(options)
     if options.action in ("evaluate", "export"):
         require_checkpoint(options.checkpoint, "candidates train")
+    else:
+        require_version(options.candidates)
+        require_version(options.ranker)
     gather_examples(options)
     import_tensorflow()
     if options.action == "evaluate":
@@ -117,9 +120,12 @@ def execute(options: argparse.Namespace) -> Mapping[str, Any]:
 def _compare(options: argparse.Namespace) -> Mapping[str, Any]:
     from multigate.configs import load
     from multigate.configs.sections.candidates import CandidatesConfig
-    from multigate.verbs.inputs import gather_examples
+    from multigate.verbs.inputs import gather_examples, require_version
 
     config = load(options.config).candidates if options.config else CandidatesConfig()
+    for version in (options.candidate, options.production):
+        if version is not None:
+            require_version(version)
     gather_examples(options)
     import_tensorflow()
     from multigate.candidates.comparison import compare

@@ -9,19 +9,21 @@ import ctypes
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from types import FrameType
 from typing import Any
 
 from multigate import __version__
 from multigate.configs.errors import MultigateError
-from multigate.verbs import VERBS
+from multigate.verbs import VERBS, module_of
 
 _NOTHING_LEFT = "nothing half-written is left"
 _INTERRUPTED = f"error: interrupted; {_NOTHING_LEFT}"
+_BROKEN_PIPE = 128 + signal.SIGPIPE  # as of a program that the signal ends
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0 done (of a verdict: blessed), 1 the verdict is to refuse or `check` found
         what would fail a run, 2 the input, the configuration or the disk cannot be used, 130
-        interrupted.
+        interrupted, 141 nobody reads standard output any more.
     """
     signals: list[int] = []
     interrupted = _INTERRUPTED
@@ -44,8 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.caller is not None and not _end_with(options.caller):
                 return 2
             interrupted = f"error: interrupted; {options.interrupted}"
-            with ExitStack() as options.temporary:
+            as_json = getattr(options, "json", False)
+            with ExitStack() as options.temporary, _alone(as_json):
                 result = options.execute(options)
+            if result is not None and as_json:
+                print(json.dumps(result, ensure_ascii=False))
+            sys.stdout.flush()
     except BaseException as error:
         if signals or isinstance(error, KeyboardInterrupt):
             # Whatever the error is: an import that is interrupted may end in another one.
@@ -55,13 +61,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in str(error).splitlines():
                 print(f"error: {line}", file=sys.stderr)
             return 2
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            # Else the interpreter would try to write the rest when it ends, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _BROKEN_PIPE
         if isinstance(error, OSError):
             print(f"error: {_reason(error)}", file=sys.stderr)
             return 2
         raise
-    if result is not None and getattr(options, "json", False):
-        print(json.dumps(result, ensure_ascii=False))
     return int(options.status(result))
+
+
+@contextmanager
+def _alone(as_json: bool) -> Iterator[None]:
+    """With `--json`, send what a verb prints to standard error: the result stands alone.
+
+    The descriptor too, which child processes and libraries in C write to.
+    """
+    if not as_json:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(1, select.POLLERR)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _end_with(caller: int) -> bool:
@@ -163,7 +198,7 @@ class _VerbParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Add the verb's options, then parse as usual."""
         if self._verb:
-            self._add_options(importlib.import_module(f"multigate.verbs.{self._verb}"))
+            self._add_options(importlib.import_module(module_of(self._verb)))
             self._verb = ""
         return super().parse_known_args(args, namespace)
 
@@ -172,7 +207,10 @@ class _VerbParser(argparse.ArgumentParser):
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         if verb.execute.__annotations__["return"] is not None:
             self.add_argument(
-                "--json", action="store_true", help="print the result as one JSON object, last line"
+                "--json",
+                action="store_true",
+                help="print the result as one JSON object on standard output, and all else on "
+                "standard error",
             )
         verb.add_arguments(self)
         self.set_defaults(

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="split to measure on (default: test)",
     )
     parser.add_argument(
-        "--report", type=Path, help="HTML file to write; its numbers go beside it, as .json"
+        "--report",
+        type=Path,
+        help="HTML file to write; its numbers go beside it, as .json and as a flat .csv",
     )
     parser.add_argument(
         "--production", type=Path, help="version or checkpoint to compare with in the report"
@@ -85,24 +87,19 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
             f"{options.baseline_threads}"
         )
     import_tensorflow()
+    from multigate.jobs import interface
     from multigate.jobs.show import show_baseline, show_evaluation
-    from multigate.model.assessment.assess import assess
-    from multigate.model.baselines.lightgbm_baseline import fit
-    from multigate.model.evaluation.scored import read_contract
 
-    baseline = None
-    if options.baseline is not None:
-        contract = read_contract(model).contract
-        baseline = fit(options.examples, contract, threads=options.baseline_threads)
-    result = assess(
+    result = interface.evaluate(
         model,
         options.examples,
-        settings,
+        options=settings,
         split=options.split,
         production=options.production,
         baselines=options.baselines,
         seeds=options.seeds,
-        baseline=baseline,
+        baseline=options.baseline,
+        baseline_threads=options.baseline_threads,
     )
     show_evaluation(result)
     if result["baseline"] is not None:

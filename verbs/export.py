@@ -26,8 +26,10 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     require_checkpoint(options.checkpoint)
     gather_examples(options)
     import_tensorflow()
-    from multigate.jobs.export import export
+    from multigate.jobs import interface
 
-    version = export(options.checkpoint, options.examples, options.out, version=options.version)
+    version = interface.export(
+        options.checkpoint, options.examples, options.out, version=options.version
+    )
     print(f"exported {version}")
     return {"export": str(version)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.difference import difference
-from multigate.configs.errors import ConfigError, DataError, ModelError, ServingError
+from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.examples_store import fetched
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.lineage import check_names
@@ -189,6 +189,24 @@ def require_model(folder: Path) -> FrozenContract:
     )
 
 
+def require_version(folder: Path) -> FrozenContract:
+    """Check that a folder is an exported version.
+
+    Returns:
+        Its contract.
+
+    Raises:
+        ModelError: it is none.
+        DataError: its contract is missing or damaged.
+    """
+    if not (folder / _GRAPH).is_file():
+        raise ModelError(
+            f"{folder}: expected an exported version (with {_GRAPH}), found none; give the folder "
+            "that export wrote, with the version's number"
+        )
+    return require_model(folder)
+
+
 def require_names(options: EvaluationConfig, folder: Path) -> None:
     """Check that a model has the tasks and features that rules and slices name.
 
@@ -206,19 +224,20 @@ def require_server_files(options: "ServerOptions") -> None:
     A candidate model's base path may be absent: Recommend then answers with popular items.
 
     Raises:
-        ServingError: a file cannot be read or does not hold what it must, or a folder is absent.
+        ServingError: a file cannot be read or does not hold what it must, or a folder is absent or
+            has no versions.
     """
     from multigate.serving.core.security import read_ssl_config, read_tokens
+    from multigate.serving.versions.folders import require_versions
     from multigate.serving.versions.model_config import read_model_configs
 
     bases = [options.model_base_path] if options.model_base_path is not None else []
     if options.model_config_file is not None:
         configs = read_model_configs(options.model_config_file)
         bases = [config.base_path for config in configs if not config.ranker]
-    for base in bases:
-        if not base.is_dir():
-            raise ServingError(f"{base}: expected a folder of versions, but it does not exist")
     if options.ssl_config_file is not None:
         read_ssl_config(options.ssl_config_file)
     if options.auth_token_file is not None:
         read_tokens(options.auth_token_file)
+    for base in bases:
+        require_versions(base)

@@ -35,9 +35,11 @@ def execute(options: argparse.Namespace) -> dict[str, Any] | None:
     """Run the verb; the result is what --json prints."""
     from dataclasses import asdict
 
-    from multigate.configs import reference
+    from multigate.configs import ConfigError, reference
     from multigate.configs.schema import json_schema
 
+    if options.json and (options.json_schema or options.markdown):
+        raise ConfigError("--json: expected neither --json-schema nor --markdown with it")
     if options.json_schema:
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return None

@@ -49,18 +49,19 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
 
     config = load(options.config)
     if options.baseline is not None:
-        config = baseline(config, options.baseline)
+        baseline(config, options.baseline)  # a wrong name is told at once
     gather_examples(options)
     if options.start_from is not None:
         require_checkpoint(options.start_from)
     import_tensorflow()
-    from multigate.model.training import train
+    from multigate.jobs import interface
 
-    trained = train.train(
+    trained = interface.train(
         config,
         options.examples,
         options.out,
         resume=options.resume,
         start_from=options.start_from,
+        baseline=options.baseline,
     )
     return dict(trained)

@@ -9,6 +9,7 @@ from multigate.model.assessment.results import Assessment
 from multigate.model.checkpoints.history import kept
 from multigate.model.report import checks, data, explained, gates, tasks
 from multigate.model.report.elements import count, document, sentences
+from multigate.model.report.table import as_csv
 
 _SECTIONS = (
     ("verdict", "Verdict"),
@@ -35,7 +36,9 @@ def write_report(
     title: str | None = None,
     best: Mapping[str, float | None] | None = None,
 ) -> None:
-    """Write the report, and beside it all that it shows, under the same name with `.json`.
+    """Write the report, and beside it, under the same name, all that it shows.
+
+    `.json` has everything, `.csv` the metrics as one flat table.
 
     Args:
         path: the HTML file; its folder exists.
@@ -45,6 +48,7 @@ def write_report(
     """
     known = {name: value for name, value in (best or {}).items() if value is not None}
     write_json(path.with_suffix(".json"), dict(found) | ({"best": known} if known else {}))
+    write_text(path.with_suffix(".csv"), as_csv(found))
     write_text(path, page(found, title or found["name"], known))
 
 

@@ -7,12 +7,13 @@ are then ranked as in Rank.
 import json
 import time
 import uuid
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from multigate.configs.contract import IdListFeature, VectorFeature
+from multigate.configs.contract import Contract, IdListFeature, VectorFeature
 from multigate.explanation.document import PAIRS
 from multigate.serving.core.layout import RANK, SCORE, Arrays, value_dtype
 from multigate.serving.core.logs import say
@@ -28,6 +29,7 @@ from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_reques
 from multigate.serving.versions.explaining import Against, Drawing, explain_candidate
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
+from multigate.serving.versions.saved_model import SavedModel
 
 _DTYPES = {"string": "string", "int64": "int", "float32": "float"}
 _RETURNS = frozenset(ranking_pb2.Return.values())
@@ -91,7 +93,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 ranked = await self._rank(ranking, request_id, ranker, call, user)
                 response.ranking.CopyFrom(ranked)
             else:
-                response.ranking.CopyFrom(_empty_response(ranker, request_id))
+                empty = empty_response(ranker.model, ranker.saved_model, request_id)
+                response.ranking.CopyFrom(empty)
             # Warnings about candidates come before those about ranking.
             warnings = [*found.warnings, *response.ranking.warnings]
             response.ranking.ClearField("warnings")
@@ -180,7 +183,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 f"received number {request.returns}"
             )
         outputs = await ranker.batchers[RANK].run(parsed.inputs, parsed.rows, call)
-        _refuse_overflow(outputs, parsed)
+        refuse_overflow(outputs, parsed.place)
         answer = self._answer(request, request_id, ranker, parsed, outputs)
         if self._drift is not None:
             self._drift.add(ranker, parsed.inputs, outputs)
@@ -211,22 +214,43 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                     parsed.places,
                 )
             )
-        response = _empty_response(ranker, request_id)
-        places = order if parsed.places is None else parsed.places[order]
-        response.item_index.extend(places.tolist())
-        if parsed.unscored is not None:
-            response.unscored_index.extend(parsed.unscored.tolist())
-        if parsed.missing or parsed.problem or parsed.lacking:
-            response.warnings.extend(parsed.warnings())
-        which = request.candidates.item_id.WhichOneof("values")
-        # Text ids are bytes here; protobuf accepts them.
-        ids = parsed.inputs[saved_model.contract.item][order].tolist()
-        getattr(response.item_id, which).values.extend(ids)
-        if request.returns == ranking_pb2.TASK_SCORES:
-            response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
-            for task in saved_model.contract.tasks:
-                response.task_scores[task].MergeFromString(packed(outputs[task][order]))
+        response = empty_response(ranker.model, saved_model, request_id)
+        fill_response(response, request, saved_model.contract, parsed, outputs, order)
         return response
+
+
+def fill_response(
+    response: Any,
+    request: Any,
+    contract: Contract,
+    parsed: ParsedRequest,
+    outputs: Arrays,
+    order: np.ndarray,
+) -> None:
+    """Put ranked items into a RankResponse.
+
+    Args:
+        response: without items.
+        request: the RankRequest.
+        contract: the version's.
+        parsed: what was read from the request.
+        outputs: of the `rank` signature, (N,) each.
+        order: what `rank_order` returned.
+    """
+    places = order if parsed.places is None else parsed.places[order]
+    response.item_index.extend(places.tolist())
+    if parsed.unscored is not None:
+        response.unscored_index.extend(parsed.unscored.tolist())
+    if parsed.missing or parsed.problem or parsed.lacking:
+        response.warnings.extend(parsed.warnings())
+    which = request.candidates.item_id.WhichOneof("values")
+    # Text ids are bytes here; protobuf accepts them.
+    ids = parsed.inputs[contract.item][order].tolist()
+    getattr(response.item_id, which).values.extend(ids)
+    if request.returns == ranking_pb2.TASK_SCORES:
+        response.MergeFromString(packed(outputs[SCORE][order], _SCORE_FIELD))
+        for task in contract.tasks:
+            response.task_scores[task].MergeFromString(packed(outputs[task][order]))
 
 
 def _request_id(request: Any) -> str:
@@ -240,12 +264,12 @@ def _request_id(request: Any) -> str:
     return request_id
 
 
-def _empty_response(ranker: RankerVersion, request_id: str) -> Any:
+def empty_response(model: str, saved_model: SavedModel, request_id: str) -> Any:
     """A RankResponse without items."""
     return ranking_pb2.RankResponse(
-        model_name=ranker.model,
-        model_version=ranker.number,
-        schema=ranker.schema,
+        model_name=model,
+        model_version=saved_model.version,
+        schema=saved_model.schema,
         request_id=request_id,
     )
 
@@ -280,14 +304,22 @@ def _read_model_spec(model: Any) -> tuple[str, int | None, str]:
     )
 
 
-def _refuse_overflow(outputs: Arrays, parsed: ParsedRequest) -> None:
-    """Refuse scores that are not finite: finite inputs can be too large to compute with."""
+def refuse_overflow(outputs: Arrays, place: Callable[[int], int] = lambda row: row) -> None:
+    """Refuse scores that are not finite: finite inputs can be too large to compute with.
+
+    Args:
+        outputs: (N,) each.
+        place: where the candidate of a row stands in the request.
+
+    Raises:
+        InvalidRequestError: names the candidate.
+    """
     for name, scores in outputs.items():
         finite = np.isfinite(scores)
         if not np.logical_and.reduce(finite):
             row = int(np.argmin(finite))
             raise InvalidRequestError(
-                f"candidate {parsed.place(row)}: output {name!r}: expected a finite score, the "
+                f"candidate {place(row)}: output {name!r}: expected a finite score, the "
                 f"model computes {scores[row]}: the request's numbers or weights are too large"
             )
 

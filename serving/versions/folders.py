@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from multigate.configs.errors import ServingError
+
 GRAPH = "saved_model.pb"
 EXTRA = "assets.extra"
 CONTRACT = f"{EXTRA}/contract.json"
@@ -32,6 +34,26 @@ def scan(base: Path) -> dict[int, Path]:
         return {}
     named = {int(path.name): path for path in entries if _is_folder(path)}
     return {number: named[number] for number in sorted(named, reverse=True) if number < 1 << 63}
+
+
+def require_versions(base: Path) -> None:
+    """Check that a base path has versions, complete or not.
+
+    Raises:
+        ServingError: it does not exist, is a version itself, or has none.
+    """
+    if not base.is_dir():
+        raise ServingError(f"{base}: expected a folder of versions, but it does not exist")
+    if (base / GRAPH).is_file():
+        raise ServingError(
+            f"{base}: expected a folder of numbered versions, received a version; give the folder "
+            f"that it is in, {base.absolute().parent}"
+        )
+    if not scan(base):
+        raise ServingError(
+            f"{base}: expected numbered version folders such as {base / '1'}, received none; "
+            "export a model first"
+        )
 
 
 def _is_folder(path: Path) -> bool:

@@ -16,7 +16,14 @@ from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
-from multigate.serving.versions.folders import GRAPH, Stamp, experts_per_row, scan, stamp
+from multigate.serving.versions.folders import (
+    GRAPH,
+    Stamp,
+    experts_per_row,
+    require_versions,
+    scan,
+    stamp,
+)
 from multigate.serving.versions.loaded_version import LoadedVersion
 from multigate.serving.versions.model_config import ModelConfig
 from multigate.serving.versions.saved_model import LoadError, SavedModel
@@ -104,15 +111,7 @@ class VersionManager(Generic[V]):
                 )
             self._poller.start()
             return
-        if not self._base.is_dir():
-            raise ServingError(
-                f"{self._base}: expected a folder of versions, but it does not exist"
-            )
-        if not scan(self._base):
-            raise ServingError(
-                f"{self._base}: expected numbered version folders such as {self._base / '1'}, "
-                "received none; export a model first"
-            )
+        require_versions(self._base)
         self.poll()
         if not self._loaded:
             reasons = "; ".join(record.error for record in self._records.values())

@@ -93,6 +93,6 @@ def test_the_verb_prints_the_list(target, question, capsys):
         ]
     )
     assert status == 0
-    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    answer = json.loads(capsys.readouterr().out)
     assert answer["source"] == "RETRIEVED"
     assert len(answer["ranked"]) == 3

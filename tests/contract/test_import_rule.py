@@ -104,6 +104,7 @@ serving
 
 candidates
 
+jobs.scoring
 jobs
 jobs.onboarding
 jobs.publication

@@ -18,7 +18,7 @@ def documented_commands() -> list[str]:
     for path in [*PAGES, *(ROOT / "configs/presets").glob("*.yaml")]:
         text = path.read_text().replace("\\\n", " ")
         for line in text.splitlines():
-            match = re.match(r"^[#\s]*(?:\.venv/bin/)?(multigate +[a-z]+ +--.*)$", line)
+            match = re.match(r"^[#\s]*(?:\.venv/bin/)?(multigate +[a-z-]+ +--.*?)(?: &)?$", line)
             if match:
                 found.append(match[1])
     return found

@@ -81,8 +81,8 @@ def test_the_verb_runs_every_stage_and_prints_what_it_found(small_run, tmp_path)
     logs = str(small_run.root / "logs")
     done = run("demo", "--config", str(config), "--data", logs, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
-    assert f"report {out / 'report.html'}" in done.stdout.replace("\n", " ")
-    result = json.loads(done.stdout.splitlines()[-1])
+    assert f"report {out / 'report.html'}" in done.stderr.replace("\n", " ")
+    result = json.loads(done.stdout)
     assert sorted(result) == sorted(small_run.result)
     for name, task in result["tasks"].items():  # the seed is the configuration's
         assert task["value"] == pytest.approx(small_run.result["tasks"][name]["value"], abs=1e-4)
@@ -93,9 +93,9 @@ def test_the_embedded_default_needs_nothing_but_the_package(tmp_path):
     """`multigate demo --out DIR`, as a new user runs it, on its own simulated logs."""
     done = run("demo", "--out", str(tmp_path / "demo"), "--json")
     assert done.returncode == 0, done.stderr
-    assert "best possible" in done.stdout
-    assert f"report {tmp_path / 'demo/report.html'}" in done.stdout.replace("\n", " ")
-    result = json.loads(done.stdout.splitlines()[-1])
+    assert "best possible" in done.stderr
+    assert f"report {tmp_path / 'demo/report.html'}" in done.stderr.replace("\n", " ")
+    result = json.loads(done.stdout)
     assert sorted(result) == ["export", "ranked", "report", "seconds", "tasks"]
     tasks = result["tasks"]
     assert sorted(task["metric"] for task in tasks.values()) == ["auc"] * 6 + ["rmse"] * 2

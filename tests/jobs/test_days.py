@@ -264,7 +264,7 @@ def test_commands_read_days_together(days, whole, log, tmp_path, capsys, named):
     path.write_text(CONFIG)
     arguments = ["audit", "--config", str(path), "--data", str(log), "--sample", "40", "--json"]
     assert main([*arguments, "--examples", *examples]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = json.loads(capsys.readouterr().out)
     assert list(found["folders"]) == [str(day) for day in days]
     if named != "window":
         return
@@ -274,7 +274,7 @@ def test_commands_read_days_together(days, whole, log, tmp_path, capsys, named):
     # The fingerprint is that of one run over the three days, so its examples fit too.
     for folder in ([str(whole)], examples):
         assert main(["evaluate", "--checkpoint", str(out), "--json", "--examples", *folder]) == 0
-        assert json.loads(capsys.readouterr().out.splitlines()[-1])["tasks"]
+        assert json.loads(capsys.readouterr().out)["tasks"]
 
 
 def test_a_window_without_runs_is_one_line(tmp_path, capsys):

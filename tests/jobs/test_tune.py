@@ -5,8 +5,9 @@ import sqlite3
 from datetime import date
 
 import pytest
+import yaml
 
-from multigate.configs.config import Config
+from multigate.configs.config import Config, load
 from multigate.configs.errors import ConfigError, DataError
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.tune import TuneConfig
@@ -56,6 +57,21 @@ def test_the_best_trial_is_kept(found):
     assert not list(out.glob("trial-*"))
 
 
+def test_the_best_configuration_runs_as_it_is(found):
+    """The search's own configuration, with numbers as numbers, and the same stages of a night."""
+    config, _, out, result = found
+    assert result["best"]["config"] == str(out / "best.yaml")
+    best, settings = load(out / "best.yaml"), result["best"]["settings"]
+    assert best == search.with_settings(config, settings)
+    assert best.stages == config.stages
+    assert best.train.learning_rate == settings["train.learning_rate"] != config.train.learning_rate
+    read = yaml.safe_load((out / "best.yaml").read_text())
+    assert isinstance(read["train"]["learning_rate"], float)
+    assert isinstance(read["model"]["embedding_dim"], int)
+    for trial in json.loads((out / "trials.json").read_text()):
+        assert isinstance(trial["settings"]["model.experts.units"], list)
+
+
 def test_a_search_goes_on_where_it_was_cut_off(found, tmp_path):
     import shutil
 
@@ -99,7 +115,7 @@ def test_hopeless_trials_are_pruned(found, tmp_path):
     }
     search.tune(parse(Config, values, "test"), examples, tmp_path / "search")
     trials = json.loads((tmp_path / "search/trials.json").read_text())
-    states = {(json.loads(t["settings"]["train.learning_rate"]), t["state"]) for t in trials}
+    states = {(t["settings"]["train.learning_rate"], t["state"]) for t in trials}
     assert (0.002, "complete") in states
     assert (1e-8, "pruned") in states
     # Equal trials part in the last bits, so that half of the good ones may be pruned too; of the

@@ -260,7 +260,7 @@ def test_the_command_makes_a_day(folder, config, nights, capsys, tmp_path):
     arguments = ["examples", "--config", str(tmp_path / "config.yaml"), "--data", str(folder)]
     arguments += ["--out", str(tmp_path / "out")]
     assert main([*arguments, "--from", "2026-11-17", "--to", "2026-11-18", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == nights[7][1]
+    assert json.loads(capsys.readouterr().out) == nights[7][1]
     for wrong, message in (
         (["--from", "2026-11-17"], "--from and --to go together"),
         (["--from", "soon", "--to", "2026-11-18"], "expected a day such as 2026-11-20"),

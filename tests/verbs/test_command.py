@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from multigate.jobs.simulate import simulate
-from multigate.verbs import VERBS
+from multigate.verbs import VERBS, module_of
 from multigate.verbs.command import main
 
 
@@ -103,7 +103,24 @@ def test_the_exit_statuses_are_documented():
         if hasattr(importlib.import_module(f"multigate.verbs.{verb}"), "status")
     }
     assert set(re.findall(r"`([a-z]+)[^`]*`", row)) == with_verdict
-    assert re.findall(r"^\| (\d+) \| ", page, re.MULTILINE) == ["0", "1", "2", "130"]
+    assert re.findall(r"^\| (\d+) \| ", page, re.MULTILINE) == ["0", "1", "2", "130", "141"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["options"], ["options", "--json"], ["print-config", "demo"]]
+)
+def test_a_reader_that_goes_away_is_no_error(arguments):
+    """As after `| head -1`: the status is that of a program which the signal ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multigate", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    process.stdout.close()
+    stderr = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_a_failed_demo_leaves_no_empty_folder(tmp_path, capfd):
@@ -117,7 +134,7 @@ def test_a_failed_demo_leaves_no_empty_folder(tmp_path, capfd):
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_says_what_it_is(verb):
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"multigate.verbs.{verb}").add_arguments(parser)
+    importlib.import_module(module_of(verb)).add_arguments(parser)
     parsers, silent = [parser], []
     for one in parsers:
         for action in one._actions:

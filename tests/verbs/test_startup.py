@@ -263,6 +263,48 @@ def test_an_absent_base_path_is_told_at_once(tmp_path):
         assert cpu < 1.5
 
 
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("serve", "expected numbered version folders such as "),
+        ("score", "expected an exported version (with saved_model.pb), found none"),
+        ("evaluate", "expected a checkpoint (with config.json) or an exported version"),
+        ("compare", "expected a checkpoint (with config.json) or an exported version"),
+        ("candidates compare", "expected an exported version (with saved_model.pb), found none"),
+        ("candidates report", "expected an exported version (with saved_model.pb), found none"),
+    ],
+)
+def test_a_wrong_model_folder_is_told_at_once(verb, message, folders, tmp_path):
+    """A folder that is there and holds no model: no library is loaded to find out."""
+    wrong, examples = tmp_path / "wrong", ("--examples", folders / "examples")
+    (wrong / "notes").mkdir(parents=True)
+    given = {
+        "serve": ("--model_name", "m", "--model_base_path", wrong),
+        "score": ("--version", wrong, *examples, "--out", tmp_path / "out.csv"),
+        "evaluate": ("--version", wrong, *examples),
+        "compare": ("--candidate", wrong, *examples),
+        "candidates compare": ("--candidate", wrong, *examples),
+        "candidates report": ("--candidates", wrong, "--ranker", wrong, *examples),
+    }[verb]
+    without = (*HEAVY_FOR_SERVE, "multigate.serving.runtime.library")
+    status, out, err, cpu = call(*verb.split(), *given, without=without)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {wrong}: {message}")
+    assert len(err.splitlines()) == 1
+    assert cpu < 1.5
+
+
+def test_a_version_in_place_of_its_base_folder_is_told_at_once(tmp_path):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/saved_model.pb").touch()
+    status, _, err, _ = call(
+        *("serve", "--model_name", "m", "--model_base_path", tmp_path / "1"),
+        without=HEAVY_FOR_SERVE,
+    )
+    assert status == 2
+    assert "received a version; give the folder that it is in" in err
+
+
 def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
     status, out, err, _ = call(
         *("audit", "--config", "demo", "--data", folders / "log"),
@@ -273,8 +315,8 @@ def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
     assert "none uses the future" in out
     (tmp_path / "runs").mkdir()
     (tmp_path / "base").mkdir()
-    assert call("runs", "--out", tmp_path / "runs", "--json")[:3:2] == (0, "")
-    assert call("publish", "--base", tmp_path / "base", "--json")[:3:2] == (0, "")
+    assert call("runs", "--out", tmp_path / "runs", "--json")[:2] == (0, '{"runs": []}\n')
+    assert call("publish", "--base", tmp_path / "base")[:3:2] == (0, "")
     status, _, err, _ = call(
         "rank", "--target", "localhost:1", "--model", "m", "--user", "{}", "--items", "1",
         "--timeout", 1, without=(*HEAVY, "numpy", "polars"),

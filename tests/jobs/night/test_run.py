@@ -79,9 +79,9 @@ def test_the_command_says_by_its_status(finished, nights, tmp_path, capsys):
     good = nights.write_config(tmp_path / "good.yaml")
     done = ["run", "--config", str(good), *options, "--out", str(finished.runs), "--json"]
     assert main(done) == 0
-    out = capsys.readouterr().out
-    assert json.loads(out.splitlines()[-1]) == finished.result
-    assert "click: AUC" in out
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == finished.result
+    assert "click: AUC" in printed.err
     strict = nights.write_config(tmp_path / "strict.yaml", guards={"min_rows": 100_000})
     runs = finished.copy(tmp_path / "runs")
     RunFolder(runs, DAY).invalidate("guards")
@@ -424,9 +424,9 @@ def test_the_table_of_runs(finished, nights, tmp_path, capsys):
     runs = finished.copy(tmp_path / "runs")
     RunFolder(runs, DAY + timedelta(days=1)).set_state("running", stage="training")
     assert main(["runs", "--out", str(runs), "--json"]) == 0
-    out = capsys.readouterr().out
-    assert "killed in training" in out
-    first, second = json.loads(out.splitlines()[-1])["runs"]
+    printed = capsys.readouterr()
+    assert "killed in training" in printed.err
+    first, second = json.loads(printed.out)["runs"]
     assert (first["state"], first["version"], second["state"]) == ("published", 1, "killed")
     assert first["tasks"] == finished.result["tasks"]
     assert np.isclose(first["groups"]["engagement"]["auc"], first["tasks"]["click"])

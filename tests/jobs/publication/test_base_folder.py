@@ -223,8 +223,8 @@ def test_the_verb(make, capsys):
 
     def call(*arguments):
         status = main([*base, *arguments])
-        out = capsys.readouterr().out.splitlines()
-        return status, json.loads(out[-1]), "\n".join(out[:-1])
+        printed = capsys.readouterr()
+        return status, json.loads(printed.out), printed.err
 
     status, result, shown = call("--rollback")
     assert (status, result["production"], result["rollback"]) == (0, 2, 1)
@@ -442,7 +442,7 @@ def test_the_verb_takes_the_pair_back(pair, capsys):
     pair.next("2026-01-01")
     pair.next("2026-01-02")
     assert main(["publish", "--base", str(pair.ranker.root), "--rollback", "--json"]) == 0
-    out = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
     assert in_production(pair) == (1, 1)
-    assert [one["candidates"] for one in json.loads(out[-1])["versions"]] == [2, 1]
-    assert "candidates" in "".join(out[:-1])
+    assert [one["candidates"] for one in json.loads(printed.out)["versions"]] == [2, 1]
+    assert "candidates" in printed.err

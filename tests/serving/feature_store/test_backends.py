@@ -608,9 +608,9 @@ def test_rows_without_their_columns_are_refused(examples, contract, store_of_red
 def test_the_command_loads(examples, contract, store_of_redis, capsys):
     arguments = ["features", "load", "--snapshot", str(examples), "--to", store_of_redis.address]
     assert main([*arguments, "--model_name", "other", "--json"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("loaded 3 users and 6 items of other, schema ")
-    assert json.loads(said[-1])["rows"] == {"users": 3, "items": 6}
+    printed = capsys.readouterr()
+    assert printed.err.startswith("loaded 3 users and 6 items of other, schema ")
+    assert json.loads(printed.out)["rows"] == {"users": 3, "items": 6}
     keys = store_of_redis.client.keys(f"multigate:other:{contract.schema_fingerprint()}:*")
     assert len(keys) == 10
 

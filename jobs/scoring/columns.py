@@ -1,0 +1,99 @@
+"""Columns of rows as the features of a contract, in the types that its examples have."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from multigate.configs.contract import (
+    Contract,
+    IdListFeature,
+    NumberFeature,
+    VectorFeature,
+)
+from multigate.configs.errors import DataError
+
+Columns: TypeAlias = "Mapping[str, Any] | pa.Table"
+"""Columns by name, N values each: NumPy arrays, lists or Arrow arrays."""
+
+
+def features_of(contract: Contract, columns: Columns) -> pa.Table:
+    """The features among some columns, N rows; None, null and NaN become null.
+
+    Texts are parsed where a feature is a number, and divided by its `separator` where it is a list.
+
+    Raises:
+        DataError: no feature is among them, a value does not fit, or the columns differ in length.
+    """
+    names = list(columns.column_names if isinstance(columns, pa.Table) else columns)
+    found = {
+        name: _typed(name, feature, columns[name])
+        for name, feature in contract.of_side("user", "context", "item")
+        if name in names
+    }
+    if contract.item not in found:
+        raise DataError(
+            f"column {contract.item!r}: expected the item's id, received columns "
+            f"{', '.join(names) or 'none'}"
+        )
+    sizes = {len(column) for column in found.values()}
+    if len(sizes) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in found.items())
+        raise DataError(f"columns: expected as many values in each, received {lengths}")
+    return pa.table(found)
+
+
+def same_user(contract: Contract, table: pa.Table) -> Iterator[pa.Table]:
+    """Runs of rows with the same user and context.
+
+    Args:
+        contract: whose feature is of which side.
+        table: what `features_of` returned.
+    """
+    shared = [name for name in table.column_names if contract.features[name].side != "item"]
+    rows = table.select(shared).to_pylist()
+    start = 0
+    for row in range(1, table.num_rows + 1):
+        if row == table.num_rows or rows[row] != rows[start]:
+            yield table.slice(start, row - start)
+            start = row
+
+
+def arrow_type(feature: Any) -> pa.DataType:
+    """The type of a feature's column."""
+    if isinstance(feature, NumberFeature):
+        return pa.float64()
+    if isinstance(feature, VectorFeature):
+        return pa.list_(pa.float32())
+    one = pa.string() if feature.dtype == "string" else pa.int64()
+    return pa.list_(one) if isinstance(feature, IdListFeature) else one
+
+
+def _typed(name: str, feature: Any, values: Any) -> pa.ChunkedArray:
+    wanted = arrow_type(feature)
+    try:
+        found = _array(values, wanted)
+        is_list = isinstance(feature, IdListFeature | VectorFeature)
+        if is_list and pa.types.is_string(found.type):
+            found = pc.split_pattern(found, feature.separator)
+        found = found.cast(wanted)
+        if isinstance(feature, NumberFeature):
+            found = pc.if_else(pc.is_nan(found), pa.scalar(None, wanted), found)
+            if pc.any(pc.is_inf(found)).as_py():
+                raise DataError(f"feature {name!r}: expected finite numbers, received infinity")
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"feature {name!r}: expected values of {wanted}: {reason:.200}") from None
+    return found
+
+
+def _array(values: Any, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Values as an Arrow array, of the wanted type where they are plain Python or NumPy values."""
+    if isinstance(values, pa.ChunkedArray):
+        return values
+    if isinstance(values, pa.Array):
+        return pa.chunked_array([values])
+    if getattr(values, "ndim", 1) > 1:
+        values = list(values)
+    return pa.chunked_array([pa.array(values, wanted, from_pandas=True)])

@@ -1,0 +1,257 @@
+"""An exported version that is loaded into this process, and answers as the server does.
+
+Reading, checking and running are the server's own functions: `serving.request`, the checks of
+Predict, `serving.versions.saved_model` and `serving.runtime`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+
+from multigate.configs.contract import Contract
+from multigate.configs.errors import DataError, ServingError
+from multigate.jobs.scoring.columns import Columns, features_of, same_user
+from multigate.model.data.raw import raw_values
+from multigate.serving.client.packing import (
+    Feature,
+    add_counts,
+    add_floors,
+    add_weights,
+    model_spec,
+    rank_request,
+)
+from multigate.serving.client.rank_client import Ranking
+from multigate.serving.core.layout import DEFAULT, RANK, SCORE, Arrays, default_layout, rank_layout
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.status import InvalidRequestError
+from multigate.serving.feature_store.backends import open_feature_store
+from multigate.serving.request.feature_values import feature_readers
+from multigate.serving.request.rank_request import RequestReader
+from multigate.serving.rpc.prediction import check_inputs
+from multigate.serving.rpc.ranking import (
+    empty_response,
+    fill_response,
+    rank_order,
+    refuse_overflow,
+)
+from multigate.serving.runtime.start import start_runtime
+from multigate.serving.versions.batching import join_calls
+from multigate.serving.versions.folders import EXTRA, GRAPH
+from multigate.serving.versions.saved_model import SavedModel
+
+_BATCH = 4096
+"""Most rows of one run."""
+_METRICS = "metrics.json"
+
+
+class Version:
+    """A loaded version: `rank` candidates for a user, or `predict` plain rows.
+
+    Attributes:
+        folder: of the version.
+        contract: features and tasks.
+        tasks: names of the tasks, in the contract's order.
+        features: names of the features that it reads, positions left out.
+    """
+
+    def __init__(self, folder: str | Path, *, feature_clock: Literal["now", "cut_off"] = "now"):
+        """Load a version folder.
+
+        Args:
+            folder: that `multigate export` wrote, with its number: `models/deskdrop/1`.
+            feature_clock: until when the times since an event grow, of features that the version's
+                own snapshot fills in: `now`, as a server does, or `cut_off`, the log's end.
+
+        Raises:
+            ServingError: the folder is no version of a ranker, or is damaged.
+        """
+        self.folder = Path(folder)
+        if not (self.folder / GRAPH).is_file():
+            raise ServingError(
+                f"{folder}: expected an exported version (with {GRAPH}), found none; give the "
+                "folder that `multigate export` wrote, with the version's number"
+            )
+        start_runtime("c")
+        number = int(self.folder.name) if self.folder.name.isdecimal() else 0
+        self._model = SavedModel.load(number, self.folder)
+        self.contract: Contract = self._model.contract
+        self.tasks = list(self.contract.tasks)
+        self.features = [name for name, _ in self.contract.of_side("user", "context", "item")]
+        self._store = open_feature_store(
+            "",
+            self.folder,
+            self.contract,
+            self._model.schema,
+            "version",
+            0,
+            feature_clock,
+            ServerMetrics(),
+        )
+        self._reader = RequestReader(self.contract, 1 << 31, self._store)
+        self._features = feature_readers(self.contract, "user", "context", "item")
+        self._layouts = {DEFAULT: default_layout(self.contract), RANK: rank_layout(self.contract)}
+
+    @property
+    def number(self) -> int:
+        """The version's number; 0 where the folder's name is none."""
+        return self._model.version
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the export measured on the test split, as plain values."""
+        found: dict[str, Any] = json.loads((self.folder / EXTRA / _METRICS).read_text("utf-8"))
+        return found
+
+    def rank(
+        self,
+        *,
+        user: Mapping[str, Feature | None] | None = None,
+        item_ids: Sequence[str] | Sequence[int],
+        columns: Mapping[str, Sequence[Feature | None]] | None = None,
+        context: Mapping[str, Feature | None] | None = None,
+        weights: Mapping[str, float] | None = None,
+        floors: Mapping[str, Sequence[float | None]] | None = None,
+        limit: int | None = None,
+    ) -> Ranking:
+        """Rank candidates for one user; arguments and answer as of `RankClient.rank`.
+
+        Features that are left out come from the version's snapshot, or from their missing rules.
+
+        Args:
+            user: user features by name, the id among them where the model has users.
+            item_ids: the candidates, N.
+            columns: further item features by name, N entries each.
+            context: context features by name.
+            weights: task weights that replace the contract's in the combined score.
+            floors: lowest and highest score that an item may have, by task.
+            limit: most items of the answer; None: all.
+
+        Returns:
+            Ranked items, best first: `index`, `item_id`, `score` and `tasks` of each.
+
+        Raises:
+            ServingError: the request contradicts the contract.
+        """
+        request = self._request(user or {}, context or {}, item_ids, columns or {})
+        add_weights(request, weights or {})
+        add_floors(request, floors or {})
+        add_counts(request, limit=limit)
+        parsed = self._reader.read(request)
+        outputs = self._model.signatures[RANK](parsed.inputs)
+        refuse_overflow(outputs, parsed.place)
+        response = empty_response("", self._model, "")
+        order = rank_order(outputs, parsed)
+        fill_response(response, request, self.contract, parsed, outputs, order)
+        return Ranking(response)
+
+    def predict(self, columns: Columns) -> dict[str, np.ndarray]:
+        """Score N rows, each a user, a context and an item.
+
+        A row of all features is scored as the server's Predict does. Where columns of features are
+        absent, they are filled in as in Rank: from the version's snapshot, or by their missing
+        rules; rows in a row with the same user and context are then read together.
+
+        Args:
+            columns: features by name, N values each; None, null and NaN are missing values. Other
+                columns are not read.
+
+        Returns:
+            The combined `score` and one score per task, (N,) float32 each.
+
+        Raises:
+            ServingError: a value contradicts the contract; the message names feature and row.
+            DataError: there are no features, or columns of different lengths.
+        """
+        table = features_of(self.contract, columns)
+        names = [SCORE, *self.tasks]
+        full = set(self.features) <= set(table.column_names)
+        run = self._run_rows if full else self._run_requests
+        parts = []
+        for start in range(0, table.num_rows, _BATCH):
+            try:
+                parts.append(run(table.slice(start, _BATCH)))
+            except (ServingError, DataError) as error:
+                end = min(start + _BATCH, table.num_rows) - 1
+                raise InvalidRequestError(f"rows {start} to {end}: {error}") from None
+        if not parts:
+            return {name: np.zeros(0, np.float32) for name in names}
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def close(self) -> None:
+        """Release the graph and the snapshot."""
+        self._model.retire()
+        if self._store is not None:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run_rows(self, table: pa.Table) -> Arrays:
+        """Scores of rows with all features, through `serving_default`."""
+        for name, reader in self._features.items():
+            if reader.feature.missing == "error" and table[name].null_count:
+                # `raw_values` would put a filler in its place; a server refuses it.
+                row = table[name].is_null().to_pylist().index(True)
+                raise InvalidRequestError(
+                    f"feature {name!r}: expected a value ({reader.describe()}; missing: error), "
+                    f"received none in row {row}"
+                )
+        inputs = {
+            name: _as_bytes(values) if values.dtype == object else values
+            for name, values in raw_values(self.contract, table, self.features).items()
+        }
+        layout = self._layouts[DEFAULT]
+        checked, _ = check_inputs(inputs, layout, self.contract, table.num_rows)
+        outputs = self._model.signatures[DEFAULT](checked)
+        refuse_overflow(outputs)
+        return outputs
+
+    def _run_requests(self, table: pa.Table) -> Arrays:
+        """Scores of rows whose other features the version fills in, through `rank`."""
+        calls, before = [], 0
+        for part in same_user(self.contract, table):
+            found = part.to_pydict()
+            sides: dict[str, dict[str, Any]] = {"user": {}, "context": {}, "item": {}}
+            for name, values in found.items():
+                sides[self.contract.features[name].side][name] = values
+            ids = sides["item"].pop(self.contract.item)
+            single = {
+                side: {name: values[0] for name, values in sides[side].items()}
+                for side in ("user", "context")
+            }
+            request = self._request(single["user"], single["context"], ids, sides["item"])
+            parsed = self._reader.read(request)
+            if parsed.unscored is not None:
+                name = next(iter(parsed.lacking))
+                raise InvalidRequestError(
+                    f"feature {name!r}: expected a value (missing: error), received none in row "
+                    f"{before + int(parsed.unscored[0])}"
+                )
+            calls.append(parsed.inputs)
+            before += part.num_rows
+        outputs = self._model.signatures[RANK](join_calls(calls, self._layouts[RANK]))
+        refuse_overflow(outputs)
+        return outputs
+
+    def _request(
+        self,
+        user: Mapping[str, Any],
+        context: Mapping[str, Any],
+        item_ids: Sequence[Any],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> Any:
+        return rank_request(model_spec("", None, ""), user, context, item_ids, columns)
+
+
+def _as_bytes(texts: np.ndarray) -> np.ndarray:
+    """Texts as UTF-8, which the graph takes: objects of the same shape."""
+    found = np.empty(texts.size, object)
+    found[:] = [text.encode() for text in texts.ravel().tolist()]
+    return found.reshape(texts.shape)
