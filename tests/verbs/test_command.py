@@ -98,9 +98,7 @@ def test_the_exit_statuses_are_documented():
     page = (Path(__file__).parents[2] / "docs/operations.md").read_text()
     (row,) = re.findall(r"^\| 1 \| .*$", page, re.MULTILINE)
     with_verdict = {
-        verb
-        for verb in VERBS
-        if hasattr(importlib.import_module(f"multigate.verbs.{verb}"), "status")
+        verb for verb in VERBS if hasattr(importlib.import_module(module_of(verb)), "status")
     }
     assert set(re.findall(r"`([a-z]+)[^`]*`", row)) == with_verdict
     assert re.findall(r"^\| (\d+) \| ", page, re.MULTILINE) == ["0", "1", "2", "130", "141"]

@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": "--config demo --data LOGS --examples EXAMPLES --sample 10",
     "train": "--config CONFIG --examples EXAMPLES --out OUT",
     "tune": "--config CONFIG --examples EXAMPLES --out OUT --trials 1",
+    "explain": "--model VERSION --examples EXAMPLES --row 0 --pairs 2",
     "score": "--version VERSION --examples EXAMPLES --out OUT.parquet",
     "rank": "--target TARGET --model demo --items a "
     '--user {"user_id":"u"} --context {"hour":1} --columns {"topic":["t"],"length":[1]}',
