@@ -1,6 +1,7 @@
 """Version folders: which ones a base path has, and whether one is complete."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -28,11 +29,14 @@ def scan(base: Path) -> dict[int, Path]:
     A version folder's name is an int64 without leading zeros: not `7.partial`, `.7` or `007`, which
     are temporary or mistaken.  An absent base path has no versions.
     """
+    # The listing itself says what is a folder.  A later look at each path would see versions that
+    # are withdrawn meanwhile go one by one, and take one in between for the highest.
     try:
-        entries = [path for path in base.iterdir() if _VERSION.fullmatch(path.name)]
+        with os.scandir(base) as entries:
+            found = [one for one in entries if _VERSION.fullmatch(one.name) and _is_folder(one)]
     except OSError:
         return {}
-    named = {int(path.name): path for path in entries if _is_folder(path)}
+    named = {int(one.name): base / one.name for one in found}
     return {number: named[number] for number in sorted(named, reverse=True) if number < 1 << 63}
 
 
@@ -56,9 +60,9 @@ def require_versions(base: Path) -> None:
         )
 
 
-def _is_folder(path: Path) -> bool:
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
-        return path.is_dir()
+        return entry.is_dir()
     except OSError:  # a link into a folder without permission
         return False
 

@@ -34,6 +34,25 @@ def test_scan_takes_integers_only_highest_first(tmp_path):
     assert scan(tmp_path / "absent") == {}
 
 
+def test_a_scan_sees_the_versions_of_one_moment(tmp_path, monkeypatch):
+    """Versions 3 to 8 are withdrawn, the highest last, while a scan goes over what it listed."""
+    for number in range(1, 9):
+        (tmp_path / str(number)).mkdir()
+    is_folder, away = folders._is_folder, tmp_path / ".withdrawn"
+
+    def withdraw_after_one(entry):
+        found = is_folder(entry)
+        if not away.exists():
+            away.mkdir()
+            for number in range(3, 9):
+                (tmp_path / str(number)).rename(away / str(number))
+        return found
+
+    monkeypatch.setattr(folders, "_is_folder", withdraw_after_one)
+    assert next(iter(scan(tmp_path))) == 8
+    assert next(iter(scan(tmp_path))) == 2
+
+
 def test_stamp_changes_with_the_files(tmp_path, exported):
     shutil.copytree(exported, tmp_path / "1")
     folder = tmp_path / "1"
