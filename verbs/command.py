@@ -23,6 +23,10 @@ from multigate.verbs import VERBS, module_of
 
 _NOTHING_LEFT = "nothing half-written is left"
 _INTERRUPTED = f"error: interrupted; {_NOTHING_LEFT}"
+_AT_ONCE = (
+    "error: interrupted twice, and ended at once; a hidden unfinished folder may be left, which the "
+    "same command removes"
+)
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # as of a program that the signal ends
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -130,7 +134,8 @@ def _interrupted_by_signals(signals: list[int]) -> Iterator[None]:
         if importer is None:
             raise KeyboardInterrupt
         if len(signals) > 1 or not _in_job(importer):
-            os.write(terminal, f"{_INTERRUPTED}\n".encode())
+            said = _AT_ONCE if _in_job(importer) else _INTERRUPTED
+            os.write(terminal, f"{said}\n".encode())
             os._exit(130)
         importer.f_trace = end_import
         sys.settrace(lambda *_: None)  # without a global trace function, `f_trace` is not called
