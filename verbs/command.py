@@ -24,8 +24,8 @@ from multigate.verbs import VERBS, module_of
 _NOTHING_LEFT = "nothing half-written is left"
 _INTERRUPTED = f"error: interrupted; {_NOTHING_LEFT}"
 _AT_ONCE = (
-    "error: interrupted twice, and ended at once; a hidden unfinished folder may be left, which the "
-    "same command removes"
+    "error: interrupted twice, and ended at once; a hidden unfinished folder may be left, which "
+    "the same command removes"
 )
 _BROKEN_PIPE = 128 + signal.SIGPIPE  # as of a program that the signal ends
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h

@@ -385,6 +385,8 @@ def _pipeline(
         made.notes["pipeline.log.known_after"] = (
             "an assumption: how long after the impression its feedback is complete"
         )
+    if labels.value is not None:
+        columns["value"] = labels.value
     read["columns"] = columns
     made.notes["pipeline.log"] = f"about {log.rows} rows"
     found: dict[str, Any] = {"log": read}

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import Column, decides
+from multigate.jobs.onboarding.columns import Column, decides, look
 from multigate.jobs.onboarding.roles import Roles
 
 _SATISFIED = (
@@ -35,10 +35,16 @@ class Labels:
     """After how long a row's feedback is complete."""
     shown_only: bool = False
     """Whether what was shown and not taken is missing from the log."""
+    value: str | None = None
+    """Of an event log: the column of the events' numbers, such as seconds read."""
 
 
 def feedback_events(roles: Roles) -> Labels:
-    """Tasks of an event log: a task for each event type, dwell, and the impression itself."""
+    """Tasks of an event log: a task for each event type and for its numbers, and dwell.
+
+    The impression itself is a task where the log holds only what users opened; where it holds whole
+    lists, what was shown and not taken is the negative.
+    """
     found = Labels()
     frame, shown = roles.frame, str(roles.impression)
     delays = _delays(roles)
@@ -66,6 +72,9 @@ def feedback_events(roles: Roles) -> Labels:
         found.reasons[name] = (
             f"{count} events of type {kind!r}, 99 % of them within {delay:.0f} s of the impression"
         )
+    _add_value(found, roles)
+    if found.events and _shows_lists(roles):
+        return found
     first = {
         snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
             "group": "engagement",
@@ -95,6 +104,43 @@ def feedback_events(roles: Roles) -> Labels:
             f"take at most {gap:.0f} s"
         )
     return found
+
+
+def _shows_lists(roles: Roles) -> bool:
+    """Whether most impressions stand beside others of one user and instant: who opens has one."""
+    shown = roles.frame.filter(pl.col(str(roles.event)) == roles.impression)
+    together = pl.col(roles.item).n_unique().over(roles.user, "__time") > 1
+    return float(shown.select(together.mean()).item() or 0.0) > 0.5
+
+
+def _add_value(found: Labels, roles: Roles) -> None:
+    """A task for the numbers of one event type, such as seconds of `read` or stars of `rate`."""
+    for name, column in roles.columns.items():
+        if name in roles.named or column.number is None or column.flag or column.distinct < 3:
+            continue
+        number = pl.col(name).cast(pl.Float64, strict=False)  # some logs write 0 for no number
+        with_value = roles.frame.filter(number.is_not_null() & (number != 0))
+        if not len(with_value):
+            continue
+        kind, count = with_value[str(roles.event)].value_counts(sort=True).row(0)
+        task = next((one for one, of in found.events.items() if of == kind), None)
+        owned = count >= max(_FEWEST, 0.95 * len(with_value))
+        if task is None or not owned or count < 0.5 * roles.event_counts[kind]:
+            continue
+        given = look(name, with_value[name])
+        found.value, stars = name, _is_small(given)
+        found.columns.add(name)
+        label = found.tasks[task]["label"] | {"aggregate": "max" if stars else "sum"}
+        own = snake(name, found.tasks)
+        found.tasks[own] = {
+            "group": "satisfaction" if stars else "engagement",
+            "type": "regression",
+            "label": label,
+        } | ({} if stars or given.lowest < 0 else {"transform": "log1p"})
+        found.reasons[own] = (
+            f"{count} of the {len(with_value)} values of {name!r} belong to {kind!r}"
+        )
+        return
 
 
 def _delays(roles: Roles) -> dict[str, float]:

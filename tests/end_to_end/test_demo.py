@@ -12,7 +12,7 @@ from multigate.jobs import demo
 
 def test_every_stage_left_its_folder(small_run):
     left = sorted(path.name for path in (small_run.root / "run").iterdir())
-    assert left == ["checkpoint", "examples", "models", "report.html", "report.json"]
+    assert left == ["checkpoint", "examples", "models", "report.csv", "report.html", "report.json"]
 
 
 def test_the_result_names_tasks_lists_export_and_report(small_run):

@@ -286,9 +286,9 @@ def test_an_accepted_guard_stops_nothing_for_one_night(finished, nights, tmp_pat
     folder = RunFolder(runs, DAY)
     folder.write_record(folder.record("export") | {"stage": "guards", "result": result.values})
     assert main(["runs", "--out", str(runs), "--json"]) == 0
-    out = capsys.readouterr().out
-    assert "accepted max_row_drop: the newest day's examples: " in " ".join(out.split())
-    listed = json.loads(out.splitlines()[-1])["runs"][-1]
+    printed = capsys.readouterr()
+    assert "accepted max_row_drop: the newest day's examples: " in " ".join(printed.err.split())
+    listed = json.loads(printed.out)["runs"][-1]
     assert listed["accepted"] == {"max_row_drop": [seen], "max_delay": []}
     assert outcome_of(night(DAY))["accepted"] == listed["accepted"]
     tomorrow = night(DAY + timedelta(days=1), "max_delay")

@@ -161,6 +161,47 @@ def test_an_event_log(tmp_path):
     assert made.values["pipeline"]["negatives"]["per_positive"] == 4
 
 
+def feed(seed: int = 0) -> pl.DataFrame:
+    """Lists of five, of which some are clicked, some of these read for seconds, some starred."""
+    draw, rows, at = random.Random(seed), [], START
+    for _ in range(1500):
+        user, at = draw.randrange(150), at + draw.randrange(5, 60)
+        for item in draw.sample(range(80), 5):
+            rows.append((at, user, item, "shown", None))
+            if draw.random() < 0.2:
+                rows.append((at + 5, user, item, "click", None))
+                if draw.random() < 0.6:
+                    rows.append((at + 60, user, item, "read", draw.randrange(5, 300)))
+    names = ["ts", "reader", "article", "what", "seconds"]
+    return pl.DataFrame(rows, names, orient="row").sort("ts", maintain_order=True)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_an_event_log_of_whole_lists_has_its_own_negatives(hide, tmp_path):
+    log, names = disguised(feed()) if hide else (feed(), {})
+    name = {column: names.get(column, column) for column in feed().columns}
+    made = draft(write(log, tmp_path / "log"), "feed")
+    columns = columns_of(made)
+    roles = ("time", "user", "item", "event", "value")
+    assert [columns[role] for role in roles] == list(name.values())
+    tasks = made.values["contract"]["tasks"]
+    assert list(tasks) == ["click", "read", name["seconds"]]
+    duration = tasks[name["seconds"]]
+    assert (duration["type"], duration["label"]["events"]) == ("regression", ["read"])
+    assert duration["label"]["aggregate"] == "sum"
+    assert "negatives" not in made.values["pipeline"]
+    assert name["seconds"] not in read_by(made)
+    made.config()
+
+
+def test_zeros_for_no_number_and_stars_are_told_apart(tmp_path):
+    stars = pl.when(pl.col("what") == "read").then(1 + pl.col("seconds") % 5).otherwise(0)
+    made = draft(write(feed().with_columns(seconds=stars), tmp_path / "log"), "feed")
+    task = made.values["contract"]["tasks"]["seconds"]
+    assert (task["group"], task["label"]["aggregate"]) == ("satisfaction", "max")
+    assert "transform" not in task
+
+
 @pytest.mark.parametrize("hide", [False, True])
 def test_a_log_of_plays(hide, tmp_path):
     """Users come in bursts, items decide other columns, and seconds played tell who skipped."""
