@@ -223,7 +223,7 @@ def on_jax(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_devices_of_one_process_reach_the_loss_of_one(on_jax: Path) -> None:
     two = JAX | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     ((status, stderr),) = run_all(on_jax, [two], lasts=[0])

@@ -293,13 +293,8 @@ def test_a_full_disk_keeps_what_was_saved(
     assert_same(undisturbed, out)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param("tensorflow", marks=pytest.mark.slow),
-        pytest.param("jax", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_killed_again_and_again(tiny: Any, tmp_path: Path, backend: str) -> None:
     """Killed at two random steps, then at a random moment."""
     draw = random.Random(2)
