@@ -108,6 +108,7 @@ def test_the_serving_image_carries_no_training_code():
     assert sorted(copied) == [
         *(
             "configs",
+            "explanation",
             "features",
             "requirements-serving.lock",
             "serving",
