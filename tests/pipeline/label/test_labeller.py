@@ -577,7 +577,11 @@ def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    # Stories take every variant.
+    [v if at % 2 else pytest.param(v, marks=pytest.mark.long) for at, v in enumerate(VARIANTS)],
+)
 def test_event_logs(variant, seed, event_config, read_examples, tmp_path):
     write_csv(tmp_path / "log" / "log.csv", event_lines(seed * 100 + len(variant)))
     config = event_config(**BASE | VARIANTS[variant])
