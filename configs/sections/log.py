@@ -232,6 +232,10 @@ class EventLog(_Log):
             raise contradiction("feedback.columns.event: required: it tells feedback apart")
         return self
 
+    def side(self, feedback: bool) -> "EventLog | Feedback":
+        """How the log's own files are read, or those of its feedback where it has some."""
+        return self.feedback if feedback and self.feedback is not None else self
+
 
 class ImpressionLog(_Log):
     """One row per exposure, with its feedback in columns."""
@@ -244,6 +248,10 @@ class ImpressionLog(_Log):
     known_at: dict[str, str] = Field(default_factory=dict)
     """For some feedback columns, the column that holds the time when the feedback is known, such as
     `{click: click_time}`, in the unit of the log's times. Empty: the feedback is never known."""
+
+    def side(self, feedback: bool) -> "ImpressionLog":
+        """As of an event log; the feedback stands in the impressions' rows."""
+        return self
 
     def feedback_known(self, column: str) -> str | timedelta | None:
         """When a feedback column is known: its time column, or how long after the impression."""

@@ -17,7 +17,7 @@ import polars as pl
 
 from multigate.configs import Config, DataError
 from multigate.configs.contract import IdFeature
-from multigate.configs.sections.derive import Derived, sources
+from multigate.configs.sections.derive import sources
 from multigate.configs.sections.log import (
     Format,
     JsonLinesFormat,
@@ -148,9 +148,7 @@ def absent_columns(config: Config, shards: Sequence[ShardFacts]) -> list[str]:
 
 def form_of(config: Config, shard: ShardFacts) -> Format:
     """The format of a file that was read."""
-    log = config.pipeline.log
-    feedback = getattr(log, "feedback", None)
-    return format_of(feedback.format if shard.feedback and feedback else log.format, shard.file)
+    return format_of(config.pipeline.log.side(shard.feedback).format, shard.file)
 
 
 def changed_type(config: Config, shards: Sequence[ShardFacts]) -> str | None:
@@ -212,7 +210,7 @@ def _unlike(
 
 def _names(config: Config, column: str, feedback: bool) -> set[str]:
     """What rejects call a column: its roles and features."""
-    columns, derive = _roles(config, feedback), _derived(config, feedback)
+    columns, derive = _roles(config, feedback), config.pipeline.log.side(feedback).derive
     made = {name for name in derive if column in sources(derive, {name})} | {column}
     found = {role for role, name in columns.items() if name in made} | {column}
     features = {} if feedback else log_features(config)
@@ -228,19 +226,10 @@ def _is_text_id(config: Config, column: str, feedback: bool) -> bool:
     ids += [] if feedback else [(f, f.column or n) for n, f in log_features(config).items()]
     texts = {name for f, name in ids if isinstance(f, IdFeature) and f.dtype == "string"}
     texts |= {columns.get(role) for role in ("event_id", "session", "request", "event")}
-    derive = _derived(config, feedback)
+    derive = config.pipeline.log.side(feedback).derive
     whole = {name for name, rule in derive.items() if rule.hour_of or rule.weekday_of}
     return column in sources(derive, {name for name in texts - whole if name is not None})
 
 
-def _derived(config: Config, feedback: bool) -> dict[str, Derived]:
-    log = config.pipeline.log
-    separate = getattr(log, "feedback", None)
-    return dict(separate.derive if feedback and separate else log.derive)
-
-
 def _roles(config: Config, feedback: bool) -> dict[str, str | None]:
-    log = config.pipeline.log
-    separate = getattr(log, "feedback", None)
-    columns = separate.columns if feedback and separate else log.columns
-    return dict(columns.model_dump())
+    return dict(config.pipeline.log.side(feedback).columns.model_dump())

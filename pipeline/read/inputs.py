@@ -86,34 +86,23 @@ def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
 
 def form(config: Config, feedback: bool) -> Format:
     """The format of the log's files, or of its feedback's files."""
-    log = config.pipeline.log
-    if feedback and isinstance(log, EventLog) and log.feedback is not None:
-        return log.feedback.format
-    return log.format
+    return config.pipeline.log.side(feedback).format
 
 
 def rename(config: Config, feedback: bool) -> dict[str, tuple[str, ...]]:
     """The earlier names of the columns, in the log's files or in its feedback's files."""
-    log = config.pipeline.log
-    if feedback and isinstance(log, EventLog) and log.feedback is not None:
-        return log.feedback.rename
-    return log.rename
+    return config.pipeline.log.side(feedback).rename
 
 
 def derived(config: Config, feedback: bool) -> dict[str, Derived]:
     """The derived columns of the log's files, or of its feedback's files."""
-    log = config.pipeline.log
-    if feedback and isinstance(log, EventLog) and log.feedback is not None:
-        return log.feedback.derive
-    return log.derive
+    return config.pipeline.log.side(feedback).derive
 
 
 def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
     """The columns' roles and the time's unit, in the log's files or in its feedback's files."""
-    log = config.pipeline.log
-    if feedback and isinstance(log, EventLog) and log.feedback is not None:
-        return log.feedback.columns, log.feedback.time_unit
-    return log.columns, log.time_unit
+    side = config.pipeline.log.side(feedback)
+    return side.columns, side.time_unit
 
 
 def role_exists(config: Config, role: str) -> bool:
