@@ -7,6 +7,7 @@ before the work, and writes the manifest last.
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -15,12 +16,13 @@ from typing import Any, Literal
 
 import polars as pl
 
-from multigate.configs import Config, DataError
+from multigate.configs import Config, DataError, progress
 from multigate.configs.examples_store import new_examples
 from multigate.configs.files import ExamplesFolder, remove_partial, write_json
 from multigate.configs.storage import Address, Place, place
 from multigate.pipeline.compute import tables, totals
-from multigate.pipeline.core.columns import check
+from multigate.pipeline.core import stage_bar
+from multigate.pipeline.core.columns import check, counters
 from multigate.pipeline.core.facts import RunFacts
 from multigate.pipeline.core.runner import import_beam, local_options, plain_failures
 from multigate.pipeline.plan import FACTS, Plan, count_buckets
@@ -32,7 +34,13 @@ from multigate.pipeline.stages import records as stage_records
 from multigate.pipeline.window import needed, plan_window
 from multigate.pipeline.write import data_report, manifest
 
-_LOCAL_RUNNERS = ("FnApiRunner", "DirectRunner", "SwitchingDirectRunner", "PrismRunner")
+_LOCAL_RUNNERS = {
+    "LocalRunner",
+    "FnApiRunner",
+    "DirectRunner",
+    "SwitchingDirectRunner",
+    "PrismRunner",
+}
 
 Tables = dict[str, Callable[[], Parcel | None]]
 """What makes the parcel of a side table."""
@@ -100,7 +108,8 @@ def run(
         raise DataError(f"{data}: no folder {log.partition}=... holds a day of this span")
     shards = inputs.divide_log(config, shards)
     options = options or local_options()
-    local = (shuffle or default_shuffle(options)) == "files"
+    usual = default_shuffle(options)
+    local = (shuffle or usual) == "files"
     buckets = count_buckets(config, shards)
     identity = None
     if local:
@@ -117,7 +126,8 @@ def run(
         finished = made.work / "stages" if identity is not None else None
         plan = Plan(config, folder, out, buckets, carrier, window, records, finished)
         small = _small_tables(plan, _absolute(data), forgotten, before)
-        _run_beam(shards, plan, small, options)
+        with _bar(plan, len(shards), here=usual == "files"):
+            _run_beam(shards, plan, small, options)
         if not local:
             made.collect()
         plan = replace(plan, folder=made.local)
@@ -150,6 +160,19 @@ def run(
     for line in report["advice"]:
         _log.warning("%s", line)
     return account
+
+
+def _bar(plan: Plan, shards: int, *, here: bool) -> AbstractContextManager[object]:
+    """The run's bar; without counts where stages do not run `here`, on this machine."""
+    if not here:
+        return progress.bar("examples")
+    config = plan.config
+    return stage_bar.drawn(
+        shards,
+        plan.buckets,
+        negatives=config.pipeline.negatives is not None,
+        counters=bool(counters(config, "item")),
+    )
 
 
 def default_shuffle(options: list[str]) -> Literal["files", "beam"]:

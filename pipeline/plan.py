@@ -13,7 +13,9 @@ from multigate.pipeline.window import Window
 FACTS = ".facts.json"
 _MIB = 1 << 20
 _COMPRESSED = 5  # usual size of a table in memory, as a multiple of its compressed file
-_FEWEST = 8  # enough for several workers
+_FEWEST = 2  # each bucket costs some 0.1 s, however few rows it holds
+_SHARED = 8  # buckets, enough for several workers, of a log worth dividing among them
+_WORTH_SHARING = 16 * _MIB  # bytes that a bucket of such a log holds
 _MOST = 4096
 
 
@@ -56,14 +58,17 @@ class Plan:
 def count_buckets(config: Config, shards: list[Shard]) -> int:
     """The number of buckets that users are spread over.
 
-    As configured, or so many that a bucket holds some half of `bucket_mib`: a power of two, so that
-    a log that grows a little keeps its buckets. The log's size is guessed from that of its files;
-    buckets that grow too large all the same are divided.
+    As configured, or so many that a bucket holds some half of `bucket_mib`, and up to eight as soon
+    as each holds 16 MiB: a power of two, so that a log that grows a little keeps its buckets. The
+    log's size is guessed from that of its files; buckets that grow too large all the same are
+    divided.
     """
     if config.pipeline.buckets is not None:
         return config.pipeline.buckets
     size = sum(shard.size * (_COMPRESSED if shard.compressed else 1) for shard in shards)
-    wanted = 2 * size / (config.pipeline.bucket_mib * _MIB)
+    wanted = max(
+        2 * size / (config.pipeline.bucket_mib * _MIB), min(size / _WORTH_SHARING, _SHARED)
+    )
     buckets = _FEWEST
     while buckets < min(wanted, _MOST):
         buckets *= 2

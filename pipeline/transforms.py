@@ -18,6 +18,7 @@ from multigate.pipeline.compute import measure, rates
 from multigate.pipeline.core.columns import counters
 from multigate.pipeline.core.facts import FinishFacts, SampleFacts, ShardFacts
 from multigate.pipeline.core.runner import import_beam
+from multigate.pipeline.core.stage_bar import counted
 from multigate.pipeline.label.split import by_shares, find_cells
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.read.sources import Shard
@@ -67,7 +68,7 @@ def _outputs(
     """A transform that runs a stage; `keyed` are its outputs of pairs (bucket, parcel)."""
 
     def expand(elements: Any) -> Any:
-        run = beam.ParDo(_Stage(recorded(stage, plan)), plan, *rest)
+        run = beam.ParDo(_Stage(counted(recorded(stage, plan))), plan, *rest)
         found = elements | run.with_outputs(*keyed, *others)
         for name in keyed:
             found[name].element_type = _KEYED  # so that Beam uses the parcels' coder
@@ -187,7 +188,7 @@ def build(
         | SpreadBy("item", plan, _ROW)
         | "CountItems"
         >> beam.FlatMap(
-            recorded(finishing.count_items, plan), plan, verdict, priors, small
+            counted(recorded(finishing.count_items, plan)), plan, verdict, priors, small
         ).with_output_types(_KEYED)
     )
     assembled = _with_answers(sampled.state, answers, plan) | "Assemble" >> _outputs(

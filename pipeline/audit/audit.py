@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from multigate.configs import Config, DataError, FrozenContract, Statistics
+from multigate.configs import Config, DataError, FrozenContract, Statistics, progress
 from multigate.configs.contract import Feature, IdListFeature, NumberFeature
 from multigate.configs.difference import difference
 from multigate.configs.files import (
@@ -120,7 +120,7 @@ def audit(
     items = tables["items"]
     add_categories(events, config, [] if items is None else items.to_dicts())
     by_user, by_item = groups(events, "user"), groups(events, "item")
-    for row in rows:
+    for row in progress.track(rows, "audit", len(rows), "examples"):
         user, item = row[config.contract.user], row[config.contract.item]
         own, others = by_user[user], by_item[item]
         where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
@@ -180,13 +180,23 @@ def _check_table(
             since = candidate.get(SINCE)
             if since is None or since.replace(tzinfo=None) <= row[TIME]:
                 known = candidate
-        for name in table_features(config, source):
-            if row[name] != known.get(name):
+        for name, feature in table_features(config, source).items():
+            expected = known.get(name)
+            if isinstance(feature, NumberFeature) and feature.age is not None:
+                expected = _age(expected, row[TIME])
+            if row[name] != expected:
                 where = f"{examples}: {row['split']}: {IMPRESSION} {row[IMPRESSION]}"
                 raise DataError(
-                    f"{where}: feature {name!r}: expected {known.get(name)!r} from the {source} "
+                    f"{where}: feature {name!r}: expected {expected!r} from the {source} "
                     f"table as of {row[TIME]}, received {row[name]!r}"
                 )
+
+
+def _age(since: datetime | None, time: datetime | None) -> float | None:
+    """Seconds from an instant to an example's time, as the examples hold them."""
+    if since is None or time is None:
+        return None
+    return float(np.float32(max((time - since.replace(tzinfo=None)).total_seconds(), 0.0)))
 
 
 def _leak(

@@ -14,7 +14,7 @@ from multigate.configs import Config
 from multigate.configs.contract import Side
 from multigate.configs.files import TIME
 from multigate.configs.sections.log import EventLog
-from multigate.pipeline.compute import computed, tables
+from multigate.pipeline.compute import ages, computed, tables
 from multigate.pipeline.compute.crosses import CrossRates
 from multigate.pipeline.compute.examples import impression_numbers
 from multigate.pipeline.compute.rates import KeyRates, of, total_columns
@@ -66,8 +66,10 @@ def users(
     columns = computed.of_user(past, queries, config, totals)
     columns |= past_labels.totals(queries) | by_category.lists(latest["user"], cut_off)
     latest = latest.with_columns(**columns).rename({"user": config.contract.user})
+    latest = _as_of(latest, cut_off)
     if table is not None:
-        latest = tables.join_table(_as_of(latest, cut_off), config, "users", table)
+        latest = tables.join_table(latest, config, "users", table)
+    latest = ages.measured(latest, config)
     rated = of(config, "user")
     names = [name for name in schema(config, "user").names if name not in rated]
     return latest.select(*names, *total_columns(config, "user"))
@@ -110,9 +112,10 @@ def items(
     columns = computed.of_item(counted, queries, config, totals)
     columns |= past_labels.values(queries)
     latest = latest.with_columns(**columns).rename({"item": config.contract.item})
+    latest = _as_of(latest, cut_off)
     if table is not None:
-        latest = tables.join_table(_as_of(latest, cut_off), config, "items", table)
-    return latest.select(schema(config, "item").names)
+        latest = tables.join_table(latest, config, "items", table)
+    return ages.measured(latest, config).select(schema(config, "item").names)
 
 
 def before(events: pl.DataFrame, cut_off: datetime | None) -> pl.DataFrame:

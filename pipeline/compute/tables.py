@@ -129,7 +129,7 @@ def _typed(
         # undated table has one answer for all times.
         needed |= {SINCE: table.time, **{name: name for name in required(config, source)}}
     for name, feature in table_features(config, source).items():
-        parsed[name] = parse_feature(frame[feature.column or name], feature)
+        parsed[name] = parse_feature(frame[feature.column or name], feature, zone)
     for name, column in parsed.items():
         wrong = column.reasons.is_not_null()
         if name in needed:

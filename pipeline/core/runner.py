@@ -6,22 +6,21 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 from multigate.configs.errors import MultigateError
 
+RUNNER = "multigate.pipeline.core.local_runner.LocalRunner"
 # Named in full: the plain DirectRunner first tries a runner that it has to download.
-RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
+BEAMS_RUNNER = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 def local_options() -> list[str]:
-    """Beam's options for a run on this machine: one thread per core.
+    """Beam's options for a run on this machine: a thread for each core.
 
-    Beam calls this mode `in_memory` and says that more than one worker has no effect in it. But it
-    does run that many bundles at a time, in threads of this process; polars, Arrow and NumPy, where
-    the stages spend their time, let other threads run. Beam's other modes send every element
-    through gRPC and pass failures on as text.
+    Polars, Arrow and NumPy, where the stages spend their time, let other threads run.
     """
     return [f"--runner={RUNNER}", f"--direct_num_workers={len(os.sched_getaffinity(0))}"]
 
@@ -37,7 +36,24 @@ def import_beam() -> tuple[Any, Any]:
     from apache_beam.options.pipeline_options import PipelineOptions
 
     _build_c_modules()
-    return beam, PipelineOptions
+    return beam, _with_kept_views(PipelineOptions)
+
+
+@cache
+def _with_kept_views(base: Any) -> Any:
+    """Options that make each view of themselves once.
+
+    Beam asks for one some hundred times while a job is wired, and parses all options for each.
+    """
+
+    class Options(base):
+        def view_as(self, cls: Any) -> Any:
+            views = self.__dict__.setdefault("_views", {})
+            if cls not in views:
+                views[cls] = super().view_as(cls)
+            return views[cls]
+
+    return Options
 
 
 def _build_c_modules() -> None:

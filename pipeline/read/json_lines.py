@@ -1,4 +1,4 @@
-"""Parses records of JSON, one object a line.
+"""Parses records of JSON, one object a line; `user.id` is the key `id` of the object `user`.
 
 polars reads the wanted columns, each as text: numbers keep their digits, and no line changes how
 another one is read. Of a key written twice, the first value counts. As texts, the list `["a"]` and
@@ -31,7 +31,8 @@ def parse_json(
     Args:
         lines: records, (B,).
         wanted: the names to read. A list of values stays a list, and becomes a text with `|`
-            between the values where the same name also holds plain values.
+            between the values where the same name also holds plain values. `user.id` is the value
+            of a key of this name, else of `id` in the object, or the text of one, under `user`.
         single: those of them that hold no lists.
 
     Returns:
@@ -39,10 +40,10 @@ def parse_json(
     """
     texts = lines.text
     reasons = _lone_surrogates(texts)
-    frame, malformed = _read(texts, wanted, reasons)
+    frame, malformed = _read(texts, [*wanted, *_inner(wanted)], reasons)
     reasons |= malformed
     kept = _others(len(texts), reasons)
-    columns, structured = _structured(frame, texts.gather(kept), single)
+    columns, structured = _columns(frame, texts.gather(kept), wanted, single)
     if structured:
         reasons |= {kept[at]: reason for at, reason in structured.items()}
         usable = _others(len(kept), structured)
@@ -72,7 +73,10 @@ def _occurs(column: pl.Series, texts: pl.Series) -> bool:
     """Whether a column has a value, or at least its name occurs in a line (with null)."""
     if column.null_count() < len(column):
         return True
-    return bool(texts.str.contains(json.dumps(column.name), literal=True).any())
+    own = texts.str.contains(json.dumps(column.name), literal=True)
+    *heads, last = (json.dumps(part) for part in column.name.split("."))
+    inner = texts.str.contains(last, literal=True) if heads else own
+    return bool((own | inner).any())
 
 
 def _lone_surrogates(texts: pl.Series) -> Reasons:
@@ -83,6 +87,67 @@ def _lone_surrogates(texts: pl.Series) -> Reasons:
     rest = texts.gather(escaped).str.replace_all(_WHOLE, " ")
     lone = escaped.filter(rest.str.contains(_SURROGATE))
     return dict.fromkeys(lone.to_list(), "not UTF-8 text: half of a surrogate pair")
+
+
+def key_names(row: dict[str, Any], above: str = "") -> list[str]:
+    """The names by which an object's values can be read, those of objects in it too."""
+    found: list[str] = []
+    for name, value in row.items():
+        inner = key_names(value, f"{above}{name}.") if isinstance(value, dict) else []
+        found += inner or [above + name]
+    return found
+
+
+def _inner(names: Collection[str]) -> dict[str, list[str]]:
+    """Object -> the names of values in it; an object that is wanted itself is no place to look."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        head, dot, rest = name.partition(".")
+        if head and dot and rest and head not in names:
+            found.setdefault(head, []).append(rest)
+    return found
+
+
+def _columns(
+    frame: pl.DataFrame, texts: pl.Series, wanted: list[str], single: Collection[str]
+) -> tuple[list[pl.Series], Reasons]:
+    """The wanted columns of some records (b,), and what is wrong with which rows.
+
+    Args:
+        frame: the names, and the objects that hold some of them, as texts, (b, ...).
+        texts: the records, (b,).
+        wanted: the names.
+        single: the names that hold no lists.
+    """
+    columns, reasons = _structured(frame.select(wanted), texts, single)
+    for head, names in _inner(wanted).items():
+        plain = {name.removeprefix(f"{head}.") for name in single if name.startswith(f"{head}.")}
+        inner, wrong = _of_objects(frame[head], names, plain)
+        for row, reason in wrong.items():
+            reasons.setdefault(row, f"{head}.{reason}")
+        for column in inner:
+            at = wanted.index(f"{head}.{column.name}")
+            if columns[at].null_count() == len(columns[at]):
+                columns[at] = column.alias(wanted[at])
+    return columns, reasons
+
+
+def _of_objects(
+    objects: pl.Series, names: list[str], single: Collection[str]
+) -> tuple[list[pl.Series], Reasons]:
+    """Columns of the objects (b,) in a column, null in rows without one."""
+    places = objects.str.starts_with("{").fill_null(False).arg_true()
+    texts = objects.gather(places)
+    frame, malformed = _read(texts, [*names, *_inner(names)], {})  # some are but texts
+    kept = _others(len(texts), malformed)
+    places = places.gather(kept)
+    columns, wrong = _columns(frame, texts.gather(kept), names, single)
+    nothing = pl.repeat(None, len(objects), eager=True)
+    found = [
+        _scatter(nothing.cast(column.dtype).alias(column.name), places, column)
+        for column in columns
+    ]
+    return found, {int(places[at]): reason for at, reason in wrong.items()}
 
 
 def _read(texts: pl.Series, wanted: list[str], without: Reasons) -> tuple[pl.DataFrame, Reasons]:

@@ -88,7 +88,8 @@ def normalise(
         weight = parse_weight(raw(None if feedback else log.columns.weight))
         parsed["weight"] = weight.excused(~impression)
     for name, feature in log_features(config).items():
-        column = parse_feature(raw(None if feedback else feature.column or name), feature)
+        values = raw(None if feedback else feature.column or name)
+        column = parse_feature(values, feature, log.time_zone)
         if feature.missing == "error":
             column = column.required("missing, and the contract says missing: error")
         # Only impressions carry features into examples.

@@ -214,8 +214,14 @@ def parse_weight(raw: pl.Series) -> Parsed:
     return Parsed(weight.values, coalesce(weight.reasons, reasons))
 
 
-def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
-    """Parse a feature's column by its kind."""
+def parse_feature(raw: pl.Series, feature: Feature, zone: str = "UTC") -> Parsed:
+    """Parse a feature's column by its kind; of an age, to the times that it is measured from.
+
+    Args:
+        raw: the column.
+        feature: its kind and options.
+        zone: of times without one.
+    """
     if isinstance(feature, IdFeature | NumberFeature) and feature.pattern is not None:
         raw = as_text(raw).str.extract(feature.pattern, 1)
     if isinstance(feature, IdFeature):
@@ -227,6 +233,8 @@ def parse_feature(raw: pl.Series, feature: Feature) -> Parsed:
     if isinstance(feature, VectorFeature):
         return _parse_vector(raw, feature)
     if isinstance(feature, NumberFeature):
+        if feature.age is not None:
+            return parse_time(raw, feature.age, None, zone)
         number = parse_number(raw)
         # The model reads float32: a number outside its range would be infinite.
         narrow = number.values.cast(pl.Float32)

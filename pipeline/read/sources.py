@@ -29,7 +29,7 @@ from multigate.pipeline.read.compressed import (
     open_stream,
 )
 from multigate.pipeline.read.delimited import escaped_nulls, parse_delimited, parse_header
-from multigate.pipeline.read.json_lines import parse_json
+from multigate.pipeline.read.json_lines import key_names, parse_json
 from multigate.pipeline.read.lines import REJECT, Lines, read_lines, reject
 
 _LONGEST_HEADER = 1 << 20
@@ -294,7 +294,7 @@ def _read_json(stream: Stream, wanted: list[str], single: Collection[str]) -> It
 
 def _keys(texts: pl.Series) -> list[str]:
     """The names in the first object, which a message about a missing column shows."""
-    return list(json.loads(texts[0])) if len(texts) else []
+    return key_names(json.loads(texts[0])) if len(texts) else []
 
 
 def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:

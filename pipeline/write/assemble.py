@@ -13,7 +13,7 @@ import polars as pl
 from multigate.configs import Config
 from multigate.configs.files import IMPRESSION, LABEL, REQUEST, SAMPLED, TIME
 from multigate.features import Slices
-from multigate.pipeline.compute import computed, tables
+from multigate.pipeline.compute import ages, computed, tables
 from multigate.pipeline.compute.crosses import CrossRates
 from multigate.pipeline.compute.rates import KeyRates, categories
 from multigate.pipeline.compute.totals import Totals
@@ -99,6 +99,7 @@ def assemble(
             asked = {"user": pl.col(contract.user), "time": pl.col(TIME)}
             asked |= {name: pl.col(name) for name in categories(config)}
             made = made.with_columns(**by_category.values(made.select(**asked)))
+            made = ages.measured(made, config)
             yield made.select(*example_schema(config).names, "split")
 
 

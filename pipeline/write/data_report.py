@@ -37,6 +37,7 @@ from multigate.configs.statistics import Statistics
 from multigate.configs.storage import Place
 from multigate.pipeline.write.separators import other_separator
 
+_SMALL = 16 * 2**20  # bytes of files that are read once rather than once a figure
 _FIRST = 10_000  # rows on which separators are judged
 _TOP = 20  # values of an id, and lengths of lists, that drift is measured on
 _POPULAR = 100
@@ -85,7 +86,9 @@ def report(
     """
     before = None if previous is None else read(previous)
     statistics = Statistics.read(folder.statistics)
-    labels = {name: _labels(folder, name, config.contract) for name in SPLITS}
+    logged = _logged(folder)
+    together = pl.concat(logged.values())
+    labels = {name: _labels(rows, config.contract) for name, rows in logged.items()}
     found: dict[str, Any] = {
         "name": account["name"],
         "cut_off": account["cut_off"],
@@ -99,7 +102,7 @@ def report(
         "features": {
             name: _feature(
                 config,
-                folder,
+                together,
                 name,
                 feature,
                 lists.get(name, {}),
@@ -107,13 +110,13 @@ def report(
             )
             for name, feature in config.contract.features.items()
         },
-        "unknown": _unknown(config.contract, folder),
+        "unknown": _unknown(config.contract, folder, logged),
         "vocabularies": _vocabularies(folder),
         "rejected": dict(list(account["rejected"].items())[:_REASONS]),
         "advice": account["advice"],
-        "popular": _popular(config, folder),
+        "popular": _popular(config, together),
     }
-    unsplit = _unsplit_lists(config.contract, folder)
+    unsplit = _unsplit_lists(config.contract, logged["train"])
     found["advice"] = [*account["advice"], *unknown_ids(found["unknown"]), *unsplit]
     found["drift"] = None if before is None else drift(found, before)
     return found
@@ -141,13 +144,13 @@ def unknown_ids(shares: dict[str, dict[str, float | None]]) -> list[str]:
     return found
 
 
-def _unsplit_lists(contract: Contract, folder: ExamplesFolder) -> list[str]:
+def _unsplit_lists(contract: Contract, train: pl.LazyFrame) -> list[str]:
     """Say which lists seem to have another separator, by the beginning of the training split."""
     lists = {n: f for n, f in contract.features.items() if isinstance(f, IdListFeature)}
     read_ = {n: f for n, f in lists.items() if f.history is None and f.entry is None}
     if not read_:
         return []
-    rows = _scan(folder, ["train"]).select(list(read_)).head(_FIRST).collect()
+    rows = train.select(list(read_)).head(_FIRST).collect()
     found = [other_separator(name, feature, rows[name]) for name, feature in read_.items()]
     return [line for line in found if line is not None]
 
@@ -206,9 +209,13 @@ def stability(now: dict[str, float] | None, before: dict[str, float]) -> float |
     return round(total, 6)
 
 
-def _scan(folder: ExamplesFolder, splits: Iterable[str] = SPLITS) -> pl.LazyFrame:
-    paths = [path for name in splits for path in sorted(folder.split(name).glob("*.parquet"))]
-    return pl.scan_parquet(paths).filter(~pl.col(SAMPLED))
+def _logged(folder: ExamplesFolder) -> dict[str, pl.LazyFrame]:
+    """The logged impressions, by split; in memory if they are few."""
+    paths = {name: sorted(folder.split(name).glob("*.parquet")) for name in SPLITS}
+    found = {name: pl.scan_parquet(of).filter(~pl.col(SAMPLED)) for name, of in paths.items()}
+    if sum(path.stat().st_size for of in paths.values() for path in of) > _SMALL:
+        return found
+    return {name: rows.collect().lazy() for name, rows in found.items()}
 
 
 def _only(frame: pl.LazyFrame) -> dict[str, Any]:
@@ -230,19 +237,19 @@ def _split(folder: ExamplesFolder, name: str) -> dict[str, Any]:
 _TIMES = ("first", "last")
 
 
-def _labels(folder: ExamplesFolder, name: str, contract: Contract) -> dict[str, dict[str, Any]]:
+def _labels(rows: pl.LazyFrame, contract: Contract) -> dict[str, dict[str, Any]]:
     """Of one split, by task: how many labels, how many masked, and their mean."""
     wanted = {}
     for task in contract.tasks:
         label = pl.col(LABEL + task)
         mean = label.cast(pl.Float64).mean()
         wanted[task] = pl.struct(count=label.count(), masked=label.null_count(), mean=mean)
-    return _only(_scan(folder, [name]).select(**wanted))
+    return _only(rows.select(**wanted))
 
 
 def _feature(
     config: Config,
-    folder: ExamplesFolder,
+    rows: pl.LazyFrame,
     name: str,
     feature: Feature,
     by_length: dict[str, int],
@@ -254,7 +261,7 @@ def _feature(
     users.
     """
     own = name == config.contract.user
-    values = _scan(folder).select(pl.col(name).alias("value"))
+    values = rows.select(pl.col(name).alias("value"))
     if isinstance(feature, TextFeature):
         values = values.select(pl.col("value").str.split(" ").list.len())
     if isinstance(feature, VectorFeature):
@@ -267,7 +274,7 @@ def _feature(
     if isinstance(feature, NumberFeature | VectorFeature):
         edges = _deciles(values)
     counts = _counts(values, edges) if feature.kind != "id_list" else _by_size(by_length)
-    rows = sum(counts.values())
+    number = sum(counts.values())
     missing = counts.get(_MISSING, 0)
     compared = None
     if before is not None and not own:
@@ -278,7 +285,7 @@ def _feature(
             compared = _shares(then, known)
     return {
         "kind": feature.kind,
-        "coverage": 1 - missing / rows if rows else None,
+        "coverage": 1 - missing / number if number else None,
         "edges": edges,
         "shares": {} if own else _shares(counts, None),
         "compared": compared,
@@ -318,7 +325,9 @@ def _vocabularies(folder: ExamplesFolder) -> dict[str, int]:
     return {path.stem: _only(pl.scan_parquet(path).select(rows=pl.len()))["rows"] for path in paths}
 
 
-def _unknown(contract: Contract, folder: ExamplesFolder) -> dict[str, dict[str, float | None]]:
+def _unknown(
+    contract: Contract, folder: ExamplesFolder, logged: dict[str, pl.LazyFrame]
+) -> dict[str, dict[str, float | None]]:
     """Share of the ids that the vocabulary lacks, by id feature that uses one and by split."""
     found: dict[str, dict[str, float | None]] = {}
     for name, feature in contract.features.items():
@@ -331,12 +340,12 @@ def _unknown(contract: Contract, folder: ExamplesFolder) -> dict[str, dict[str, 
         value = value.drop_nulls()
         found[name] = {
             split: _only(
-                _scan(folder, [split]).select(
+                rows.select(
                     # `implode`: the values are a set to look in, not a column beside the rows.
                     unknown=(~value.is_in(known.cast(_type(feature)).implode())).mean()
                 )
             )["unknown"]
-            for split in SPLITS
+            for split, rows in logged.items()
         }
     return found
 
@@ -345,13 +354,13 @@ def _type(feature: IdFeature) -> Any:
     return pl.String if feature.dtype == "string" else pl.Int64
 
 
-def _popular(config: Config, folder: ExamplesFolder) -> list[dict[str, Any]]:
+def _popular(config: Config, rows: pl.LazyFrame) -> list[dict[str, Any]]:
     """The items with most positives: impressions with any binary label of 1; the first by item."""
     binary = [name for name, task in config.contract.tasks.items() if task.type == "binary"]
     if not binary:
         return []
     positive = pl.any_horizontal([(pl.col(LABEL + n) == 1).fill_null(False) for n in binary])
-    items = _scan(folder).group_by(item=pl.col(config.contract.item))
+    items = rows.group_by(item=pl.col(config.contract.item))
     counted = items.agg(positives=positive.sum(), impressions=pl.len()).filter(
         pl.col("positives") > 0
     )

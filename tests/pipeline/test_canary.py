@@ -164,7 +164,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_model_gains_from_noise(shape, feed, tmp_path):
     write, make, task = SHAPES[shape]
@@ -177,7 +177,7 @@ def test_no_model_gains_from_noise(shape, feed, tmp_path):
     assert abs(auc - 0.5) < 4 * chance < 0.05
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_canary_dies_of_features_that_see_the_present(shape, feed, monkeypatch, tmp_path):
     """Events at the impression's very time count, and feedback from its impression's time on."""

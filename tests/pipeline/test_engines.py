@@ -1,5 +1,6 @@
 """The same job on other engines: through Beam's portable protocol, and on Apache Flink."""
 
+import json
 import os
 import re
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.pipeline.flink.cluster import cluster
 from tests.pipeline.random_log import write_log
 
+from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +32,10 @@ NUMBERS = {
 }
 
 
-def job_server(folder: Path) -> Path:
-    """Make a jar that starts Beam's job server with a Flink inside; skips where it cannot be had.
+def flink_class_path(folder: Path) -> list[Path]:
+    """Jars of Beam's job server with Flink in it; skips where they cannot be had.
 
-    Maven finds the jars, in its own cache after the first time. Beam starts a job server by
-    `java -jar`: this jar only names the others and the class to start.
+    Maven finds them, in its own cache after the first time.
     """
     missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
     if missing:
@@ -48,7 +50,15 @@ def job_server(folder: Path) -> Path:
     if done.returncode:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout)
         pytest.skip(f"Flink was not run: Maven did not get its job server: {reason[:300]}")
-    jars = " ".join(Path(jar).as_uri() for jar in listed.read_text().strip().split(os.pathsep))
+    return [Path(jar) for jar in listed.read_text().strip().split(os.pathsep)]
+
+
+def job_server(folder: Path) -> Path:
+    """Make a jar that starts Beam's job server with a Flink inside.
+
+    Beam starts a job server by `java -jar`: this jar only names the others and the class to start.
+    """
+    jars = " ".join(jar.as_uri() for jar in flink_class_path(folder))
     # A line of a manifest has at most 72 bytes; one that goes on begins with a blank.
     named = "\r\n ".join(re.findall(".{1,70}", f"Class-Path: {jars}"))
     jar = folder / "job_server.jar"
@@ -74,19 +84,19 @@ def test_workers_in_processes_of_their_own_make_the_same(here, same_folders, tmp
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     )
-    options = ["--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"]
+    options = [f"--runner={BEAMS_RUNNER}"]
     options += ["--direct_num_workers=2", "--direct_running_mode=multi_processing"]
     run(config, log, tmp_path / "out", options)
     same_folders(tmp_path / "out", expected)
 
 
-def make_on_flink(config, log, out, folder, *more):
+def make_on_flink(config, log, out, folder, *more, master="[local]", parallelism=2, meanwhile=None):
     """As documented, in a process of its own: Beam stops its Flink when that process ends."""
     (folder / "model.yaml").write_text(
         yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     )
-    options = "--runner=FlinkRunner --flink_master=[local] --parallelism=2"
-    options = " ".join([options, f"--flink_job_server_jar={job_server(folder)}", *more])
+    options = [f"--runner=FlinkRunner --flink_master={master} --parallelism={parallelism}"]
+    options = " ".join([*options, f"--flink_job_server_jar={job_server(folder)}", *more])
     command = [sys.executable, "-m", "multigate", "examples", "--config"]
     command += [str(folder / "model.yaml"), "--data", str(log), "--out", str(out)]
     with subprocess.Popen(
@@ -98,6 +108,8 @@ def make_on_flink(config, log, out, folder, *more):
         start_new_session=True,
     ) as process:
         try:
+            if meanwhile is not None:
+                meanwhile()
             output, _ = process.communicate(timeout=450)
         finally:
             if process.poll() is None:
@@ -112,6 +124,9 @@ def test_flink_makes_the_same(here, same_folders, tmp_path):
     make_on_flink(config, log, tmp_path / "out", tmp_path, "--environment_type=LOOPBACK")
     same_folders(tmp_path / "out", expected)
 
+
+KEPT = "--environment_cache_millis=30000"
+"""Python workers wait so long for the next step; else each step starts new ones."""
 
 OWN_DISK = """#!/bin/sh
 exec unshare --mount sh -ec '
@@ -166,3 +181,51 @@ def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
         make_on_flink(config, tmp_path / "log", out, tmp_path, *more)
     assert len((tmp_path / "output" / "workers").read_text().splitlines()) >= 2
     same_folders(out, expected)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_cluster_that_shares_a_store_alone_makes_the_same(
+    killed, here, bucket, same_folders, tmp_path
+):
+    """A JobManager and two TaskManagers as processes; input and output on an S3 server.
+
+    Each TaskManager starts its own Python workers, and sees an empty disk of its own.  A killed one
+    is replaced, as a cluster's manager would, and changes nothing.
+    """
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("needs mount namespaces: unshare --mount is not allowed here")
+    log, config, expected = here
+    for path in log.iterdir():
+        (bucket.address / "log" / path.name).upload(path)
+    class_path = os.pathsep.join(map(str, flink_class_path(tmp_path)))
+    out = bucket.address / "examples"
+    with cluster(tmp_path / "cluster", class_path) as flink:
+
+        def kill():
+            flink.wait(lambda _: flink.finished_steps() >= 20, 400)
+            flink.kill("task_manager_0")
+            flink.start_task_manager("task_manager_2")
+
+        environment = {"command": str(flink.boot)}
+        options = (
+            f"--environment_type=PROCESS --environment_config='{json.dumps(environment)}' {KEPT}"
+        )
+        make_on_flink(
+            config,
+            bucket.address / "log",
+            out,
+            tmp_path,
+            options,
+            master=f"localhost:{flink.port}",
+            parallelism=4,
+            meanwhile=kill if killed else None,
+        )
+        assert flink.get("overview")["jobs-finished"] == 1
+    local = tmp_path / "out"
+    for name in out.files():
+        path = local / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((out / name).read_bytes())
+    same_folders(local, expected)

@@ -170,6 +170,7 @@ def test_adding_a_like_never_shortens_a_dwell(seed, base, config, tmp_path):
     assert likes[1] > likes[0] + 20
 
 
+@pytest.mark.slow
 def test_an_unused_column_changes_nothing(config, event_config, tmp_path):
     for split in ("time", "random"):
         less = (
@@ -236,6 +237,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_retrying_stages_changes_nothing(base, config, monkeypatch, tmp_path):
     """A worker may die after it wrote its files and before the runner hears of it."""
     calls = tmp_path / "calls"
@@ -264,6 +266,7 @@ def test_retrying_stages_changes_nothing(base, config, monkeypatch, tmp_path):
     assert rejects.select("line", "reason").rows() == [(len(make_log()) + 2, "item: missing")]
 
 
+@pytest.mark.slow
 def test_a_log_shifted_by_weeks_gives_the_same_examples_weeks_later(base, event_config, tmp_path):
     weeks = 21 * DAY
     # With event ids, draws are functions of them: they stay as well.

@@ -19,10 +19,12 @@ from multigate.configs import DataError, storage
 from multigate.configs.examples_store import _identity, fetched, for_each, new_examples
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.storage import Address
+from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
 from multigate.verbs.command import main
 
 ROOT = Path(__file__).parents[2]
+BEAMS_OWN = [f"--runner={BEAMS_RUNNER}"]  # which encodes what travels
 NUMBERS = {
     "contract.features.seen": {
         "kind": "number",
@@ -55,13 +57,15 @@ def download(address, folder):
     return folder
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shuffle", ["files", "beam"])
 def test_a_bucket_holds_the_same_files(shuffle, here, bucket, same_folders, tmp_path):
     log, config, expected = here
     for path in log.iterdir():
         (bucket.address / "log" / path.name).upload(path)
     out = bucket.address / "examples" / "today"
-    manifest = run(config, bucket.address / "log", out, shuffle=shuffle, records=True)
+    options = BEAMS_OWN if shuffle == "beam" else None
+    manifest = run(config, bucket.address / "log", out, options, shuffle=shuffle, records=True)
     assert manifest["rows"]["rejects"] == 3
     same_folders(download(out, tmp_path / "out"), expected)
     with pytest.raises(DataError, match=f"{out}: already exists; choose another output folder"):
@@ -69,11 +73,12 @@ def test_a_bucket_holds_the_same_files(shuffle, here, bucket, same_folders, tmp_
     same_folders(download(out, tmp_path / "again"), expected)
 
 
+@pytest.mark.slow
 def test_google_cloud_storage_holds_the_same_files(here, gs_address, same_folders, tmp_path):
     log, config, expected = here
     for path in log.iterdir():
         (gs_address / "log" / path.name).upload(path)
-    run(config, gs_address / "log", gs_address / "out", shuffle="beam", records=True)
+    run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam", records=True)
     same_folders(download(gs_address / "out", tmp_path / "out"), expected)
 
 
@@ -119,6 +124,7 @@ def test_a_busy_store_is_asked_again_until_all_is_written(here, bucket, same_fol
     same_folders(download(bucket.address / "out", tmp_path / "out"), expected)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_manifest_and_the_next_one_succeeds(
     here, bucket, same_folders, tmp_path
 ):

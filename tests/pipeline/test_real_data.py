@@ -11,6 +11,7 @@ from multigate.configs import load
 from multigate.pipeline.job import run
 
 
+@pytest.mark.slow
 def test_deskdrop(real_data, read_examples, tmp_path):
     source = real_data("deskdrop/users_interactions.csv.zip")
     with zipfile.ZipFile(source) as archive:
@@ -88,6 +89,7 @@ def _liked_within(views, likes, seconds):
     return liked
 
 
+@pytest.mark.slow
 def test_movielens_by_time(real_data, read_examples, tmp_path):
     """Its side tables join: rows against the publisher's files, read by plain code."""
     with lzma.open(real_data("ml-1m/ratings_users_1_2999.dat.xz"), "rt") as stream:

@@ -70,6 +70,7 @@ def counting(event_config):
     )
 
 
+@pytest.mark.slow
 def test_a_tiny_budget_changes_no_example(counting, tmp_path, monkeypatch, read_examples):
     write_log(tmp_path / "log")
     plain = job.run(counting(**{"pipeline.buckets": 1}), tmp_path / "log", tmp_path / "plain")
@@ -173,6 +174,7 @@ def test_what_cannot_be_divided_stays_whole(tmp_path):
     assert ranges.divide_shards([packed], CsvFormat(quoted=False), ["a"], 2) == [packed]
 
 
+@pytest.mark.slow
 def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, read_examples):
     write_log(tmp_path / "log")
     with (tmp_path / "log" / "log.csv").open("a") as file:
@@ -194,7 +196,10 @@ def test_ranges_change_nothing_but_who_reads(counting, tmp_path, monkeypatch, re
 def test_buckets_follow_the_size_of_the_log(event_config):
     config = event_config(**{"pipeline.buckets": None, "pipeline.bucket_mib": 64})
     log = Shard(Path("log.csv"), None, "log.csv", size=1 << 20)
-    assert count_buckets(config, [log]) == 8
+    assert count_buckets(config, [log]) == 2
+    # From 16 MiB for each on, there are buckets for several workers.
+    assert count_buckets(config, [replace(log, size=64 << 20)]) == 4
+    assert count_buckets(config, [replace(log, size=200 << 20)]) == 8
     # 2 GiB in halves of 64 MiB are 64; packed, they may be five times as many, in powers of two.
     assert count_buckets(config, [replace(log, size=2 << 30)]) == 64
     assert count_buckets(config, [replace(log, size=2 << 30, compressed=True)]) == 512

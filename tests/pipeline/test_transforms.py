@@ -1,4 +1,7 @@
-"""Rows through Beam and rows through files on this machine's disk: the same files, byte by byte."""
+"""Rows through Beam and rows through files on this machine's disk: the same files, byte by byte.
+
+Beam's own local runner carries what travels through Beam: it encodes every element.
+"""
 
 import random
 from datetime import UTC, datetime
@@ -9,9 +12,12 @@ import pytest
 from tests.pipeline.random_log import START, write_log
 
 from multigate.pipeline import plan, transforms
+from multigate.pipeline.core.runner import BEAMS_RUNNER, local_options
 from multigate.pipeline.job import default_shuffle, run
 from multigate.pipeline.shuffle.combines import AddCounts
 from multigate.pipeline.shuffle.parcel import LocalFiles
+
+BEAMS_OWN = [f"--runner={BEAMS_RUNNER}"]
 
 SEEN = {"kind": "number", "side": "item", "count": {"of": "item", "events": ["VIEW"]}}
 OF_ITEM = {"kind": "number", "side": "item", "label_rate": {"of": "item", "task": "like"}}
@@ -55,8 +61,8 @@ def make_log(folder: Path) -> Path:
 
 def both(config, log, folder, same_folders, **arguments):
     manifests = [
-        run(config, log, folder / shuffle, shuffle=shuffle, **arguments)
-        for shuffle in ("files", "beam")
+        run(config, log, folder / shuffle, options, shuffle=shuffle, **arguments)
+        for shuffle, options in (("files", None), ("beam", BEAMS_OWN))
     ]
     assert manifests[0] == manifests[1]
     same_folders(folder / "beam", folder / "files")
@@ -64,7 +70,7 @@ def both(config, log, folder, same_folders, **arguments):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 def test_both_ways_make_the_same(case, event_config, same_folders, tmp_path):
     config = event_config(**CASES[case], **{"pipeline.buckets": 4})
     manifest = both(config, make_log(tmp_path / "log"), tmp_path, same_folders)
@@ -72,6 +78,7 @@ def test_both_ways_make_the_same(case, event_config, same_folders, tmp_path):
     assert manifest["rows"]["rejects"] == 3
 
 
+@pytest.mark.slow
 def test_a_table_of_users_stands_beside_their_rates(event_config, same_folders, tmp_path):
     """What buckets of users hand on must not take the table's place."""
     log = make_log(tmp_path / "log")
@@ -96,6 +103,7 @@ def test_no_table_counts_nothing():
     assert add.extract_output(add.add_input(counted, table)).equals(table)
 
 
+@pytest.mark.slow
 def test_divided_buckets_and_a_run_of_some_days_too(
     event_config, same_folders, tmp_path, monkeypatch
 ):
@@ -113,6 +121,7 @@ def test_divided_buckets_and_a_run_of_some_days_too(
     assert max(part.name for part in parts) > "part-00003.parquet"
 
 
+@pytest.mark.slow
 def test_feedback_in_files_of_its_own(event_config, separate_files, same_folders, tmp_path):
     rng = random.Random(1)
     (tmp_path / "log").mkdir()
@@ -131,13 +140,14 @@ def test_feedback_in_files_of_its_own(event_config, separate_files, same_folders
     both(config, tmp_path / "log", tmp_path, same_folders)
 
 
+@pytest.mark.slow
 def test_rows_that_travel_through_beam_lie_in_no_file(event_config, tmp_path, monkeypatch):
     def broken(*_):
         raise AssertionError("a file between stages")
 
     for name in ("whole", "shares"):
         monkeypatch.setattr(LocalFiles, name, broken)
-    run(event_config(), make_log(tmp_path / "log"), tmp_path / "out", shuffle="beam")
+    run(event_config(), make_log(tmp_path / "log"), tmp_path / "out", BEAMS_OWN, shuffle="beam")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("train", "validation", "test", "vocabularies", "snapshot", "rejects"),
         *("contract.json", "manifest.json", "report.json", "statistics.json"),
@@ -147,7 +157,8 @@ def test_rows_that_travel_through_beam_lie_in_no_file(event_config, tmp_path, mo
 @pytest.mark.parametrize(
     ("options", "shuffle"),
     [
-        (["--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"], "files"),
+        (local_options(), "files"),
+        (BEAMS_OWN, "files"),
         (["--runner=DirectRunner"], "files"),
         ([], "files"),
         (["--runner=FlinkRunner", "--flink_master=[local]"], "beam"),
@@ -159,6 +170,7 @@ def test_rows_travel_through_files_only_where_all_workers_are_here(options, shuf
     assert default_shuffle(options) == shuffle
 
 
+@pytest.mark.slow
 def test_beam_counts_the_rows(event_config, tmp_path, monkeypatch):
     """A line on Flink's or Dataflow's page of the job: rows in, rejected, examples by split."""
     found = {}
@@ -178,7 +190,7 @@ def test_beam_counts_the_rows(event_config, tmp_path, monkeypatch):
         pipeline.run = run_
 
     monkeypatch.setattr(transforms, "build", watched)
-    manifest = run(event_config(), make_log(tmp_path / "log"), tmp_path / "out")
+    manifest = run(event_config(), make_log(tmp_path / "log"), tmp_path / "out", BEAMS_OWN)
     splits = {f"examples_{name}": n for name, n in manifest["examples"]["splits"].items() if n}
     assert found["rows_in"] == manifest["rows"]["rows_in"] == 903
     assert found["rows_rejected"] == manifest["rows"]["rejects"] == 3

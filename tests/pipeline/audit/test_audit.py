@@ -103,6 +103,7 @@ def test_an_impression_log_passes(impression_config, tmp_path):
     assert found["examples"] > 150
 
 
+@pytest.mark.slow
 def test_negatives_that_leave_out_the_future_pass_where_the_split_allows_it(event_config, tmp_path):
     changes = {"pipeline.negatives": {"per_positive": 2, "exclude": "ever"}}
     folder = write_log(tmp_path / "log")
@@ -111,6 +112,7 @@ def test_negatives_that_leave_out_the_future_pass_where_the_split_allows_it(even
     assert audit(config, folder, tmp_path / "out")["negatives"] > 100
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "name", ["item_views_100s", "item_likes_per_view", "user_rest", "lately", "nothing"]
 )

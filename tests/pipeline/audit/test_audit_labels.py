@@ -94,6 +94,7 @@ CLICKS = {
 }
 
 
+@pytest.mark.slow
 def test_what_the_job_makes_of_events_passes(event_config, events, tmp_path):
     manifest = run(event_config(**EVENTS), events, tmp_path / "out")
     assert manifest["rows"]["collapsed"] > 100
@@ -129,7 +130,7 @@ LEAKS = [
 ]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("leak", "message"), LEAKS)
 def test_a_leak_of_an_event_log_is_named(leak, message, event_config, events, tmp_path):
     honest = event_config(**EVENTS)
@@ -163,6 +164,7 @@ def test_a_label_that_came_after_it_had_closed_is_named(impression_config, impre
         audit(impression_config(**at), impressions, tmp_path / "out", sample=10_000)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("task", "value", "message"),
     [
@@ -182,6 +184,7 @@ def test_a_wrong_label_is_named(task, value, message, event_config, events, tmp_
         audit(config, events, tmp_path / "out", sample=10_000)
 
 
+@pytest.mark.slow
 def test_a_cut_off_that_a_row_of_2099_moved_is_named(event_config, events, monkeypatch, tmp_path):
     """As if the last row of all ended the log: no label is open, and nothing is held back."""
     folder = tmp_path / "log"
@@ -202,6 +205,7 @@ def test_a_cut_off_that_a_row_of_2099_moved_is_named(event_config, events, monke
         audit(config, folder, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_log_that_grew_since_the_run_is_no_leak(event_config, events, tmp_path):
     run(event_config(**EVENTS), events, tmp_path / "out")
     shutil.copytree(events, tmp_path / "log")
@@ -210,6 +214,7 @@ def test_a_log_that_grew_since_the_run_is_no_leak(event_config, events, tmp_path
     audit(event_config(**EVENTS), tmp_path / "log", tmp_path / "out", sample=10_000)
 
 
+@pytest.mark.slow
 def test_a_configured_cut_off_that_the_run_did_not_heed_is_named(
     event_config, events, monkeypatch, tmp_path
 ):
@@ -224,6 +229,7 @@ def test_a_configured_cut_off_that_the_run_did_not_heed_is_named(
         audit(config, events, tmp_path / "out")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("features", [True, False])
 def test_event_ids_in_one_space_are_named(
     features, event_config, separate_files, monkeypatch, tmp_path
@@ -252,6 +258,7 @@ def test_event_ids_in_one_space_are_named(
         audit(config, tmp_path, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_hold_back_of_whole_rows_is_named(event_config, events, monkeypatch, tmp_path):
     """As if one label that waits for long held the impression back with all its labels."""
     honest = labels.open_at

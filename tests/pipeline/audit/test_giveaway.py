@@ -130,6 +130,7 @@ def test_two_columns_that_tell_only_together_are_found(config, honest, tmp_path)
         giveaway.check(config, examples)
 
 
+@pytest.mark.slow
 def test_a_job_that_never_draws_what_the_user_knows_is_caught(
     config, folder, monkeypatch, tmp_path
 ):
@@ -143,6 +144,7 @@ def test_a_job_that_never_draws_what_the_user_knows_is_caught(
         audit(config, folder, tmp_path / "out", sample=50)
 
 
+@pytest.mark.slow
 def test_first_views_that_keep_their_label_are_caught(event_config, folder, tmp_path):
     kept = event_config(**CHANGES | {"pipeline.negatives.unmatched": "keep"})
     job.run(kept, folder, tmp_path / "out")

@@ -293,6 +293,7 @@ def test_plain_loops_agree(seed, event_config, read_examples, tmp_path):
     assert audit(config, folder, tmp_path / "out")["examples"] > 50
 
 
+@pytest.mark.slow
 def test_what_comes_later_changes_no_earlier_example(event_config, read_examples, tmp_path):
     many = {"things": "nopqrstuvwxyz", "people": "abcdefgh"}
     log, items, users = random_log(3, **many)

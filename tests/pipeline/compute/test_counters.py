@@ -209,6 +209,7 @@ def test_statistics_cover_counters(baseline, read_examples):
     assert manifest["examples"]["splits"]["train"] == len(training)
 
 
+@pytest.mark.slow
 def test_neither_buckets_nor_files_nor_order_matter(
     baseline, event_config, read_examples, tmp_path
 ):
@@ -297,6 +298,7 @@ def test_an_event_type_that_never_occurs_is_named_where_it_stands(event_config, 
         )
 
 
+@pytest.mark.slow
 def test_a_missing_age_tells_nothing_where_unmatched_views_are_masked(
     event_config, tmp_path, read_examples
 ):

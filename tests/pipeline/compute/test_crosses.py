@@ -226,6 +226,14 @@ def test_a_planted_leak_is_found(leak, event_config, monkeypatch, tmp_path):
             "an id feature of the item or the context other than 'item_id', received 'item_id'",
         ),
         ({"contract.features.rate.label_rate.of": ["user", "color"]}, "received 'color'"),
+        (
+            {
+                "contract.features.tags": {"kind": "id_list", "side": "item", "separator": "."},
+                "contract.features.rate.label_rate.of": ["user", "tags"],
+            },
+            r"'tags' is a list, and a rate has one category: derive a column that holds one value "
+            r"of it, such as the first one, {extract: tags, pattern: '^([^\.]+)'}",
+        ),
         ({"contract.features.rate.label_rate.of": "user"}, "is of side 'user', received side"),
         (
             {

@@ -185,6 +185,7 @@ def test_negatives_have_the_rates_of_their_own_item(made, read_examples):
         assert same[name].to_list() == same[f"{name}/logged"].to_list()
 
 
+@pytest.mark.slow
 def test_the_snapshot_holds_what_an_impression_at_the_cut_off_would(event_config, values, tmp_path):
     lines = random_lines(0)
     make(event_config, tmp_path / "then", lines)
@@ -253,6 +254,7 @@ def test_a_longer_wait_only_removes(made, event_config, values, tmp_path):
     assert any(after[key][0] < before[key][0] for key in shared)
 
 
+@pytest.mark.slow
 def test_what_the_run_masks_or_leaves_out_still_counts(made, event_config, values, tmp_path):
     """Downsampling, the embargo and hold-back change no rate, but for the prior."""
     names = ["user_likes", "item_likes", "user_like_count", "item_dwell_count"]
@@ -270,6 +272,7 @@ def test_what_the_run_masks_or_leaves_out_still_counts(made, event_config, value
         assert {key: after[key] for key in shared} == {key: before[key] for key in shared}
 
 
+@pytest.mark.slow
 def test_the_prior_is_of_all_logged_rows_of_training(event_config, tmp_path):
     changes = {"pipeline.downsample": {"keep": 0.2, "tasks": ["like"]}}
     make(event_config, tmp_path / "all", random_lines(0))

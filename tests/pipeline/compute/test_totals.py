@@ -12,6 +12,7 @@ from multigate.configs import DataError
 from multigate.configs.files import ExamplesFolder
 from multigate.pipeline.audit.audit import audit
 from multigate.pipeline.compute import totals
+from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
 
 DAYS = [datetime(2026, 11, 10 + day, tzinfo=UTC) for day in range(8)]
@@ -155,10 +156,12 @@ def test_totals_are_those_of_the_whole_log(made):
         assert len(found) > 20
 
 
+@pytest.mark.sweep(1)
 def test_totals_travel_through_beam_as_well(made, tmp_path, read_examples):
     config, log, out = made
     span = (DAYS[5], DAYS[6])
-    run(config, log, tmp_path / "out", span=span, previous=out / "next-4", shuffle="beam")
+    beams = [f"--runner={BEAMS_RUNNER}"]  # which encodes what travels
+    run(config, log, tmp_path / "out", beams, span=span, previous=out / "next-4", shuffle="beam")
     assert read_examples(tmp_path / "out").equals(read_examples(out / "next-5"))
     for path in sorted((out / "next-5" / "totals").rglob("*.*")):
         again = tmp_path / "out" / path.relative_to(out / "next-5")
@@ -170,6 +173,7 @@ def test_the_audit_reads_the_whole_log_and_agrees(made):
     assert audit(config, log, out / "next-5", 60)["examples"] == 60
 
 
+@pytest.mark.sweep(1)
 def test_totals_that_do_not_fit_are_not_used(made, caplog, tmp_path, read_examples):
     config, log, out = made
     span = (DAYS[4], DAYS[5])

@@ -511,6 +511,7 @@ def story_lines(seed, users=150):
     return lines
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stories(variant, seed, event_config, read_examples, tmp_path):
@@ -520,6 +521,7 @@ def test_stories(variant, seed, event_config, read_examples, tmp_path):
     compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_feedback_in_files_of_its_own(seed, event_config, read_examples, tmp_path):
     lines = event_lines(seed)
@@ -548,7 +550,7 @@ def test_feedback_in_files_of_its_own(seed, event_config, read_examples, tmp_pat
     compare(config, tmp_path / "log", tmp_path / "out", manifest, read_examples)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("hold_back", [None, False])
 def test_runs_of_some_days(hold_back, event_config, read_examples, tmp_path):
     stories = [line | {"row": line["row"] + 10_000} for line in story_lines(6, 50)]
@@ -727,6 +729,7 @@ IMPRESSION_VARIANTS = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("variant", IMPRESSION_VARIANTS)
 def test_impression_logs(variant, seed, impression_config, read_examples, tmp_path):

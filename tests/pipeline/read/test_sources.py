@@ -485,3 +485,34 @@ def test_blank_lines_before_the_header_of_a_large_file(blank, tmp_path):
     assert len(parts) > 2
     found = [chunk for shard in parts for chunk in read(shard, form, WANTED)]
     assert rows(found) == [(str(at), f"u{at}", "x") for at in range(100)]
+
+
+def test_values_in_objects_are_read_by_their_path(tmp_path):
+    """Of objects, objects in them, and texts of objects; a key with the dot comes first."""
+    rows = [
+        {"user": {"id": 'a\n"b" é', "n": 12345678901234567890, "tags": ["x", "y"]}, "k": 1},
+        {"user": {"id": 7, "at": {"home": {"town": "Linz"}}}, "k": 2},
+        {"user": None, "k": 3},
+        {"user": "none", "k": 4},
+        {"user": '{"id": "told"}', "k": 5},
+        {"user": {"id": {"no": 1}}, "k": 6},
+        {"k": 7},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = ["user.id", "user.n", "user.tags", "user.at.home.town", "k"]
+    (shard,) = expand(tmp_path, ("log.jsonl",))
+    (chunk,) = read(shard, JSON, names, single={"user.id"})
+    assert chunk.frame.select(names).rows() == [
+        ('a\n"b" é', "12345678901234567890", ["x", "y"], None, "1"),
+        ("7", None, None, "Linz", "2"),
+        (None, None, None, None, "3"),
+        (None, None, None, None, "4"),
+        ("told", None, None, None, "5"),
+        (None, None, None, None, "7"),
+    ]
+    assert rejected([chunk]) == [(6, "user.id: expected a value, received nested JSON")]
+    assert {"user.id", "user.n", "user.tags", "k"} <= set(chunk.columns)
+    (tmp_path / "flat.jsonl").write_text('{"user.id": "own", "user": {"id": "inner"}}\n')
+    (shard,) = expand(tmp_path, ("flat.jsonl",))
+    (flat,) = read(shard, JSON, ["user.id"])
+    assert flat.frame["user.id"].to_list() == ["own"]

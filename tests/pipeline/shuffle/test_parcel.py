@@ -40,6 +40,7 @@ def tables(draw):
     )
 
 
+@pytest.mark.slow
 @given(tables(), st.text(max_size=9), st.integers(0, 2**40), st.booleans())
 def test_the_coder_gives_back_what_it_took(rows, kind, origin, pickled):
     parcel = InBeam().whole(rows, kind, origin)

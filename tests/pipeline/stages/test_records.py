@@ -85,7 +85,8 @@ def log(expected, tmp_path):
     return folder
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize("stage", ["finish_bucket", "label_bucket", "sample_bucket", "count_items"])
 def test_a_killed_run_continues(stage, log, expected, event_config, same_folders, tmp_path):
     config, out = event_config(**CHANGES), tmp_path / "out"
@@ -99,6 +100,7 @@ def test_a_killed_run_continues(stage, log, expected, event_config, same_folders
 
 
 @pytest.mark.slow
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize("what", ["log", "configuration", "options"])
 def test_a_run_of_something_else_begins_anew(what, log, expected, event_config, tmp_path):
     config, out = event_config(**CHANGES), tmp_path / "out"
