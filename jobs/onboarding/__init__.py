@@ -1,4 +1,4 @@
 """The first hour with a new log: draft a configuration from it, check one against it.
 
-Public face: `draft.draft`, `draft.as_yaml`, `check.check`.
+Public face: `draft.draft`, `drafted.as_yaml`, `check.check`, `findings.lines`.
 """

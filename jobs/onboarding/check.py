@@ -6,24 +6,26 @@ here the configuration is the rule, and the pipeline's own reading and labelling
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, timedelta
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from multigate.configs import Config, ConfigError, DataError
-from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, PositionFeature
+from multigate.configs import Config, ConfigError, DataError, progress
 from multigate.configs.files import LABEL, SPLITS, TIME
 from multigate.configs.sections.nearest import did_you_mean
 from multigate.configs.storage import Place
+from multigate.jobs.onboarding.check_features import (
+    FEW_POSITIVES,
+    check_alone,
+    check_features,
+    check_given_away,
+)
 from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
+from multigate.jobs.onboarding.findings import Checked, Finding
 from multigate.jobs.onboarding.sample import BadValue, Sample, read_sample
-from multigate.model.assessment.leaks import check_leaks
-from multigate.model.data.rows import Rows
-from multigate.pipeline.compute import tables
+from multigate.pipeline.compute import ages, tables
 from multigate.pipeline.compute.examples import make_examples
 from multigate.pipeline.core.columns import check as check_columns
 from multigate.pipeline.core.columns import event_types
@@ -33,54 +35,11 @@ from multigate.pipeline.read.inputs import roles
 from multigate.pipeline.read.parse import parse_time
 from multigate.pipeline.stages.labelling import split_limits
 from multigate.pipeline.write import manifest
-from multigate.pipeline.write.separators import other_separator
 
-_CONSTANT = 0.995
-_FEW_POSITIVES = 10
-_ONCE = 0.5
 _PARTS = ("time", "user", "item")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that is wrong or odd."""
-
-    fails: bool
-    """Whether a run over this log would fail."""
-    where: str
-    """The key of the configuration, or the file."""
-    message: str
-
-
-@dataclass
-class Checked:
-    """What `check` found."""
-
-    findings: list[Finding] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def fail(self, where: str, message: str) -> None:
-        """Add a finding that fails a run."""
-        self.findings.append(Finding(True, where, message))
-
-    def warn(self, where: str, message: str) -> None:
-        """Add a finding that fails nothing."""
-        self.findings.append(Finding(False, where, message))
-
-    @property
-    def fails(self) -> bool:
-        """Whether a run would fail."""
-        return any(finding.fails for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "fails": self.fails,
-            "findings": [asdict(finding) for finding in self.findings],
-            **self.facts,
-        }
-
-
+@progress.stepwise("check", 5)
 def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     """Check a configuration against its log.
 
@@ -98,6 +57,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     except ConfigError as error:
         found.fail("contract", str(error))
         return found
+    progress.step("read a sample")
     sample = read_sample(config, data, rows)
     found.facts["rows"] = {
         "sample": sample.rows,
@@ -105,6 +65,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         "whole": sample.whole,
         "rejected": sum(one.rows for one in sample.bad),
     }
+    progress.step("side tables")
     side_tables = _side_tables(config, data, found)
     _check_log(config, data, sample, found)
     if found.fails or not len(sample.events):
@@ -115,9 +76,10 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         latest = sample.events["time"].max()
         cut_off = None if latest is None else latest + timedelta(microseconds=1)
     utc = None if cut_off is None else cut_off.astimezone(UTC)
+    progress.step("label the sample")
     made = make_examples(sample.events, config, side_tables, utc)
     seconds = sample.seconds + time.process_time() - started
-    impressions = made.impressions
+    impressions = ages.measured(made.impressions, config)
     found.facts["impressions"] = len(impressions)
     found.facts["feedback"] = {
         "attributed": made.counts.feedback,
@@ -137,8 +99,11 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         return found
     impressions, splits = _split(config, impressions)
     _check_labels(config, impressions, splits, sample, found)
-    _check_features(config, impressions, found)
-    _check_leaks(config, impressions, splits, found)
+    progress.step("features")
+    check_features(config, impressions, found)
+    progress.step("leaks and cost")
+    check_alone(config, impressions, splits, found)
+    check_given_away(config, impressions, found)
     share = len(impressions) / max(sample.rows, 1)
     training = float((splits == "train").mean() or 0.0)
     negatives = config.pipeline.negatives
@@ -197,7 +162,7 @@ def _check_log(config: Config, data: Place, sample: Sample, found: Checked) -> N
         found.fail(
             "pipeline.max_reject_rate",
             f"{rejected} of {sample.rows} rows are rejected ({rejected / sample.rows:.1%}); "
-            f"{allowed:.1%} are allowed",
+            f"{allowed:.1%} are allowed; raise it if such rows may be left out",
         )
     events: Counter[str] = Counter()
     for fact in facts:
@@ -270,7 +235,7 @@ def _check_labels(
             always = task.label.rule == "impression"
             if not always:
                 for part, count in ones.items():
-                    if count < _FEW_POSITIVES:
+                    if count < FEW_POSITIVES:
                         found.warn(
                             where,
                             f"{count} positives in the {part} split of the sample; its AUC needs "
@@ -289,112 +254,3 @@ def _check_labels(
             message = "no impression of the sample has a label; the rule finds nothing"
             found.findings.append(Finding(sample.whole, where, message))
         found.facts["tasks"][name] = facts
-
-
-def _check_features(config: Config, impressions: pl.DataFrame, found: Checked) -> None:
-    found.facts["features"] = {}
-    contract = config.contract
-    for name in impressions.columns:
-        feature = contract.features.get(name)
-        if feature is None:
-            continue
-        where, values = f"contract.features.{name}", impressions[name]
-        missing = values.null_count() / len(values)
-        given = values.drop_nulls()
-        facts: dict[str, Any] = {"missing": missing}
-        if isinstance(feature, IdFeature | NumberFeature | PositionFeature):
-            counts = given.value_counts(sort=True)
-            facts["distinct"] = len(counts)
-            most = counts["count"][0] / len(values) if len(counts) else 0.0
-            if most >= _CONSTANT:
-                found.warn(
-                    where,
-                    f"{most:.1%} of the values are {counts[name][0]!r}: nearly constant, it tells "
-                    "a model nothing; leave it out",
-                )
-            if isinstance(feature, IdFeature) and len(counts):
-                once = counts.filter(pl.col("count") == 1)
-                facts["seen_once"] = len(once)
-                if len(once) >= _ONCE * len(counts) and len(counts) > 100:
-                    found.warn(
-                        where,
-                        f"{len(once)} of {len(counts)} ids occur once in the sample, which trains "
-                        f"no embedding; raise {where}.min_count (now {feature.min_count})",
-                    )
-        if isinstance(feature, IdListFeature) and feature.history is None:
-            unsplit = other_separator(name, feature, values)
-            if unsplit is not None:
-                found.warn(where, unsplit.removeprefix(f"{name}: "))
-        if missing == 1.0:
-            found.warn(where, "every value is missing; check its column and source")
-        if missing and getattr(feature, "missing", None) == "error":
-            of_item = feature.side == "item"
-            lost = "an item is not scored" if of_item else "a request is refused"
-            found.warn(
-                where,
-                f"{missing:.1%} of the values are missing and missing is error, so that {lost} "
-                "without it; set missing: indicator",
-            )
-        found.facts["features"][name] = facts
-
-
-def _check_leaks(
-    config: Config, impressions: pl.DataFrame, splits: pl.Series, found: Checked
-) -> None:
-    """Features that alone rank a label: judged by the code of the model report."""
-    contract = config.contract
-    present = {n: f for n, f in contract.features.items() if n in impressions.columns}
-    known = contract.model_copy(update={"features": present})
-    training, others = (
-        Rows(Path("sample"), impressions.filter(chosen).to_arrow())
-        for chosen in (splits == "train", splits != "train")
-    )
-    if not len(training) or not len(others):
-        training = others = Rows(Path("sample"), impressions.to_arrow())
-    limit = config.evaluation.largest_feature_auc
-    judged = check_leaks(known, others, training, limit)
-    tasks = contract.tasks
-    for one in judged["features"]:
-        positives = found.facts["tasks"][one["task"]].get("positives", {"validation": 10**9})
-        enough = positives["validation"] + positives.get("test", 0) >= _FEW_POSITIVES
-        if one["leak"] and enough and one["task"] in tasks:
-            found.warn(
-                f"contract.features.{one['feature']}",
-                f"leak suspect: alone (by its {one['by']}) it ranks {one['task']} with AUC "
-                f"{one['auc']:.3f}, above {limit:g}; is it known when the item is shown? If not, "
-                "leave it out",
-            )
-
-
-def lines(found: Checked) -> Iterator[str]:
-    """What was found, for a terminal."""
-    facts = found.facts
-    rows = facts.get("rows")
-    if rows is not None:
-        part = "all rows" if rows["whole"] else f"a sample; the log has about {rows['log']} rows"
-        yield f"{rows['sample']} rows read ({part}), {rows['rejected']} rejected"
-    for name, task in facts.get("tasks", {}).items():
-        mean = "none" if task["mean"] is None else f"{task['mean']:.4g}"
-        yield (
-            f"task {name}: {task['labels']} labels, mean {mean}; by split "
-            + ", ".join(
-                f"{part} {count}"
-                + (f" ({task['positives'][part]} positive)" if "positives" in task else "")
-                for part, count in task["labels_by_split"].items()
-            )
-        )
-    for stage, cost in facts.get("cost", {}).items():
-        yield (
-            f"{stage}: about {_duration(cost['seconds'])} and {cost['gib']:.1f} GiB, within a "
-            f"factor of three ({cost['how']})"
-        )
-    for finding in sorted(found.findings, key=lambda one: not one.fails):
-        yield f"{'FAILS' if finding.fails else 'note'}: {finding.where}: {finding.message}"
-    fatal = sum(finding.fails for finding in found.findings)
-    yield f"{fatal} findings would fail a run, {len(found.findings) - fatal} notes"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

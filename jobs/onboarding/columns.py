@@ -9,7 +9,10 @@ from multigate.pipeline.read.json_lines import as_text
 from multigate.pipeline.read.parse import parse_number, parse_time
 
 _YEARS = (1990, 2100)
-_SEPARATORS = ("|", ";", ",", " ")
+_NOT_TOLD = 0.9
+_SEPARATORS = ("|", ";", ",")
+_BLANK = " "
+_TAGS = 100
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def look(name: str, raw: pl.Series) -> Column:
         if parsed.reasons.null_count() == len(raw) and raw.null_count() < len(raw):
             number = parsed.values
             text = as_text(raw.drop_nulls().head(5000))
-            whole = not bool(text.str.contains(r"[.eE]").any())
+            whole = not bool(text.str.contains(r"\.|\d[eE]").any())  # `true` is whole
     keys = as_text(raw) if isinstance(raw.dtype, pl.List | pl.Array) else raw
     return Column(
         name=name,
@@ -169,7 +172,9 @@ def clustering(values: pl.Series, window: int = 20) -> float:
     near = _float(frame.select((gap <= window).fill_null(False).mean()).item())
     shares = frame["value"].value_counts()["count"] / rows
     chance = _float((shares * (1 - (1 - shares) ** window)).sum())
-    return (near - chance) / max(1 - chance, 1e-9)
+    if chance > _NOT_TOLD:
+        return 0.0  # of few values, nearly every row is near one of its own
+    return (near - chance) / (1 - chance)
 
 
 def separator(column: Column) -> str | None:
@@ -177,7 +182,7 @@ def separator(column: Column) -> str | None:
     if column.raw.dtype != pl.String or column.number is not None or not column.rows:
         return None
     texts = column.raw.drop_nulls().unique().head(3000)
-    for mark in _SEPARATORS[:3]:
+    for mark in _SEPARATORS:
         parts = texts.str.split(mark)
         several = _float((parts.list.len() > 1).mean())
         if several < 0.2:
@@ -186,6 +191,13 @@ def separator(column: Column) -> str | None:
         blanks = _float(tokens.str.contains(r"^\s|\s\S+\s").mean())
         if tokens.n_unique() < 0.5 * len(tokens) and tokens.n_unique() < 5000 and blanks < 0.1:
             return mark
+    # Words in a row are tags only where few words make many texts: names of places and titles have
+    # more words than there are texts.
+    tokens = texts.str.split(_BLANK).explode()
+    several = _float(texts.str.contains(_BLANK, literal=True).mean())
+    words = tokens.n_unique()
+    if several >= 0.5 and words <= _TAGS and 2 * words <= len(texts):
+        return _BLANK
     return None
 
 

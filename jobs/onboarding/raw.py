@@ -15,14 +15,14 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from multigate.configs import DataError
+from multigate.configs import DataError, progress
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.rows import count_rows
 from multigate.pipeline.read import drift
 from multigate.pipeline.read.compressed import DamagedError, open_stream
-from multigate.pipeline.read.json_lines import as_text
+from multigate.pipeline.read.json_lines import as_text, key_names
 from multigate.pipeline.read.sources import Shard, expand, read
 
 _DELIMITERS = ("::", "\t", ",", ";", "|")
@@ -58,7 +58,8 @@ def find_tables(data: Place, rows: int) -> list[Table]:
         DataError: there is no such folder, or no table in it.
     """
     groups: dict[str, list[tuple[Shard, dict[str, Any], tuple[str, ...]]]] = {}
-    for shard in expand(data, ("**/*",)):
+    shards = expand(data, ("**/*",))
+    for shard in progress.track(shards, "look at files", len(shards), "files"):
         if drift.is_marker(shard.name) or shard.name.lower().endswith(_NO_TABLES):
             continue
         found = _sniff(shard)
@@ -82,9 +83,10 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
     form = members[0][1]
     columns = tuple(dict.fromkeys(name for _, _, names in members for name in names))
     chosen = members[:: -(-len(members) // 16)]
-    frames, total, width, whole = [], 0, 0, 0
+    frames, total, width = [], 0, 0
+    ended: list[tuple[int, int]] = []  # rows and bytes of files that were read to their end
     for shard, _, _ in chosen:
-        left = -(-_SPREAD * rows // len(chosen))
+        limit = left = -(-_SPREAD * rows // len(chosen))
         try:
             for chunk in read(shard, parse_format(form), [name for name in columns if name]):
                 head = chunk.frame.head(left)
@@ -96,12 +98,14 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
                     break
         except DamagedError:
             continue
-        whole += left > 0
+        if left > 0:
+            ended.append((limit - left, shard.size))
     frame = _blocks(_together(frames), rows)
     count = total
-    if whole < len(members):
-        each = width / max(total, 1)
-        sizes = (count_rows(s, each, s.name.endswith(".parquet")) for s, _, _ in members)
+    if len(ended) < len(members):
+        each, known = width / max(total, 1), sum(size for _, size in ended)
+        rate = sum(count for count, _ in ended) / known if known else None
+        sizes = (count_rows(s, each, s.name.endswith(".parquet"), rate) for s, _, _ in members)
         count = max(total, round(sum(sizes)))
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
     return Table(names, form, columns, frame, count)
@@ -190,7 +194,7 @@ def _json(lines: list[str]) -> tuple[dict[str, Any], tuple[str, ...]] | None:
             return None
         if not isinstance(row, dict):
             return None
-        names |= dict.fromkeys(k for k, v in row.items() if not isinstance(v, dict))
+        names |= dict.fromkeys(key_names(row))
     return {"type": "jsonl"}, tuple(names)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import polars as pl
 
@@ -46,6 +47,8 @@ class Roles:
     event: str | None = None
     impression: str | None = None
     """The event type that is an impression."""
+    derive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Columns that the pipeline makes, as `pipeline.log.derive` takes them."""
     event_counts: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     """By role, why."""
@@ -56,6 +59,13 @@ class Roles:
         found = (self.time.column.name, self.user, self.item)
         more = (self.session, self.request, self.event)
         return {*found, *(name for name in more if name is not None)}
+
+    @property
+    def span(self) -> timedelta:
+        """From the first time to the last one."""
+        known = self.time.values.drop_nulls()
+        span = known.max() - known.min()
+        return span if isinstance(span, timedelta) else timedelta(0)
 
 
 def guess_roles(log: Table) -> Roles:
@@ -112,7 +122,38 @@ def guess_roles(log: Table) -> Roles:
             f"{len(counts)} values; {follows:.0%} of the other rows follow a {impression!r} of "
             "the same user and item"
         )
+    if columns[user].distinct < _FEW_USERS:
+        _join_user(roles)
     return roles
+
+
+def _join_user(roles: Roles) -> None:
+    """Where no column names single users, take what is known of them together for the user."""
+    frame = roles.frame
+    parts = [
+        name
+        for name, column in roles.columns.items()
+        if name not in (roles.item, roles.event, roles.time.column.name)
+        and column.number is None
+        and not (column.is_list or is_prose(column))
+        and 2 <= column.distinct <= _FEW_USERS
+        and decides(frame, roles.item, name) < _DECIDES
+    ]
+    if roles.user not in parts or len(parts) < 2:
+        return
+    joined = frame.select(pl.concat_str(pl.col(parts).fill_null(""), separator="|")).to_series()
+    if joined.n_unique() < 2 * roles.columns[roles.user].distinct:
+        return
+    name = "user"
+    while name in roles.columns:
+        name += "_"
+    roles.frame = frame.with_columns(joined.alias(name))
+    roles.columns = {name: look_at(name, joined), **roles.columns}
+    roles.user, roles.derive = name, {name: {"join": parts}}
+    roles.reasons["user"] = (
+        f"no column names single users: {joined.n_unique()} groups of those who are alike in "
+        f"{', '.join(map(repr, parts))}"
+    )
 
 
 def _time(columns: dict[str, Column], log: Table) -> Times:
@@ -242,9 +283,14 @@ def _is_group(
 
 
 def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) -> list[str]:
-    """The columns that no finer column decides, the one with most values first."""
+    """The columns that no finer column decides, the one with most values first.
+
+    Of two columns that decide one another, such as an item's id and the instant of its listing, the
+    one that holds no times names the item.
+    """
     found: list[str] = []
-    for name in sorted(ids, key=lambda one: -columns[one].distinct):
+    order = {one: (-columns[one].distinct, as_times(columns[one]) is not None) for one in ids}
+    for name in sorted(ids, key=lambda one: order[one]):
         if not any(decides(frame, other, name) >= _DECIDES for other in found):
             found.append(name)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from multigate.configs import Config
+from multigate.configs import Config, progress
 from multigate.configs.sections.log import ParquetFormat
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.rows import count_rows
@@ -70,7 +70,9 @@ def read_sample(config: Config, data: Place, rows: int) -> Sample:
     started = time.process_time()
     parts = [
         _read_head(number, shard, config, -(-rows // len(chosen)))
-        for number, shard in enumerate(chosen)
+        for number, shard in enumerate(
+            progress.track(chosen, "read a sample", len(chosen), "files")
+        )
     ]
     frames = [frame for part in parts for frame in part.frames]
     events = pl.concat(frames) if frames else pl.DataFrame()
@@ -80,13 +82,16 @@ def read_sample(config: Config, data: Place, rows: int) -> Sample:
     read = sum(part.facts.rows for part in parts)
     whole = len(chosen) == len(shards) and all(part.whole for part in parts)
     width = sum(part.bytes for part in parts) / max(read, 1)
+    ended = [(part, one) for part, one in zip(parts, chosen, strict=True) if part.whole]
+    known = sum(one.size for _, one in ended)
+    rate = sum(part.facts.rows for part, _ in ended) / known if known else None
     return Sample(
         events=events,
         rows=read,
         bad=_by_reason(one for part in parts for one in part.bad),
         facts=tuple(part.facts for part in parts),
         whole=whole,
-        log_rows=read if whole else max(read, sum(_rows(config, s, width) for s in shards)),
+        log_rows=read if whole else max(read, sum(_rows(config, s, width, rate) for s in shards)),
         seconds=seconds,
     )
 
@@ -192,7 +197,7 @@ def _by_reason(bad: Iterable[BadValue]) -> tuple[BadValue, ...]:
     return tuple(sorted(found.values(), key=lambda one: -one.rows))
 
 
-def _rows(config: Config, shard: Shard, width: float) -> int:
+def _rows(config: Config, shard: Shard, width: float, rate: float | None) -> int:
     form = drift.format_of(inputs.form(config, shard.feedback), shard.name)
     is_parquet = isinstance(form, ParquetFormat)
-    return round(count_rows(shard, width, is_parquet)) if is_parquet or width else 0
+    return round(count_rows(shard, width, is_parquet, rate)) if is_parquet or width else 0

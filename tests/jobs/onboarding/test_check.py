@@ -1,6 +1,8 @@
 """`multigate check`: what it finds is what a run over the log would meet."""
 
 import json
+import random
+from collections import Counter
 from pathlib import Path
 
 import polars as pl
@@ -11,7 +13,8 @@ from multigate.configs import DataError
 from multigate.configs.config import Config
 from multigate.configs.files import LABEL, SPLITS
 from multigate.configs.sections.base import parse
-from multigate.jobs.onboarding.check import Checked, check
+from multigate.jobs.onboarding.check import check
+from multigate.jobs.onboarding.findings import Checked
 from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
 from multigate.verbs.command import main
@@ -42,6 +45,7 @@ def messages(found: Checked, fails: bool) -> list[str]:
     return [f"{one.where}: {one.message}" for one in found.findings if one.fails == fails]
 
 
+@pytest.mark.slow
 def test_counts_are_those_of_the_examples(log, tmp_path):
     found = check(demo(), log)
     assert not found.fails, found.findings
@@ -123,6 +127,50 @@ def test_odd_features_are_noted(log):
     )
     assert 1190 <= found.facts["features"]["request"]["distinct"] <= 1200  # some are held back
     assert not any("country: leak" in one for one in notes)
+
+
+def test_what_differs_within_a_request_is_no_context(log):
+    length = {"kind": "number", "side": "context", "column": "length"}
+    found = check(demo(**{"contract.features.of_item": length}), log)
+    [note] = [one for one in messages(found, fails=False) if ".of_item: " in one]
+    assert "rows of one request differ in it in " in note
+    assert "if it is known of each candidate, set side: item" in note
+    length["side"] = "item"
+    assert not messages(check(demo(**{"contract.features.of_item": length}), log), fails=False)
+
+
+def test_a_number_that_every_positive_has_is_a_suspect(log, tmp_path):
+    """Too weak to rank the label, since others have it too, yet no click is without it."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    draw = random.Random(0)
+    rows = [json.loads(line) for line in (log / "log-0.jsonl").read_text().splitlines()]
+    for row in rows:
+        paid = row["click"] or draw.random() < 0.3
+        row |= {"paid": draw.uniform(1, 9) if paid else 0, "bid": draw.uniform(0, 9)}
+    (folder / "log-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    number = {"kind": "number", "side": "item"}
+    features = {"contract.features.paid": number, "contract.features.bid": number}
+    notes = messages(check(demo(**features), folder), fails=False)
+    [note] = [one for one in notes if ".paid: " in one and "of click " in one]
+    assert "leak suspect: 100% of the positives of click have a value above 0, of all rows " in note
+    assert not any(".bid: " in one for one in notes)
+
+
+def test_a_number_that_counts_its_requests_positives_is_a_suspect(log, tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    rows = [json.loads(line) for line in (log / "log-0.jsonl").read_text().splitlines()]
+    counts = Counter(row["request_id"] for row in rows if row["click"])
+    sizes = Counter(row["request_id"] for row in rows)
+    for row in rows:
+        row |= {"plays": counts[row["request_id"]], "shown": sizes[row["request_id"]]}
+    (folder / "log-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    number = {"kind": "number", "side": "context"}
+    features = {"contract.features.plays": number, "contract.features.shown": number}
+    notes = messages(check(demo(**features), folder), fails=False)
+    assert any(".plays: leak suspect: it goes with how many positives of click" in n for n in notes)
+    assert not any(".shown: leak" in one for one in notes)
 
 
 def test_a_constant_feature_and_ids_seen_once_are_noted(log, tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import yaml
 
 from multigate.configs import DataError, load
 from multigate.jobs.onboarding.check import check
-from multigate.jobs.onboarding.draft import Draft, as_yaml, draft
+from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.drafted import Draft, as_yaml
 from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
 from multigate.verbs.command import main
@@ -226,6 +228,7 @@ def test_a_user_with_several_sessions_is_no_session(tmp_path):
     assert (columns_of(made)["user"], columns_of(made)["session"]) == ("who", "visit")
 
 
+@pytest.mark.slow
 def test_ratings_without_a_header_and_with_a_side_table(tmp_path):
     rated, films = ratings()
     folder = tmp_path / "log"
@@ -342,6 +345,7 @@ def test_row_numbers_are_no_ids(tmp_path):
     assert made.left_out["n"] == "it numbers the rows"
 
 
+@pytest.mark.slow
 def test_the_draft_makes_examples(impressions, tmp_path):
     for name, frame in (("a", impressions), ("b", events())):
         folder = write(frame, tmp_path / name, "log.parquet")
@@ -356,7 +360,7 @@ def test_the_draft_makes_examples(impressions, tmp_path):
     [
         pytest.param("impressions", marks=pytest.mark.long),
         pytest.param("events", marks=pytest.mark.slow),
-        pytest.param("plays", marks=pytest.mark.slow),
+        pytest.param("plays", marks=pytest.mark.long),
     ],
 )
 def test_the_draft_trains_unedited(shape, impressions, tmp_path):
@@ -371,6 +375,7 @@ def test_the_draft_trains_unedited(shape, impressions, tmp_path):
     assert history
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DESKDROP.is_dir(), reason="needs ../shared/data/deskdrop")
 def test_deskdrop_under_other_names(tmp_path):
     made = draft(DESKDROP, "deskdrop")
@@ -440,3 +445,268 @@ def test_a_folder_with_one_kind_of_rows_only_is_refused(tmp_path):
     (tmp_path / "log/a.csv").write_text("a,b\n1,2\n3,4\n")
     with pytest.raises(DataError, match="no column holds times"):
         draft(tmp_path / "log", "x")
+
+
+def app(seed: int = 0) -> pl.DataFrame:
+    """Lists of songs of which some are played and few shared; rows of a list differ in a rank."""
+    draw, rows = random.Random(seed), []
+    for request in range(1500):
+        user, at = draw.randrange(150), 1000 * (START + draw.randrange(60 * 86_400))
+        for place, song in enumerate(draw.sample(range(200), 6)):
+            played = draw.random() < 0.25
+            seconds = draw.uniform(5, 300) if played else None
+            paid = 0.3 if played and seconds > 30 else 0.0
+            shared = played and draw.random() < 0.06
+            row = (f"r{request}", user, song, place, draw.random(), played, seconds, paid, shared)
+            rows += [(*row, at)] * (2 if draw.random() < 0.01 else 1)  # some rows come twice
+    names = ["list", "who", "song", "slot", "rank", "played", "seconds", "paid", "shared", "ms"]
+    frame = pl.DataFrame(rows, names, orient="row").sort("ms", maintain_order=True)
+    return frame.with_columns(plays=pl.col("played").sum().over("list"))
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_what_users_did_is_no_feature(hide, tmp_path):
+    """Booleans, rare ones too, numbers that follow them, and places of a log with rows twice."""
+    frame, new = disguised(app()) if hide else (app(), {name: name for name in app().columns})
+    made = draft(write(frame, tmp_path / "log", "log.parquet"), "x")
+    tasks = {
+        task["label"]["column"]: task["type"] for task in made.values["contract"]["tasks"].values()
+    }
+    assert set(tasks) == {new["played"], new["shared"], new["seconds"]}
+    features = read_by(made)
+    assert not features.keys() & {
+        new[name] for name in ("played", "shared", "seconds", "paid", "plays")
+    }
+    assert "known only afterwards" in made.left_out[new["paid"]]
+    assert f"how many {new['played']!r} its own" in made.left_out[new["plays"]]
+    assert features[new["slot"]]["kind"] == "position"
+    assert features[new["rank"]]["side"] == "item"
+    assert not check(made.config(), tmp_path / "log").findings
+
+
+def shop(seed: int = 0) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Events with an amount that is stars or a price, some without a user; and a catalogue whose
+    column `sold` was counted at the log's end.
+    """
+    draw, rows, sold = random.Random(seed), [], [0] * 80
+    for _ in range(2000):
+        user = None if draw.random() < 0.02 else draw.randrange(200)
+        at = START + draw.randrange(40 * 86_400)
+        for _ in range(3):
+            item, at = min(draw.randrange(80), draw.randrange(80)), at + draw.randrange(30, 300)
+            rows.append((at, user, "seen", item, None))
+            if draw.random() < 0.25:
+                sold[item] += 1
+                rows.append((at + 20, user, "order", item, 5.0 + 3 * item))
+                if draw.random() < 0.4:
+                    late, stars = draw.randrange(8 * 86_400), float(draw.randrange(1, 6))
+                    rows.append((at + late, user, "star", item, stars))
+    names = ["ts", "who", "what", "thing", "amount"]
+    log = pl.DataFrame(rows, names, orient="row").sort("ts", maintain_order=True)
+    things = [(item, count, draw.choice(["a", "b", "c"])) for item, count in enumerate(sold)]
+    return log, pl.DataFrame(things, ["thing", "sold", "kind"], orient="row")
+
+
+def test_a_shop(tmp_path):
+    log, things = shop()
+    folder = write(log, tmp_path / "log", "events.csv")
+    write(things, folder, "things.csv")
+    made = draft(folder, "shop")
+    assert columns_of(made)["value"] == "amount"
+    tasks = made.values["contract"]["tasks"]
+    assert tasks["star_amount"]["label"]["aggregate"] == "max"
+    assert tasks["order_amount"]["label"]["aggregate"] == "sum"
+    assert tasks["star"]["label"]["within"] == "3d"
+    told = made.notes["contract.tasks.star"]
+    assert 0.3 < float(re.search(r"(\d+)% of them within 3d", told)[1]) / 100 < 0.45
+    assert "the others count as 0" in told
+    assert made.values["pipeline"]["max_reject_rate"] == pytest.approx(0.05, abs=0.02)
+    assert not check(made.config(), folder).fails
+    assert "sold" in made.left_out
+    assert "knows the log's future" in made.left_out["sold"]
+    assert made.values["pipeline"]["log"]["derive"] == {
+        "hour": {"hour_of": "ts"},
+        "weekday": {"weekday_of": "ts"},
+    }
+    assert made.values["contract"]["rates"]["of"] == ["user", "item", ["user", "kind"]]
+
+
+def orders(seed: int = 0) -> list[dict[str, Any]]:
+    """Lists of dishes with a badge; some are opened, few of these ordered, paid and rated."""
+    draw, rows = random.Random(seed), []
+    kinds = [draw.choice(["thai", "pizza", "vegan"]) for _ in range(150)]
+    likings = [draw.random() for _ in range(150)]
+    for request in range(1200):
+        user, at = draw.randrange(150), 1000 * (START + draw.randrange(30 * 86_400))
+        for dish in draw.sample(range(150), 6):
+            opened = draw.random() < 0.1 + 0.5 * likings[dish]
+            ordered = opened and draw.random() < 0.3
+            rated = ordered and draw.random() < 0.5
+            offer = {"badge": draw.random() < 0.15, "size": draw.choice([100, 200, 300])}
+            result = {"opened": opened, "ordered": ordered, "paid": None, "stars": None}
+            if ordered:
+                result |= {"paid": round(draw.uniform(8, 40), 2)}
+            if rated:
+                result |= {"stars": draw.randrange(1, 6)}
+            person = {"id": f"p{user}", "town": ["Graz", "Linz"][user % 2]}
+            of_dish = {"id": dish, "pieces": dish % 5, "kind": kinds[dish]}
+            place = {"list": {"id": f"r{request}"}, "person": person, "dish": of_dish}
+            rows.append({"at": at, **place, "offer": offer, "result": result})
+    return sorted(rows, key=lambda row: row["at"])
+
+
+def test_nested_orders(tmp_path):
+    """Objects in lines of many small files; a badge is a feature, a price is the order's."""
+    rows, folder = orders(), tmp_path / "log"
+    folder.mkdir()
+    for day in range(24):
+        part = rows[day * 300 : (day + 1) * 300]
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (folder / f"day-{day:02d}.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    made = draft(folder, "dishes")
+    assert columns_of(made) == {
+        "time": "at",
+        "user": "person.id",
+        "item": "dish.id",
+        "request": "list.id",
+    }
+    told = re.search(r"about (\d+) rows", made.notes["pipeline.log"])
+    assert abs(int(told[1]) - 7200) < 50
+    tasks = made.values["contract"]["tasks"]
+    assert {task["label"]["column"] for task in tasks.values()} == {
+        f"result.{name}" for name in ("opened", "ordered", "paid", "stars")
+    }
+    assert tasks["result_paid"]["when"] == "result_ordered"
+    # Of the combined score are those only whose labels every row has.
+    weights = {name: task.get("score_weight", 0) for name, task in tasks.items()}
+    assert {name for name, weight in weights.items() if weight} == {
+        "result_opened",
+        "result_ordered",
+    }
+    assert read_by(made)["offer.badge"]["side"] == "item"
+    assert made.values["contract"]["rates"]["of"][2] == ["user", "dish_kind"]
+    checked = check(made.config(), folder)
+    assert not checked.fails
+    assert abs(checked.facts["rows"]["log"] - 7200) < 50
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_listings_date_is_an_age(hide, tmp_path):
+    """Of the log and of a side table; what is later than the rows is left out."""
+    day = pl.from_epoch(pl.lit(START) - 86_400 * pl.col("thing")).dt
+    log = events().with_columns(
+        online=day.strftime("%Y-%m-%d"), last_seen=pl.col("when").max().over("who") * 1000
+    )
+    things = log.select("thing").unique(maintain_order=True)
+    things = things.with_columns(
+        added=(START - 3600 * pl.col("thing")) * 1000,
+        changed=day.offset_by("200d").dt.strftime("%F"),
+    )
+    log, new = disguised(log) if hide else (log, {name: name for name in log.columns})
+    things, also = disguised(things) if hide else (things, {name: name for name in things.columns})
+    folder = write(log, tmp_path / "log", "log.jsonl")
+    write(things, folder, "things.csv")
+    made = draft(folder, "x")
+    ages = {
+        (one.get("source", "log"), column): (one["side"], one["age"])
+        for column, one in (
+            (one.get("column", name), one)
+            for name, one in made.values["contract"]["features"].items()
+        )
+        if "age" in one
+    }
+    assert ages == {
+        ("log", new["online"]): ("item", "iso"),
+        ("items", also["added"]): ("item", "ms"),
+    }
+    assert "later than their rows" in made.left_out[also["changed"]]
+    assert "later than their rows" in made.left_out[new["last_seen"]]
+    assert not check(made.config(), folder).fails
+
+
+def test_tags_with_blanks_between_are_a_list_and_places_are_none(tmp_path):
+    words = ["war", "love", "fun", "crime", "home"]
+    mixed = [f"{a} {b}" for a in words for b in words if a < b] + [*words, "war love fun"]
+    places = ["New York", "Los Angeles", "San Francisco", "Santa Fe", "Baton Rouge"]
+    frame = events().with_columns(
+        genres=pl.col("thing").map_elements(lambda at: mixed[at % len(mixed)], pl.String),
+        place=pl.col("who").map_elements(lambda at: places[at % len(places)], pl.String),
+    )
+    made = draft(write(frame, tmp_path / "log"), "x")
+    features = read_by(made)
+    assert (features["genres"]["kind"], features["genres"]["separator"]) == ("id_list", " ")
+    assert features["place"]["kind"] == "id"
+    assert "genres" in made.notes["contract.rates"]
+    assert "with open;" in made.notes["contract.features.recent_items"]
+
+
+def test_a_scale_that_happens_to_fall_makes_no_click_unwelcome(tmp_path):
+    """Rows lower in a list are clicked less; `grade` rises down the list and is no rating."""
+    draw = random.Random(2)
+    place = pl.int_range(pl.len()) % 5
+    frame = feed().filter(pl.col("what") == "shown").drop("what", "seconds")
+    clicks = [draw.random() < (0.6 if at % 5 < 2 else 0.1) for at in range(len(frame))]
+    likes = [one and draw.random() < 0.3 for one in clicks]
+    hides = [
+        one and not like and draw.random() < 0.3 for one, like in zip(clicks, likes, strict=True)
+    ]
+    grade = [1 + min(at % 5 + draw.randrange(2), 4) for at in range(len(frame))]
+    frame = frame.with_columns(
+        hit=pl.Series(clicks), heart=pl.Series(likes), off=pl.Series(hides), grade=pl.Series(grade)
+    ).with_columns(place=place)
+    made = draft(write(frame, tmp_path / "log", "log.parquet"), "x")
+    tasks = made.values["contract"]["tasks"]
+    assert tasks["hit"]["score_weight"] == tasks["heart"]["score_weight"] == 1
+
+
+def test_a_song_is_heard_long_by_its_own_length(tmp_path):
+    draw = random.Random(4)
+    frame = app()
+    lengths = [draw.randrange(90, 400) for _ in range(200)]
+    part = pl.Series([1.0 if draw.random() < 0.3 else draw.random() for _ in range(len(frame))])
+    length = pl.col("song").map_elements(lambda at: lengths[at], pl.Int64)
+    frame = frame.with_columns(length=length).with_columns(
+        seconds=pl.when("played").then((part * pl.col("length")).round(1))
+    )
+    made = draft(write(frame, tmp_path / "log", "log.parquet"), "x")
+    task = made.values["contract"]["tasks"]["seconds_long"]
+    assert task["label"] == {"rule": "ratio", "column": "seconds", "over": "length"}
+    assert 0.5 < task["at_least"] <= 0.9
+    assert read_by(made)["length"]["side"] == "item"
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_users_without_ids_are_those_who_are_alike(hide, tmp_path):
+    frame = feed().filter(pl.col("what") == "shown").drop("what", "seconds")
+    code = pl.col("reader").cast(pl.Int64)
+    groups = {"age": code % 3, "place": code // 3 % 4, "plan": code // 12 % 3}
+    frame = frame.with_columns(
+        clicked=(pl.col("article") % 7 == 0).cast(pl.Int64) * (code % 2),
+        **{name: pl.format(f"{name}{{}}", value) for name, value in groups.items()},
+    ).drop("reader")
+    log, new = disguised(frame) if hide else (frame, {name: name for name in frame.columns})
+    made = draft(write(log, tmp_path / "log"), "x")
+    derive = made.values["pipeline"]["log"]["derive"]
+    user = columns_of(made)["user"]
+    assert set(derive[user]["join"]) == {new[name] for name in groups}
+    assert columns_of(made)["item"] == new["article"]
+    features = read_by(made)
+    assert {features[new[name]]["side"] for name in groups} == {"user"}
+    assert not check(made.config(), tmp_path / "log").fails
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 18, 25, 35, 45, 50, 56], "id"),  # codes of ages
+        (list(range(40)), "id"),  # one after the other
+        ([n * n for n in range(40)], "number"),
+    ],
+)
+def test_whole_numbers_are_codes_or_counts(values, kind, tmp_path):
+    frame = events().with_columns(
+        x=pl.col("thing").map_elements(lambda n: values[n % len(values)], pl.Int64)
+    )
+    made = draft(write(frame, tmp_path / "log"), "x")
+    assert read_by(made)["x"]["kind"] == kind

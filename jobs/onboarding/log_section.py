@@ -1,0 +1,141 @@
+"""Drafts the section `pipeline`: how the log is read, negatives, the split."""
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+
+from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.labels import Labels
+from multigate.jobs.onboarding.raw import Table
+from multigate.jobs.onboarding.roles import Roles
+
+
+def pipeline_section(
+    log: Table,
+    roles: Roles,
+    labels: Labels,
+    tables: dict[str, tuple[Table, str]],
+    rows: int,
+    made: Draft,
+) -> dict[str, Any]:
+    """Draft how the log is read, its negatives and its split.
+
+    Args:
+        log: the table of events or impressions.
+        roles: what its columns are.
+        labels: the tasks.
+        tables: `users` and `items` -> the side table and its key.
+        rows: impressions of the whole log, about.
+        made: gets the reasons.
+    """
+    time = roles.time
+    columns = {"time": time.column.name, "user": roles.user, "item": roles.item}
+    for role in ("event", "session", "request"):
+        value = getattr(roles, role)
+        if value is not None and (roles.event is not None or role == "request"):
+            columns[role] = value
+    read: dict[str, Any] = {
+        "shape": "impressions" if roles.event is None else "events",
+        "files": list(log.files),
+        "format": log.form,
+        "time_unit": time.unit,
+    }
+    if time.unknown is not None:
+        read["unknown_time"] = time.unknown
+    if roles.event is not None:
+        read["impression"] = roles.impression
+        counts = ", ".join(f"{kind} ({count})" for kind, count in roles.event_counts.items())
+        made.notes["pipeline.log.impression"] = f"event types: {counts}"
+    elif time.unknown is None and labels.columns:
+        read["known_after"] = labels.wait
+        made.notes["pipeline.log.known_after"] = (
+            "an assumption: how long after the impression its feedback is complete"
+        )
+    if labels.value is not None:
+        columns["value"] = labels.value
+    read["columns"] = columns
+    made.notes["pipeline.log"] = f"about {log.rows} rows"
+    found: dict[str, Any] = {"log": read}
+    for source, (table, key) in tables.items():
+        found[source] = {"files": list(table.files), "format": table.form, "key": key}
+        made.notes[f"pipeline.{source}"] = (
+            f"its column {key!r} holds the log's ids, each once; it has no dates, so that its "
+            "values are those of the day of its export: leave out what was not known before"
+        )
+    if roles.event is not None and _repeats(roles) > 0.005:
+        found["collapse"] = "30s"
+        made.notes["pipeline.collapse"] = (
+            f"{_repeats(roles):.1%} of the impressions repeat one of the same user and item within "
+            "30 s"
+        )
+    lost = _without_ids(roles)
+    if sum(lost.values()) > 0.003:
+        found["max_reject_rate"] = math.ceil(min(2 * sum(lost.values()), 1) * 100) / 100
+        names = " and ".join(f"{part:.1%} no {name!r}" for name, part in lost.items() if part)
+        made.notes["pipeline.max_reject_rate"] = (
+            f"of the rows, {names}: such rows are rejected, and a run with more than twice as many "
+            "is refused"
+        )
+    if labels.shown_only:
+        found["negatives"] = _negatives(roles, rows, made)
+    if time.unknown is not None:
+        found["split"] = {"by": "random", "validation": 0.1, "test": 0.1}
+        made.notes["pipeline.split"] = (
+            "random, because some times are unknown; where they are known, by: time is honest"
+        )
+    else:
+        share = 0.1 if _positives(roles, labels, rows) >= 1000 else 0.2
+        found["split"] = {"by": "time", "validation": share, "test": share}
+        made.notes["pipeline.split"] = "by time: training ends before validation and test begin" + (
+            "; positives are few, so that their shares are large" if share > 0.1 else ""
+        )
+    return found
+
+
+def _without_ids(roles: Roles) -> dict[str, float]:
+    """The share of rows without a user and without an item, by the column's name."""
+    return {name: roles.columns[name].missing for name in (roles.user, roles.item)}
+
+
+def _positives(roles: Roles, labels: Labels, rows: int) -> float:
+    """Positives of the rarest task, about."""
+    found = [float(rows)]
+    for value in labels.events.values():
+        if roles.event is not None:
+            found.append(roles.event_counts[value] / max(len(roles.frame), 1) * rows)
+        elif (numbers := roles.columns[value].number) is not None:
+            found.append(float((numbers == 1).mean() or 0.0) * rows)
+    return min(found)
+
+
+def _repeats(roles: Roles) -> float:
+    shown = roles.frame.filter(pl.col(str(roles.event)) == roles.impression)
+    gap = (pl.col("__time") - pl.col("__time").shift()).over(roles.user, roles.item)
+    return float(shown.select((gap <= timedelta(seconds=30)).fill_null(False).mean()).item() or 0)
+
+
+def _negatives(roles: Roles, rows: int, made: Draft) -> dict[str, Any]:
+    many = 4 if rows < 300_000 else 1
+    if roles.time.unknown is not None:
+        return {"per_positive": 1, "sampling": "uniform", "exclude": "ever"}
+    made.notes["pipeline.negatives"] = f"{many} items that were in circulation for each positive"
+    life = (
+        roles.frame.group_by(roles.item)
+        .agg(pl.col("__time").max() - pl.col("__time").min(), pl.len())
+        .filter(pl.col("len") > 4)["__time"]
+        .median()
+    )
+    found = {"per_positive": many, "sampling": "uniform", "exclude": "past", "unmatched": "mask"}
+    span = roles.span
+    if isinstance(life, timedelta) and life < 0.5 * span:
+        recent = "7d" if span > timedelta(days=30) else "1d"
+        found["recent"] = recent
+        made.notes["pipeline.negatives"] += (
+            f"; half of the items live at most {life / timedelta(days=1):.0f} of "
+            f"{span / timedelta(days=1):.0f} days, so that those of the last {recent} are drawn"
+        )
+    elif span > timedelta(days=60):
+        found["recent"] = "30d"
+    return found

@@ -1,0 +1,151 @@
+"""Drafts the features that are computed over time: hours, histories, counters, rates."""
+
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+
+from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.labels import Labels, snake
+from multigate.jobs.onboarding.raw import Table
+from multigate.jobs.onboarding.roles import Roles
+
+_SAME = 0.95
+_DAYS_FOR_HOUR, _DAYS_FOR_WEEKDAY = 3, 28
+_WINDOWS = ((60, "1d", "7d"), (14, "1d", "3d"), (2, "6h", "1d"), (0, "1h", "6h"))
+
+
+def times_of_day(
+    roles: Roles, features: dict[str, Any], labels: Labels, made: Draft
+) -> dict[str, Any]:
+    """Adds the hour and the weekday of the time as features; returns how they are derived."""
+    times = roles.frame["__time"]
+    derive: dict[str, Any] = {}
+    for rule, values, least, fewest in (
+        ("hour_of", times.dt.hour(), _DAYS_FOR_HOUR, 8),
+        ("weekday_of", times.dt.weekday(), _DAYS_FOR_WEEKDAY, 5),
+    ):
+        if roles.span < timedelta(days=least) or values.n_unique() < fewest:
+            continue
+        numbers = values.cast(pl.Float64)
+        given = [
+            name
+            for name, column in roles.columns.items()
+            if column.number is not None
+            and column.distinct == values.n_unique()
+            and float((roles.frame[name].cast(pl.Float64, strict=False) == numbers).mean() or 0)
+            > _SAME
+        ]
+        if given:
+            continue
+        name = snake(rule.removesuffix("_of"), {**features, **labels.tasks, **_names(roles)})
+        derive[name] = {rule: roles.time.column.name}
+        features[name] = {"kind": "id", "side": "context", "dtype": "int", "missing": "indicator"}
+        made.notes[f"contract.features.{name}"] = (
+            f"of the time {roles.time.column.name!r}; a request sends it"
+        )
+    return derive
+
+
+def _names(roles: Roles) -> dict[str, None]:
+    return dict.fromkeys(roles.columns)
+
+
+def features_over_time(
+    roles: Roles, labels: Labels, features: dict[str, Any], made: Draft
+) -> dict[str, Any]:
+    """Histories and counters."""
+    days = roles.span / timedelta(days=1)
+    short, long = next((a, b) for least, a, b in _WINDOWS if days >= least)
+    if roles.event is not None:
+        shown, taken = [str(roles.impression)], list(labels.events.values())
+        interest = shown
+    else:
+        shown = ["impression"]
+        taken = list(labels.events.values())
+        liked = [v for name, v in labels.events.items() if labels.tasks[name]["score_weight"] > 0]
+        interest = liked[:1] or shown
+    item = made.notes["item feature"]
+    dtype = {"dtype": features[item]["dtype"]} if "dtype" in features[item] else {}
+
+    def history(events: list[str]) -> dict[str, Any]:
+        return {
+            "kind": "id_list",
+            "side": "user",
+            "share": item,
+            **dtype,
+            "history": {"events": events, "last": 20},
+            "max_length": 20,
+        }
+
+    def count(of: str, events: list[str], within: str | None) -> dict[str, Any]:
+        rule = {"of": of, "events": events} | ({"within": within} if within else {})
+        return {"kind": "number", "side": of, "count": rule, "transform": "log1p"}
+
+    found = {"recent_items": history(interest)}
+    if taken and taken != interest:
+        found["recent_feedback"] = history([one for one in taken if one not in interest])
+    found |= {
+        f"item_shown_{short}": count("item", shown, short),
+        f"item_shown_{long}": count("item", shown, long),
+        "item_shown": count("item", shown, None),
+        "item_age": {
+            "kind": "number",
+            "side": "item",
+            "since": {"of": "item", "events": shown, "which": "first"},
+            "transform": "log1p",
+            "missing": "indicator",
+        },
+        f"user_shown_{long}": count("user", shown, long),
+    }
+    if taken:
+        found[f"item_feedback_{long}"] = count("item", taken, long)
+    free: dict[str, Any] = {}
+    for name, feature in found.items():
+        free[snake(name, {**features, **free, **labels.tasks})] = feature
+    for name, feature in free.items():
+        if "history" in feature:
+            made.notes[f"contract.features.{name}"] = (
+                f"the user's last items with {' or '.join(feature['history']['events'])}; the "
+                "model reads how often the candidate stands among them (match)"
+            )
+    made.notes[f"contract.features.item_shown_{short}"] = (
+        f"how items do at the moment; windows for a log of {days:.0f} days"
+    )
+    return free
+
+
+def past_rates(
+    roles: Roles,
+    tables: dict[str, tuple[Table, str]],
+    features: dict[str, Any],
+    contract: dict[str, Any],
+    made: Draft,
+) -> dict[str, Any]:
+    """Past labels of the user, the item, and the user by a category of the item."""
+    of: list[Any] = ["user", "item"]
+    kinds = {
+        name: feature
+        for name, feature in features.items()
+        if feature["kind"] == "id" and feature["side"] == "item" and name != contract["item"]
+    }
+    # Names of kinds, such as topics, before codes and prices that are written as whole numbers.
+    for name, feature in sorted(kinds.items(), key=lambda one: one[1].get("dtype") == "int"):
+        column = feature.get("column", name)
+        source = feature.get("source")
+        values = roles.frame[column] if source is None else tables[source][0].frame[column]
+        if 3 <= values.n_unique() <= 200:
+            of.append(["user", name])
+            break
+    made.notes["contract.rates"] = "how the past labels came out; they tell most about rare tasks"
+    lists = [
+        name
+        for name, feature in features.items()
+        if feature["kind"] == "id_list" and feature["side"] == "item" and "history" not in feature
+    ]
+    if lists:
+        made.notes["contract.rates"] += (
+            f"; not by the values of a list ({', '.join(lists)}): derive a column that holds one "
+            "of them"
+        )
+    return {"of": of, "tasks": "all"}
