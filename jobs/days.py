@@ -27,7 +27,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from multigate.configs.contract import Contract, FrozenContract
+from multigate.configs.contract import Contract, FrozenContract, NumberFeature
 from multigate.configs.errors import DataError
 from multigate.configs.files import (
     IMPRESSION,
@@ -153,12 +153,15 @@ def joined(folders: Sequence[Path]) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def join(runs: Sequence[Run], out: Path) -> None:
+def join(runs: Sequence[Run], out: Path) -> dict[str, Any]:
     """Write a folder that holds the examples of all runs.
 
     Args:
         runs: two or more.
         out: an empty folder.
+
+    Returns:
+        The manifest; `rows`, what became of the log's rows, is the newest run's.
 
     Raises:
         DataError: the runs do not belong together, or two hold the same labels.
@@ -201,17 +204,18 @@ def join(runs: Sequence[Run], out: Path) -> None:
                         counted.add(path, repeated)
     counted.write(files, rows, runs)
     _join_snapshots(runs, files)
-    write_json(
-        files.manifest,
-        {
-            "name": newest.name,
-            "cut_off": None if newest.end == _BEGINNING else newest.end.isoformat(),
-            "split": newest.split,
-            "joined": [run.files.root.name for run in runs],
-        },
-    )
     if newest.files.report.exists():
         files.report.symlink_to(newest.files.report.resolve())
+    manifest = {
+        "name": newest.name,
+        "cut_off": None if newest.end == _BEGINNING else newest.end.isoformat(),
+        "split": newest.split,
+        "rows": _manifest(newest.files).get("rows"),
+        "examples": {"splits": rows},
+        "joined": [run.files.root.name for run in runs],
+    }
+    write_json(files.manifest, manifest)
+    return manifest
 
 
 def _sources(parts: dict[str, str], split: str) -> list[str]:
@@ -371,13 +375,13 @@ def _join_snapshots(runs: Sequence[Run], files: ExamplesFolder) -> None:
 
 
 def _aged(rows: pl.DataFrame, contract: Contract, passed: timedelta) -> pl.DataFrame:
-    """A snapshot's rows so much later: the times since an event have grown."""
+    """A snapshot's rows so much later: ages and the times since an event have grown."""
     grown = {}
     for name in rows.columns:
-        rule = getattr(contract.features.get(name), "since", None)
-        if rule is not None and passed:
+        feature = contract.features.get(name)
+        if passed and isinstance(feature, NumberFeature) and (feature.since or feature.age):
             since = pl.col(name) + passed.total_seconds()
-            longest = rule.within
+            longest = None if feature.since is None else feature.since.within
             grown[name] = (
                 since if longest is None else pl.when(since <= longest.total_seconds()).then(since)
             )

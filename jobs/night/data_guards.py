@@ -25,6 +25,7 @@ from multigate.configs.sections.run import Guards
 from multigate.jobs.night.records import Facts, GuardsResult, LabelFacts, PeriodFacts
 
 _STANDARD_ERRORS = 3.0
+_FEWEST_USERS = 10  # a deviation over fewer says nothing of the error
 _LOST = ("rejects", "orphans", "late", "duplicates", "dropped")
 _DAY = timedelta(days=1)
 
@@ -235,6 +236,8 @@ def _mean_changed(now: LabelFacts, before: LabelFacts, limit: float) -> bool:
     """Whether a label's mean moved by more than the limit and by more than chance explains."""
     mean, mean0, std, std0 = now["mean"], before["mean"], now["std"], before["std"]
     if mean is None or mean0 is None or std is None or std0 is None:  # masked in every row
+        return False
+    if min(now["users"], before["users"]) < _FEWEST_USERS:
         return False
     error = math.sqrt(std**2 / now["users"] + std0**2 / before["users"])
     return abs(mean - mean0) > max(limit * abs(mean0), _STANDARD_ERRORS * error)

@@ -1,6 +1,7 @@
 """The folder of one night's run: its stages' records, its state, its outputs.
 
     RUNS/.lock                      held while a run is under way
+    RUNS/days/                      examples of single days, see `jobs.night.day_examples`
     RUNS/models/NAME/               the base folder that servers follow (unless --base names one)
     RUNS/2026-01-31/run.json        what was fixed when the run began: the version it starts from
                     state.json      how far it is, or how it ended, and with which configuration
@@ -89,16 +90,16 @@ class RunFolder:
     def remove_output(self, stage: str) -> None:
         """Remove what an unfinished stage may have written."""
         for name in _OUTPUTS.get(stage, ()):
-            _remove(self.root / name)
+            remove(self.root / name)
             if stage == "pipeline":  # it goes on in what a killed one left, or removes it
                 continue
             for leftover in self.root.glob(f".{name}.*.partial"):  # of a stage that was killed
-                _remove(leftover)
+                remove(leftover)
 
     def remove_training(self) -> None:
         """Remove an unfinished training, which the next start would go on with."""
         for leftover in self.root.glob(".*.training"):
-            _remove(leftover)
+            remove(leftover)
 
     def state(self) -> RunState:
         """How far the run is, or how it ended."""
@@ -122,7 +123,7 @@ class RunFolder:
         """Remove the large outputs of an old run; its records stay."""
         outputs = (self.examples, self.checkpoint, self.exports)
         for path in (*outputs, self.candidates, self.candidates_exports):
-            _remove(path)
+            remove(path)
         self.remove_training()
 
     def _record_path(self, stage: str) -> Path:
@@ -180,7 +181,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     return values
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file or a folder; a folder is renamed first, so that nobody sees half of it."""
     if path.is_dir():
         doomed = path if path.name.startswith(".") else path.with_name(f".{path.name}.0.partial")

@@ -13,6 +13,7 @@ from multigate.jobs.night.folder import LOCK, RunFolder, all_runs
 from multigate.jobs.night.records import CandidateSummary, Outcome, RunSummary
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.pair import Pair
+from multigate.jobs.publication.trial import last_verdict, trial_of
 from multigate.jobs.show import say, show_table
 
 
@@ -37,6 +38,8 @@ class BaseSummary(TypedDict):
     """Newest first."""
     candidates: NotRequired[int]
     """The candidate version in production; absent where there is none."""
+    trial: NotRequired[dict[str, Any]]
+    """The version on trial, its percentages and the last verdict; absent where there is none."""
 
 
 def list_runs(runs: Path) -> list[RunSummary]:
@@ -159,6 +162,8 @@ def show_outcome(result: Outcome) -> None:
     table.add_column("")
     table.add_column("", overflow="fold")
     table.add_row("version in production", str(result["production"] or "none"))
+    if "trial" in result:
+        table.add_row("version put on trial", f"{result['version']}, {result['trial']}")
     table.add_row("training", result["start"])
     for task, value in result["tasks"].items():
         label = f"{task}: {result['metrics'].get(task, '').upper()}".removesuffix(": ")
@@ -186,8 +191,8 @@ def show_base(base: Base) -> BaseSummary:
     if not base.root.is_dir():
         raise RunError(f"{base.root}: no such folder; expected a model's base folder")
     production, rollback = base.production(), base.rollback_target()
-    pair, withdrawn = Pair(base), base.withdrawn()
-    numbers = sorted({**base.versions(), **withdrawn}, reverse=True)
+    pair, withdrawn, trial = Pair(base), base.withdrawn(), trial_of(base)
+    numbers = sorted({**base.versions(), **withdrawn, **base.tried()}, reverse=True)
     candidates = {number: pair.candidates_of(number) for number in numbers}
     paired = any(value is not None for value in candidates.values())
     table = Table(title=str(base.root), title_justify="left")
@@ -199,6 +204,8 @@ def show_base(base: Base) -> BaseSummary:
         run, start = (lineage.get("run"), lineage.get("start")) if lineage else (None, None)
         states = {production: "in production", rollback: "rollback returns to it"}
         state = "withdrawn" if number in withdrawn else states.get(number, "")
+        if trial is not None and number == trial.version:
+            state = f"on trial: {trial.words()}"
         version: ListedVersion = {"version": number, "withdrawn": number in withdrawn, "run": run}
         cells = [str(number), state, run or "", start or ""]
         candidate = candidates[number]
@@ -209,6 +216,16 @@ def show_base(base: Base) -> BaseSummary:
         versions.append(version)
     show_table(table)
     summary: BaseSummary = {"production": production, "rollback": rollback, "versions": versions}
+    if trial is not None:
+        judged = last_verdict(base, trial)
+        verdict = None if judged is None else judged["verdict"]
+        summary["trial"] = {
+            "version": trial.version,
+            "canary": trial.canary,
+            "shadow": trial.shadow,
+            "verdict": verdict,
+        }
+        say(f"version {trial.version} is on trial; last verdict: {verdict or 'none yet'}")
     serving = pair.candidates.production()
     if serving is not None:
         summary["candidates"] = serving

@@ -13,6 +13,7 @@ from multigate.configs.errors import RunError
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.sections.run import CANDIDATE_STAGES
 from multigate.configs.storage import Place
+from multigate.jobs.night.day_examples import DayExamples
 from multigate.jobs.night.folder import RunFolder, fingerprint_of
 from multigate.jobs.night.records import Plan
 from multigate.jobs.publication.base_folder import Base
@@ -58,6 +59,11 @@ class Night:
     def pair(self) -> Pair:
         """Base folders of the ranker and of the candidate model."""
         return Pair(self.base)
+
+    @cached_property
+    def day_examples(self) -> DayExamples:
+        """Examples of single days, where the configuration asks for them."""
+        return DayExamples(self.config, self.data, self.runs)
 
     @property
     def builds_candidates(self) -> bool:
@@ -107,6 +113,8 @@ class Night:
             values.get("candidates", {}).pop("report_questions", None)
         if stage == "pipeline":
             values["days"] = self.config.run.days
+            if self.config.run.daily:
+                values["daily"] = True
         return fingerprint(values)
 
     def training_identity(self) -> str:

@@ -10,11 +10,12 @@ cron line and a folder of records are enough.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import cast
 
 from multigate.candidates.pairs import positive_task
+from multigate.configs import progress
 from multigate.configs.baselines import require_library
 from multigate.configs.config import Config
 from multigate.configs.errors import MultigateError, RunError
@@ -91,8 +92,10 @@ def run(
                     night.folder.invalidate(force)
                     night.folder.remove_training()
                 if night.folder.record(stages[-1]) is None:
-                    for stage in stages:
-                        _do(night, stage, import_tensorflow)
+                    with progress.bar("run", len(stages), "stages") as bar:
+                        for stage in stages:
+                            bar.step(stage)
+                            _do(night, stage, import_tensorflow)
                     _remove_old_outputs(night)
                     outcome = outcome_of(night)
                     night.folder.set_state(outcome["state"])
@@ -113,11 +116,13 @@ def run(
 def outcome_of(night: Night) -> Outcome:
     """What became of a run that is finished."""
     result = night.folder.result
-    version = result("publication")["version"]
+    published = result("publication")
+    version = published["version"]
+    state = "refused" if version is None else "tried" if "trial" in published else "published"
     records = {stage: night.folder.record(stage) for stage in night.config.stages}
     found: Outcome = {
         "date": night.day.isoformat(),
-        "state": "refused" if version is None else "published",
+        "state": state,
         "version": version,
         "production": night.base.production(),
         "start": result("training")["why"],
@@ -127,7 +132,9 @@ def outcome_of(night: Night) -> Outcome:
         "accepted": result("guards").get("accepted", {}),
         "seconds": {stage: record["seconds"] for stage, record in records.items() if record},
     }
-    candidates = candidate_summary(result("decision"), result("publication"))
+    if "trial" in published:
+        found["trial"] = published["trial"]
+    candidates = candidate_summary(result("decision"), published)
     if candidates is not None:
         found["candidates"] = {**candidates, "production": night.pair.candidates.production()}
     return found
@@ -209,7 +216,16 @@ def _check_configuration(night: Night) -> None:
 
 def _remove_old_outputs(night: Night) -> None:
     """Remove the large outputs of old runs; if that fails, the run has still succeeded."""
-    for old in all_runs(night.runs)[: -night.config.run.keep_runs]:
+    runs = all_runs(night.runs)
+    days = night.config.run.days
+    if night.config.run.daily and days is not None:
+        # The examples of the runs that are kept are links to those of their days.
+        oldest = runs[-night.config.run.keep_runs :][0].day
+        try:
+            night.day_examples.remove_old(oldest - timedelta(days=days - 1))
+        except OSError as error:
+            _log.warning("%s: old days not removed: %s", night.day_examples.root, error)
+    for old in runs[: -night.config.run.keep_runs]:
         if old.day != night.day:
             try:
                 old.remove_outputs()
@@ -237,8 +253,11 @@ def _reason(error: BaseException) -> str:
 def _message(outcome: Outcome) -> str:
     """The notification's message."""
     accepted = accepted_lines(outcome["accepted"])
-    if outcome["state"] != "published":
+    if outcome["state"] == "refused":
         return "; ".join([*outcome["reasons"], *accepted])
+    if "trial" in outcome:
+        tried = f"version {outcome['version']} is on trial: {outcome['trial']}"
+        return "; ".join([tried, *accepted])
     text = "; ".join([f"version {outcome['version']} is in production", *accepted])
     candidates = outcome.get("candidates")
     if candidates is None:

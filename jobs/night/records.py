@@ -25,7 +25,7 @@ class RunState(TypedDict):
     """How far the run is, or how it ended (`state.json`)."""
 
     state: str
-    """absent (no file), running, failed, interrupted, published or refused."""
+    """absent (no file), running, failed, interrupted, published, tried or refused."""
     stage: NotRequired[str]
     message: NotRequired[str]
     identity: NotRequired[str]
@@ -133,6 +133,8 @@ class Published(TypedDict):
 
     version: int | None
     """None where nothing was published."""
+    trial: NotRequired[str]
+    """The percentages of its trial, in words; absent where it went into production."""
     removed: NotRequired[list[int]]
     candidates: NotRequired[int | None]
     removed_candidates: NotRequired[list[int]]
@@ -157,7 +159,7 @@ class Outcome(TypedDict):
 
     date: str
     state: str
-    """published or refused."""
+    """published, tried (put on trial) or refused."""
     version: int | None
     production: int | None
     start: str
@@ -170,6 +172,8 @@ class Outcome(TypedDict):
     """As in `GuardsResult`."""
     seconds: dict[str, float]
     """Stage -> how long it took."""
+    trial: NotRequired[str]
+    """As in `Published`."""
     candidates: NotRequired[CandidateSummary]
 
 
@@ -178,7 +182,7 @@ class RunSummary(TypedDict):
 
     date: str
     state: str
-    """running, killed, failed, interrupted, published or refused."""
+    """running, killed, failed, interrupted, published, tried or refused."""
     stage: str | None
     """The stage that it is at, or failed in."""
     message: str
@@ -200,7 +204,7 @@ class Notification(TypedDict):
     """What the command `run.notify` gets on its standard input."""
 
     event: str
-    """published, refused, failed or interrupted."""
+    """published, tried, refused, failed or interrupted."""
     name: str
     date: str
     stage: str

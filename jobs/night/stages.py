@@ -24,12 +24,15 @@ from multigate.configs.errors import RunError
 from multigate.configs.files import ExamplesFolder, write_json
 from multigate.configs.sections.candidates import CandidatesConfig
 from multigate.configs.sections.run import RunConfig
+from multigate.configs.version_folders import Trial
 from multigate.jobs.night import candidate_stages, data_guards
 from multigate.jobs.night.folder import all_runs, fingerprint_of
 from multigate.jobs.night.night import Night
 from multigate.jobs.night.records import Decision, GuardsResult, Published, StageResult
 from multigate.jobs.publication.base_folder import Lineage
 from multigate.serving.versions.folders import CONTRACT, EXTRA
+
+_TOLD = ("cut_off", "rows", "examples")  # of the manifest, in the stage's record
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ def pipeline(night: Night) -> StageResult:
     from multigate.pipeline import job
     from multigate.pipeline.window import parse_instant
 
+    if night.config.run.daily:
+        return _join_days(night)
     config, days = night.config, night.config.run.days
     end = parse_instant(str(night.day + timedelta(days=1)), config.pipeline.log.time_zone)
     span = None if days is None else (end - timedelta(days=days), end)
@@ -46,9 +51,24 @@ def pipeline(night: Night) -> StageResult:
         options = config.pipeline.model_copy(update={"cut_off": end})
         config = config.model_copy(update={"pipeline": options})
     manifest = job.run(config, night.data, night.folder.examples, span=span)
+    values = {key: manifest[key] for key in _TOLD}
+    return StageResult(values, _fingerprint_of_examples(night))
+
+
+def _join_days(night: Night) -> StageResult:
+    """Make the day's examples, and join the last days'."""
+    assert night.config.run.days is not None  # the configuration has been checked
+    manifest, made = night.day_examples.make(
+        night.day, night.config.run.days, night.folder.examples
+    )
+    values = {key: manifest[key] for key in _TOLD}
+    values["days_made"] = [day.isoformat() for day in made]
+    return StageResult(values, _fingerprint_of_examples(night))
+
+
+def _fingerprint_of_examples(night: Night) -> str:
     files = ExamplesFolder(night.folder.examples)
-    values = {key: manifest[key] for key in ("cut_off", "rows", "examples")}
-    return StageResult(values, fingerprint_of(files.manifest, files.contract, files.statistics))
+    return fingerprint_of(files.manifest, files.contract, files.statistics)
 
 
 def guards(night: Night) -> StageResult:
@@ -66,7 +86,11 @@ def guards(night: Night) -> StageResult:
     found = data_guards.violations(facts, last, night.config.run.guards)
     stopping = [one.line for one in found if one.guard not in night.accepted]
     if stopping:
-        night.folder.invalidate("pipeline")  # the log may have changed by the next start
+        # The log may have changed by the next start.
+        if night.config.run.daily:
+            made = night.folder.result("pipeline")["days_made"]
+            night.day_examples.remove([date.fromisoformat(day) for day in made])
+        night.folder.invalidate("pipeline")
         raise RunError("\n".join(stopping))
     accepted = {
         guard: [one.seen for one in found if one.guard == guard] for guard in night.accepted
@@ -166,6 +190,8 @@ def _decide_on_ranker(night: Night) -> Decision:
         if lineage is not None and date.fromisoformat(lineage["run"]) > night.day:
             reason = f"version {production} in production is of a later date, {lineage['run']}"
             return {"production": production, "verdict": comparison.REFUSE, "reasons": [reason]}
+    if objection := _objection_to_trial(night, production):
+        return {"production": production, "verdict": comparison.REFUSE, "reasons": [objection]}
     options = night.config.evaluation
     rival = None if production is None else night.base.versions()[production]
     removed = [] if rival is None else _removed_features(night, rival)
@@ -202,6 +228,24 @@ def _decide_on_ranker(night: Night) -> Decision:
         if objections:
             decided["verdict"], decided["reasons"] = comparison.REFUSE, objections
     return decided
+
+
+def _objection_to_trial(night: Night, production: int | None) -> str:
+    """Why the night's version cannot be put on trial; "" where it can, or goes into production."""
+    if night.config.run.trial is None or production is None:
+        return ""
+    base, again = night.base, f"multigate run --date {night.day} --force decision"
+    tried = base.tried()
+    if tried and base.number_of(night.identity) not in tried:
+        return f"{base.trial_under_way()}, and {again} then decides on this night's version"
+    theirs = FrozenContract.read(base.versions()[production] / CONTRACT).schema_fingerprint
+    if theirs != FrozenContract.read(night.folder.export / CONTRACT).schema_fingerprint:
+        return (
+            f"version {production} in production has another schema, and servers try no version "
+            f"beside one of another schema: leave run.trial out and start {again}, which decides "
+            "on production"
+        )
+    return ""
 
 
 def _removed_features(night: Night, version: Path) -> list[str]:
@@ -264,11 +308,19 @@ def publication(night: Night) -> StageResult:
     candidate = None
     if verdict is not None and verdict["verdict"] == comparison.BLESS:
         candidate = candidate_stages.candidate_export(night, verdict)
-    version, candidates = night.pair.publish(
-        folder.export, folder.checkpoint, lineage, replaces, candidate
-    )
+    shares = None if replaces is None else night.config.run.trial
+    if shares is None:
+        version, candidates = night.pair.publish(
+            folder.export, folder.checkpoint, lineage, replaces, candidate
+        )
+    else:
+        candidates, trial = None, (shares.canary, shares.shadow)
+        with night.base.copies(folder.export, folder.checkpoint) as copies:
+            version = night.base.publish_copies(copies, lineage, replaces, trial=trial)
     removed, removed_candidates = _remove_old_versions(night)
     published: Published = {"version": version, "removed": removed}
+    if shares is not None and version in night.base.tried():
+        published["trial"] = Trial(version, *trial).words()
     if verdict is not None:
         published["candidates"] = candidates
         published["removed_candidates"] = removed_candidates

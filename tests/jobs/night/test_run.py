@@ -115,6 +115,7 @@ def test_another_configuration_must_be_forced(finished, nights, tmp_path):
         run(other, DAY, finished.logs, finished.copy(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 def test_options_of_the_export_need_no_other_training(finished, nights, tmp_path):
     """As after an export that was refused, by somebody who then allows more."""
     runs = finished.unfinished(tmp_path / "runs", "export")
@@ -128,6 +129,7 @@ def test_options_of_the_export_need_no_other_training(finished, nights, tmp_path
     assert json.loads(report.read_text())["parity"]["rows"] == 2 * 77  # of two signatures
 
 
+@pytest.mark.slow
 def test_forced_from_the_export_on_it_is_the_same_version(finished, nights, tmp_path):
     """Production is the run's own version by then; what is forced is compared with it."""
     runs = finished.copy(tmp_path / "runs")
@@ -161,6 +163,7 @@ def test_a_later_version_is_never_replaced_by_an_earlier_date(finished, nights, 
     assert result["reasons"] == ["version 1 in production is of a later date, 2026-02-01"]
 
 
+@pytest.mark.slow
 def test_a_model_that_learnt_nothing_is_no_first_version(finished, nights, tmp_path):
     runs = finished.unfinished(tmp_path / "runs", "training")
     config = nights.config()
@@ -188,6 +191,7 @@ def test_a_night_that_is_worse_beyond_its_bound_is_refused_by_default(finished, 
     assert "; 0.02 is allowed (evaluation.rules.largest_loss)." in lost[0]
 
 
+@pytest.mark.slow
 def test_a_night_that_lightgbm_beats_is_refused(finished, nights, tmp_path):
     runs = finished.unfinished(tmp_path / "runs", "training")
     config = nights.config()
@@ -227,6 +231,7 @@ def test_what_a_first_version_has_to_beat():
     assert objections_to_first_version({"click": binary | {"log_loss": float("nan")}})
 
 
+@pytest.mark.slow
 def test_an_export_that_was_damaged_is_not_published(finished, nights, tmp_path):
     runs = finished.unfinished(tmp_path / "runs", "publication")
     graph = RunFolder(runs, DAY).export / "saved_model.pb"
