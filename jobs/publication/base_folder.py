@@ -3,6 +3,7 @@
     BASE/<number>/        versions; the highest number is in production, a rollback returns to the
                           next one below it
     BASE/.withdrawn/      withdrawn versions, under the same numbers
+    BASE/.trial/          the version that is tried beside the one in production (`trial`)
     BASE/.checkpoints/    the checkpoint that each version was exported from; a later run may start
                           from it
     BASE/.history.jsonl   what was published, withdrawn, restored and removed, and when
@@ -30,6 +31,7 @@ from typing import NotRequired, TypedDict, cast
 
 from multigate.configs.errors import RunError
 from multigate.configs.files import sync, sync_folder, temporary_folder, write_json
+from multigate.configs.version_folders import TRIAL, Trial
 from multigate.jobs.lock import locked
 from multigate.serving.versions.folders import EXTRA, missing_files, scan
 
@@ -74,7 +76,7 @@ class HistoryEntry(TypedDict):
 
     time: str
     action: str
-    """published, withdrawn, restored or removed."""
+    """published, withdrawn, restored, tried or removed."""
     version: int
     reason: str
 
@@ -84,7 +86,7 @@ class Base:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._withdrawn = root / ".withdrawn"
+        self.withdrawn_root = root / ".withdrawn"
         self._checkpoints = root / ".checkpoints"
         self._history = root / ".history.jsonl"
 
@@ -94,7 +96,11 @@ class Base:
 
     def withdrawn(self) -> dict[int, Path]:
         """Withdrawn versions, highest number first."""
-        return scan(self._withdrawn)
+        return scan(self.withdrawn_root)
+
+    def tried(self) -> dict[int, Path]:
+        """The version on trial; none, or one."""
+        return scan(self.root / TRIAL)
 
     def production(self) -> int | None:
         """The version that servers follow."""
@@ -110,7 +116,7 @@ class Base:
         Raises:
             RunError: the record is damaged.
         """
-        path = {**self.withdrawn(), **self.versions()}[version] / LINEAGE
+        path = {**self.withdrawn(), **self.tried(), **self.versions()}[version] / LINEAGE
         try:
             lineage = cast(Lineage, json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -208,8 +214,9 @@ class Base:
         *,
         lowest: int = 1,
         before_rename: Callable[[int], object] | None = None,
+        trial: tuple[float, float] | None = None,
     ) -> int:
-        """Put a copied version into production, unless it is there already.
+        """Put a copied version into production or on trial, unless it is there already.
 
         Args:
             copies: from `copies`.
@@ -218,23 +225,24 @@ class Base:
             lowest: the lowest number that it may get.
             before_rename: called with the number when only the rename is left to do; if it fails,
                 nothing is published.
+            trial: percentages of the users and of the calls; None: into production.
 
         Returns:
             Its number.
 
         Raises:
-            RunError: another version went into production meanwhile, or this one was withdrawn or
-                replaced.
+            RunError: another version went into production or on trial meanwhile, or this one was
+                withdrawn or replaced.
         """
-        with self._locked("publish"):
+        with self.locked("publish"):
             number = self.number_of(lineage["candidate"])
             if number in self.withdrawn():
                 raise RunError(
                     f"{self.root}: this candidate was published as version {number} and withdrawn; "
                     f"multigate publish --version {number} brings it back"
                 )
-            production = self.production()
-            if number not in (None, production) and production == replaces:
+            production, tried = self.production(), self.tried()
+            if number not in (None, production, *tried) and production == replaces:
                 raise RunError(
                     f"{self.root}: this candidate was published as version {number}, which version "
                     f"{production} replaced; multigate publish --version {number} returns to it"
@@ -246,6 +254,8 @@ class Base:
                     f"{self.root}: version {production} is in production, and the decision was "
                     f"about version {replaces}; start the run again: it decides again"
                 )
+            if trial is not None and tried:
+                raise RunError(f"{self.root}: {self.trial_under_way()}")
             number = max(lowest, self.next_number())
             write_json(copies.version / LINEAGE, lineage, durable=True)
             if before_rename is not None:
@@ -253,24 +263,40 @@ class Base:
             kept = self._checkpoints / str(number)
             shutil.rmtree(kept, ignore_errors=True)  # of a publication that was killed here
             copies.checkpoint.rename(kept)
-            copies.version.rename(self.root / str(number))
-            self._sync(self._checkpoints, self.root)
-            self._note("published", number, f"run {lineage['run']}")
+            run = f"run {lineage['run']}"
+            if trial is None:
+                copies.version.rename(self.root / str(number))
+                self.sync(self._checkpoints, self.root)
+                self.note("published", number, run)
+                return number
+            shares = Trial(number, *trial)
+            shares.write(self.root)  # says nothing until the version is there
+            copies.version.rename(shares.folder(self.root))
+            self.sync(self._checkpoints, self.root / TRIAL)
+            self.note("tried", number, f"{run}: {shares.words()}")
             return number
+
+    def trial_under_way(self) -> str:
+        """That a version is on trial, and how that ends, in words."""
+        (number,) = self.tried()
+        return (
+            f"version {number} is on trial already; multigate publish --base {self.root} --promote "
+            "or --stop ends that"
+        )
 
     def next_number(self) -> int:
         """The number after the highest that any version here has."""
-        return 1 + max([0, *self.versions(), *self.withdrawn()])
+        return 1 + max([0, *self.versions(), *self.withdrawn(), *self.tried()])
 
     def unpublish(self, version: int) -> None:
         """Remove a version whose publication failed a moment ago."""
-        with self._locked("publish"):
+        with self.locked("publish"):
             self._remove(version, self.versions()[version], "publication failed")
         self._delete_removed()
 
     def number_of(self, candidate: str) -> int | None:
         """The version that an export was published as, withdrawn or not; None where it was not."""
-        for number in (*self.versions(), *self.withdrawn()):
+        for number in (*self.versions(), *self.withdrawn(), *self.tried()):
             lineage = self.lineage(number)
             if lineage is not None and lineage.get("candidate") == candidate:
                 return number
@@ -289,7 +315,7 @@ class Base:
         if target is None:
             raise RunError(
                 f"{self.root}: expected a version below the one in production to return to; "
-                f"{self._listing()}"
+                f"{self.listing()}"
             )
         return self.choose(target, reason)
 
@@ -304,19 +330,24 @@ class Base:
         """
         if not self.root.is_dir():
             raise RunError(f"{self.root}: no such folder; expected a model's base folder")
-        with self._locked("publish"):
+        with self.locked("publish"):
             offered, away = self.versions(), self.withdrawn()
+            if version in self.tried():
+                raise RunError(
+                    f"{self.root}: version {version} is on trial; multigate publish --promote puts "
+                    "it into production, --stop withdraws it"
+                )
             if version not in offered and version not in away:
-                raise RunError(f"{self.root}: no version {version}; {self._listing()}")
+                raise RunError(f"{self.root}: no version {version}; {self.listing()}")
             if version not in offered:
                 away[version].rename(self.root / str(version))
-                self._note("restored", version, reason)
+                self.note("restored", version, reason)
             # The highest goes last: until then servers stay with it and load none in between.
             for number in sorted(n for n in offered if n > version):
-                self._withdrawn.mkdir(exist_ok=True)
-                offered[number].rename(self._withdrawn / str(number))
-                self._note("withdrawn", number, reason)
-            self._sync(self._withdrawn, self.root)
+                self.withdrawn_root.mkdir(exist_ok=True)
+                offered[number].rename(self.withdrawn_root / str(number))
+                self.note("withdrawn", number, reason)
+            self.sync(self.withdrawn_root, self.root)
         return version
 
     def remove_old(self, keep: int, needed: Collection[int] = ()) -> list[int]:
@@ -331,7 +362,7 @@ class Base:
             The numbers that were removed.
         """
         removed = []
-        with self._locked("remove old versions"):
+        with self.locked("remove old versions"):
             for folders in (self.versions(), self.withdrawn()):
                 for number, folder in list(folders.items())[max(keep, 2) :]:
                     if number not in needed:
@@ -353,15 +384,15 @@ class Base:
         for path in (folder, self._checkpoints / str(number)):
             with suppress(FileNotFoundError):  # a version made by hand has no checkpoint
                 path.rename(path.with_name(f".{number}.{secrets.token_hex(4)}.removed"))
-        self._note("removed", number, reason)
+        self.note("removed", number, reason)
 
     def _delete_removed(self) -> None:
         """Delete what is renamed for it."""
-        for folder in (self.root, self._withdrawn, self._checkpoints):
+        for folder in (self.root, self.withdrawn_root, self._checkpoints):
             for path in folder.glob(".*.removed"):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _sync(self, *folders: Path) -> None:
+    def sync(self, *folders: Path) -> None:
         """Have the disk hold the new names; they hold already for all who look."""
         for folder in folders:
             try:
@@ -371,17 +402,20 @@ class Base:
                 _log.error("%s: may not survive a power cut: %s", folder, error)
 
     @contextmanager
-    def _locked(self, purpose: str) -> Iterator[None]:
+    def locked(self, purpose: str) -> Iterator[None]:
+        """Hold the folder's lock: one change at a time."""
         with locked(self.root / ".lock", purpose, _WAIT):
             yield
 
-    def _listing(self) -> str:
+    def listing(self) -> str:
+        """Which versions there are, in words."""
+
         def text(folders: dict[int, Path]) -> str:
             return ", ".join(map(str, folders)) or "none"
 
         return f"versions: {text(self.versions())}; withdrawn: {text(self.withdrawn())}"
 
-    def _note(self, action: str, version: int, reason: str) -> None:
+    def note(self, action: str, version: int, reason: str) -> None:
         """Add a line to the history. A full disk must not prevent a rollback."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"time": now, "action": action, "version": version, "reason": reason}

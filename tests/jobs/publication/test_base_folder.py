@@ -401,7 +401,7 @@ def test_an_interruption_after_the_last_rename_leaves_both(pair, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pair.ranker, "_note", interrupt)
+        patch.setattr(pair.ranker, "note", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pair.next("2026-01-02")
     assert in_production(pair) == (2, 2)
