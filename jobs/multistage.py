@@ -28,6 +28,7 @@ from multigate.candidates.evaluation import next_item_questions
 from multigate.candidates.exported import Exported, contract_of, load_version
 from multigate.candidates.keras2 import tf
 from multigate.candidates.pairs import Catalogue
+from multigate.configs import progress
 from multigate.configs.contract import Contract, FrozenContract, LabelCount
 from multigate.configs.difference import difference
 from multigate.configs.errors import ModelError
@@ -117,7 +118,8 @@ def report(
     names = [name for name, _ in contract.of_side("item") if name not in contract.crosses()]
     raw_items = raw_values(contract, table.to_arrow(), names)
     rates = _CategoryRates(contract, earlier, encoder.statistics.priors)
-    for row, user, found in first.retrieved(contract, pairs, questions, items, largest):
+    asked_all = first.retrieved(contract, pairs, questions, items, largest)
+    for row, user, found in progress.track(asked_all, "report", len(questions), "questions"):
         answers = questions.answers[row].indices
         if not len(answers):
             continue

@@ -1,22 +1,20 @@
 """Prints results as tables in a terminal."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from multigate.candidates.verdict import CandidateVerdict
+from multigate.configs.console import Results
 
 if TYPE_CHECKING:  # these modules import TensorFlow or NumPy
     from multigate.candidates.evaluation import RecallReport
     from multigate.jobs.multistage import MultistageReport
     from multigate.model.evaluation.results import BaselineComparison, Comparison
 
-# Without a terminal, rich would wrap the tables at 80 columns.
-_CONSOLE = Console(width=None if sys.stdout.isatty() else 140)
+_CONSOLE = Results()
 
 
 def say(text: str) -> None:

@@ -11,12 +11,15 @@ the interrupted trial are tried again.
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import optuna
+from sqlalchemy.exc import OperationalError
 
+from multigate.configs import progress
 from multigate.configs.config import Config
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.configs.files import write_json, write_text
@@ -69,19 +72,40 @@ def tune(config: Config, examples: Path, out: Path, measure: Measure | None = No
 
     Raises:
         ConfigError: nothing to search, or a setting that the configuration does not have.
-        DataError: `out` holds a study of another space or other examples, or another search runs.
+        DataError: `out` holds a study of another space or other examples, another search runs, or
+            the study cannot be written.
         ModelError: no trial could be trained.
     """
     check(config)
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out / ".lock", "a search"):
+    with locked(out / ".lock", "a search"), _plain_failures(out / STUDY):
         study = _study(config, examples, out)
         for interrupted in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
             study.tell(interrupted.number, state=optuna.trial.TrialState.FAIL)
             study.enqueue_trial(interrupted.params)
-        while _count_finished(study) < config.tune.trials:
-            _run_trial(study, config, examples, out, measure)
+        with progress.bar("tune", config.tune.trials, "trials") as bar:
+            while (finished := _count_finished(study)) < config.tune.trials:
+                bar.show(finished, _best_so_far(study))
+                _run_trial(study, config, examples, out, measure)
         return _result(study, out)
+
+
+@contextmanager
+def _plain_failures(path: Path) -> Iterator[None]:
+    """Say in one line that the study's file cannot be read or written."""
+    try:
+        yield
+    except (OperationalError, optuna.exceptions.StorageInternalError) as error:
+        cause = error.__cause__ if isinstance(error.__cause__, OperationalError) else error
+        reason = getattr(cause, "orig", None) or cause
+        raise DataError(
+            f"{path}: the study could not be written: {reason}; check the disk's space and rights"
+        ) from error
+
+
+def _best_so_far(study: optuna.Study) -> str:
+    done = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+    return f"best {study.best_value:.5f}" if done else ""
 
 
 def check(config: Config) -> None:

@@ -1,8 +1,9 @@
 """Columns of rows as the features of a contract, in the types that its examples have."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -58,6 +59,25 @@ def same_user(contract: Contract, table: pa.Table) -> Iterator[pa.Table]:
         if row == table.num_rows or rows[row] != rows[start]:
             yield table.slice(start, row - start)
             start = row
+
+
+def rows_lacking(table: pa.Table, required: Sequence[str]) -> dict[int, list[str]]:
+    """The rows that lack required features, and which; empty text is missing, too."""
+    lacking: dict[int, list[str]] = {}
+    for name in required:
+        absent = table[name].is_null()
+        if pa.types.is_string(table[name].type):
+            absent = pc.or_kleene(absent, pc.equal(table[name], ""))
+        for row in np.flatnonzero(absent.to_numpy()).tolist():
+            lacking.setdefault(row, []).append(name)
+    return lacking
+
+
+def as_bytes(texts: np.ndarray) -> np.ndarray:
+    """Texts as UTF-8, which graphs take: objects of the same shape."""
+    found = np.empty(texts.size, object)
+    found[:] = [text.encode() for text in texts.ravel().tolist()]
+    return found.reshape(texts.shape)
 
 
 def arrow_type(feature: Any) -> pa.DataType:

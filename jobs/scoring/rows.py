@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.files import ExamplesFolder
+from multigate.configs.storage import Place
 from multigate.jobs.scoring.columns import arrow_type
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -29,7 +30,7 @@ _BLOCK = 4 << 20
 Write = Callable[[pa.Table], None]
 
 
-def kind_of(path: Path) -> str:
+def kind_of(path: Place) -> str:
     """The format of a file, by its name; `.gz` after it stands for a compressed one.
 
     Raises:
@@ -42,13 +43,13 @@ def kind_of(path: Path) -> str:
     raise DataError(f"{path}: expected a name that ends with {', '.join(FORMATS)}")
 
 
-def read_parts(path: Path, contract: Contract) -> Iterator[pa.Table]:
+def read_parts(path: Place, contract: Contract) -> Iterator[pa.Table]:
     """The rows of a file, in order, some thousands at a time.
 
     Cells of CSV stay texts, so that they can be written as they were; an empty one is null.
 
     Args:
-        path: the file.
+        path: the file, or its address.
         contract: gives the types of the features in JSON lines; other columns have those of the
             file's first part.
 
@@ -60,7 +61,7 @@ def read_parts(path: Path, contract: Contract) -> Iterator[pa.Table]:
     kind = kind_of(path)
     try:
         if kind == PARQUET:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(_source(path)) as file:
                 for batch in file.iter_batches(_ROWS):
                     yield pa.Table.from_batches([batch])
             return
@@ -71,6 +72,26 @@ def read_parts(path: Path, contract: Contract) -> Iterator[pa.Table]:
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: cannot be read as {kind[1:]}: {reason:.300}") from None
+
+
+def _source(path: Place) -> Any:
+    """What Arrow opens: a local path, or the file of an address."""
+    if isinstance(path, Path):
+        return path
+    file = pa.PythonFile(path.open(), "r")
+    # By a local file's name, Arrow itself tells that it is compressed.
+    return pa.CompressedInputStream(file, "gzip") if path.name.endswith(".gz") else file
+
+
+def count_rows(path: Place) -> int | None:
+    """How many rows a file has; None where only reading it would tell."""
+    if kind_of(path) != PARQUET:
+        return None
+    try:
+        with pq.ParquetFile(_source(path)) as file:
+            return int(file.metadata.num_rows)
+    except pa.ArrowException:
+        return None  # `read_parts` says why
 
 
 def split_parts(examples: Path, split: str) -> Iterator[pa.Table]:
@@ -139,26 +160,26 @@ def _open(path: Path, kind: str, schema: pa.Schema) -> Any:
     return pacsv.CSVWriter(path, schema, write_options=options)
 
 
-def _cells(path: Path, separator: str) -> Any:
+def _cells(path: Place, separator: str) -> Any:
     """A reader of CSV whose columns are all texts."""
     read = pacsv.ReadOptions(block_size=_BLOCK)
     parse = pacsv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    with pacsv.open_csv(path, read, parse) as reader:
+    with pacsv.open_csv(_source(path), read, parse) as reader:
         names = reader.schema.names
     convert = pacsv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         strings_can_be_null=True,
         null_values=[""],
     )
-    return pacsv.open_csv(path, read, parse, convert)
+    return pacsv.open_csv(_source(path), read, parse, convert)
 
 
-def _lines(path: Path, contract: Contract) -> Any:
+def _lines(path: Place, contract: Contract) -> Any:
     """A reader of JSON lines whose features have the contract's types."""
     read = pajson.ReadOptions(block_size=_BLOCK)
-    with pajson.open_json(path, read) as reader:
+    with pajson.open_json(_source(path), read) as reader:
         names = reader.schema.names
     features = contract.of_side("user", "context", "item")
     types = [(name, arrow_type(feature)) for name, feature in features if name in names]
     parse = pajson.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior="infer")
-    return pajson.open_json(path, read, parse)
+    return pajson.open_json(_source(path), read, parse)

@@ -5,16 +5,24 @@ Predict, `serving.versions.saved_model` and `serving.runtime`.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError, ServingError
-from multigate.jobs.scoring.columns import Columns, features_of, same_user
+from multigate.jobs.scoring.columns import (
+    Columns,
+    as_bytes,
+    features_of,
+    rows_lacking,
+    same_user,
+)
 from multigate.model.data.raw import raw_values
 from multigate.serving.client.packing import (
     Feature,
@@ -25,17 +33,27 @@ from multigate.serving.client.packing import (
     rank_request,
 )
 from multigate.serving.client.rank_client import Ranking
-from multigate.serving.core.layout import DEFAULT, RANK, SCORE, Arrays, default_layout, rank_layout
+from multigate.serving.core.layout import (
+    DEFAULT,
+    RANK,
+    SCORE,
+    TASK_WEIGHTS,
+    USER_INDEX,
+    Arrays,
+    default_layout,
+    rank_layout,
+)
 from multigate.serving.core.metrics import ServerMetrics
-from multigate.serving.core.status import InvalidRequestError
+from multigate.serving.core.status import InvalidRequestError, MissingValueError
 from multigate.serving.feature_store.backends import open_feature_store
+from multigate.serving.observe.drift import UNSEEN, WATCH
 from multigate.serving.request.feature_values import feature_readers
+from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.rpc.prediction import check_inputs
 from multigate.serving.rpc.ranking import (
     empty_response,
     fill_response,
-    rank_order,
     refuse_overflow,
 )
 from multigate.serving.runtime.start import start_runtime
@@ -46,6 +64,28 @@ from multigate.serving.versions.saved_model import SavedModel
 _BATCH = 4096
 """Most rows of one run."""
 _METRICS = "metrics.json"
+
+
+_Part: TypeAlias = "tuple[np.ndarray, Arrays, dict[int, list[str]], Arrays]"
+"""Rows with scores, these, by row without scores the required features that it lacks, and the
+inputs of the signature `watch`, with a user for each row."""
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """Scores of N rows.
+
+    Attributes:
+        scores: the combined `score` and one score per task, (N,) float32 each, NaN where a row has
+            none.
+        lacking: by row without scores, the required features that it lacks.
+        unknown: how many of the rows with scores name a user, or an item, that the model's
+            vocabulary lacks, by feature; empty where it lacks none.
+    """
+
+    scores: dict[str, np.ndarray]
+    lacking: dict[int, list[str]]
+    unknown: dict[str, int]
 
 
 class Version:
@@ -163,23 +203,49 @@ class Version:
             The combined `score` and one score per task, (N,) float32 each.
 
         Raises:
+            ServingError: a value contradicts the contract, or a required one is missing
+                (`missing: error`); the message names feature and row.
+            DataError: there are no features, or columns of different lengths.
+        """
+        found = self.score_rows(columns)
+        for row, names in found.lacking.items():
+            reader = self._features[names[0]]
+            raise InvalidRequestError(
+                f"feature {names[0]!r}: expected a value ({reader.describe()}; missing: error), "
+                f"received none in row {row}"
+            )
+        return found.scores
+
+    def score_rows(self, columns: Columns) -> RowScores:
+        """Score N rows as `predict` does, but those that lack a required feature.
+
+        Args:
+            columns: as of `predict`.
+
+        Raises:
             ServingError: a value contradicts the contract; the message names feature and row.
             DataError: there are no features, or columns of different lengths.
         """
         table = features_of(self.contract, columns)
-        names = [SCORE, *self.tasks]
         full = set(self.features) <= set(table.column_names)
         run = self._run_rows if full else self._run_requests
-        parts = []
+        shape = (table.num_rows,)
+        scores = {name: np.full(shape, np.nan, np.float32) for name in (SCORE, *self.tasks)}
+        lacking: dict[int, list[str]] = {}
+        unknown: Counter[str] = Counter()
         for start in range(0, table.num_rows, _BATCH):
+            part = table.slice(start, _BATCH)
             try:
-                parts.append(run(table.slice(start, _BATCH)))
+                known, outputs, without, watched = run(part)
             except (ServingError, DataError) as error:
-                end = min(start + _BATCH, table.num_rows) - 1
+                end = start + part.num_rows - 1
                 raise InvalidRequestError(f"rows {start} to {end}: {error}") from None
-        if not parts:
-            return {name: np.zeros(0, np.float32) for name in names}
-        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+            for name, values in scores.items():
+                if len(known):
+                    values[start + known] = outputs[name]
+            lacking |= {start + row: names for row, names in without.items()}
+            unknown += self._count_unknown(watched)
+        return RowScores(scores, dict(sorted(lacking.items())), dict(unknown))
 
     def close(self) -> None:
         """Release the graph and the snapshot."""
@@ -193,31 +259,43 @@ class Version:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run_rows(self, table: pa.Table) -> Arrays:
+    def _count_unknown(self, inputs: Arrays) -> Counter[str]:
+        """How many rows' user and item the vocabulary lacks, by feature."""
+        watch = self._model.signatures.get(WATCH)
+        if watch is None or not inputs:
+            return Counter()
+        counts = watch(inputs)
+        ids = (self.contract.user, self.contract.item)
+        return Counter({n: int(counts[UNSEEN + n]) for n in ids if UNSEEN + n in counts})
+
+    def _run_rows(self, table: pa.Table) -> _Part:
         """Scores of rows with all features, through `serving_default`."""
-        for name, reader in self._features.items():
-            if reader.feature.missing == "error" and table[name].null_count:
-                # `raw_values` would put a filler in its place; a server refuses it.
-                row = table[name].is_null().to_pylist().index(True)
-                raise InvalidRequestError(
-                    f"feature {name!r}: expected a value ({reader.describe()}; missing: error), "
-                    f"received none in row {row}"
-                )
+        # `raw_values` would put a filler in place of a missing value; a server refuses it.
+        required = [n for n, one in self._features.items() if one.feature.missing == "error"]
+        known, lacking = _without(table, required)
+        if not len(known):
+            return known, {}, lacking, {}
+        table = table if not lacking else table.take(known)
         inputs = {
-            name: _as_bytes(values) if values.dtype == object else values
+            name: as_bytes(values) if values.dtype == object else values
             for name, values in raw_values(self.contract, table, self.features).items()
         }
         layout = self._layouts[DEFAULT]
         checked, _ = check_inputs(inputs, layout, self.contract, table.num_rows)
         outputs = self._model.signatures[DEFAULT](checked)
         refuse_overflow(outputs)
-        return outputs
+        return known, outputs, lacking, _of_rows(checked, len(known), len(self.tasks))
 
-    def _run_requests(self, table: pa.Table) -> Arrays:
+    def _run_requests(self, table: pa.Table) -> _Part:
         """Scores of rows whose other features the version fills in, through `rank`."""
-        calls, before = [], 0
-        for part in same_user(self.contract, table):
+        calls: list[Arrays] = []
+        scored: list[int] = []
+        named, lacking = _without(table, [self.contract.item])  # a request cannot be without it
+        before = 0
+        for part in same_user(self.contract, table if not lacking else table.take(named)):
             found = part.to_pydict()
+            places = named[before : before + part.num_rows]
+            before += part.num_rows
             sides: dict[str, dict[str, Any]] = {"user": {}, "context": {}, "item": {}}
             for name, values in found.items():
                 sides[self.contract.features[name].side][name] = values
@@ -227,18 +305,25 @@ class Version:
                 for side in ("user", "context")
             }
             request = self._request(single["user"], single["context"], ids, sides["item"])
-            parsed = self._reader.read(request)
+            try:
+                parsed = self._reader.read(request)
+            except MissingValueError as error:
+                lacking |= dict.fromkeys(places.tolist(), error.features)
+                continue
             if parsed.unscored is not None:
-                name = next(iter(parsed.lacking))
-                raise InvalidRequestError(
-                    f"feature {name!r}: expected a value (missing: error), received none in row "
-                    f"{before + int(parsed.unscored[0])}"
-                )
+                names = list(parsed.lacking)
+                lacking |= dict.fromkeys(places[parsed.unscored].tolist(), names)
             calls.append(parsed.inputs)
-            before += part.num_rows
-        outputs = self._model.signatures[RANK](join_calls(calls, self._layouts[RANK]))
+            scored += (places if parsed.places is None else places[parsed.places]).tolist()
+        if not calls:
+            return np.zeros(0, np.int64), {}, lacking, {}
+        joined = join_calls(calls, self._layouts[RANK])
+        outputs = self._model.signatures[RANK](joined)
         refuse_overflow(outputs)
-        return outputs
+        users = self._layouts[RANK].on_users
+        expanded = {n: a[joined[USER_INDEX]] if n in users else a for n, a in joined.items()}
+        watched = _of_rows(expanded, len(scored), len(self.tasks))
+        return np.array(scored), outputs, lacking, watched
 
     def _request(
         self,
@@ -250,8 +335,13 @@ class Version:
         return rank_request(model_spec("", None, ""), user, context, item_ids, columns)
 
 
-def _as_bytes(texts: np.ndarray) -> np.ndarray:
-    """Texts as UTF-8, which the graph takes: objects of the same shape."""
-    found = np.empty(texts.size, object)
-    found[:] = [text.encode() for text in texts.ravel().tolist()]
-    return found.reshape(texts.shape)
+def _of_rows(inputs: Arrays, rows: int, tasks: int) -> Arrays:
+    """Inputs of the signature `rank` where each row has a user of its own."""
+    alone = {USER_INDEX: np.arange(rows, dtype=np.int32)}
+    return inputs | alone | {TASK_WEIGHTS: np.zeros((rows, tasks), np.float32)}
+
+
+def _without(table: pa.Table, required: Sequence[str]) -> tuple[np.ndarray, dict[int, list[str]]]:
+    """The rows that have all required features, and what the others lack."""
+    lacking = rows_lacking(table, required)
+    return np.setdiff1d(np.arange(table.num_rows), list(lacking)), lacking

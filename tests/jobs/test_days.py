@@ -41,6 +41,7 @@ contract:
       count: {of: item, events: [LIKE], within: 1d}
     item_rest:
       {kind: number, side: item, since: {of: item, events: [VIEW], within: 4d}, missing: indicator}
+    listed: {kind: number, side: item, age: s, missing: indicator}
     point: {kind: vector, side: context, size: 2, missing: indicator}
   tasks:
     view: {group: engagement, type: binary, label: {rule: impression}}
@@ -73,7 +74,7 @@ def make_config(**pipeline) -> Config:
 def log(tmp_path_factory):
     data, rng = tmp_path_factory.mktemp("days") / "log", random.Random(0)
     for day in DAYS:
-        lines = ["time,event,item,user,value,device,point"]
+        lines = ["time,event,item,user,value,device,point,listed"]
         for _ in range(120):
             time = int(day.timestamp()) + rng.randint(0, 86_399)
             item, user = f"i{rng.randint(0, 19)}", f"u{rng.randint(0, 9)}"
@@ -81,7 +82,8 @@ def log(tmp_path_factory):
             value = rng.randint(1, 9)
             device = rng.choice(["", "a", "b", "c", "d"])
             point = rng.choice(["", f'"{value},{rng.random():.3f}"'])
-            lines.append(f"{time},{kind},{item},{user},{value},{device},{point}")
+            listed = int(DAYS[0].timestamp()) - 1000 * int(item[1:])
+            lines.append(f"{time},{kind},{item},{user},{value},{device},{point},{listed}")
         path = data / f"date={day:%Y-%m-%d}" / "part.csv"
         path.parent.mkdir(parents=True)
         path.write_text("\n".join(lines) + "\n")
@@ -164,8 +166,10 @@ def test_the_snapshot_takes_each_row_from_its_newest_run(days, tmp_path):
     # Its cut-off was a day earlier: the last view is a day longer ago, if still in the 4 days.
     assert row["item_likes"] == before["item_likes"]
     assert row["item_rest"] == before["item_rest"] + 86_400
+    assert row["listed"] == before["listed"] + 86_400
 
 
+@pytest.mark.slow
 def test_shares_of_time_leave_the_newest_run_its_splits(log, tmp_path):
     shares = make_config(split={"by": "time", "validation": 0.2, "test": 0.2})
     for at in (4, 5):
@@ -181,6 +185,7 @@ def test_shares_of_time_leave_the_newest_run_its_splits(log, tmp_path):
         assert statistics["tasks"]["like"]["count"] == len(training["label/like"].drop_nulls())
 
 
+@pytest.mark.slow
 def test_shares_of_time_whose_validation_reaches_back_are_refused(log, tmp_path):
     """Rows of the earlier run, all for training, would be later than rows of validation."""
     shares = make_config(split={"by": "time", "validation": 0.45, "test": 0.45})
@@ -193,6 +198,7 @@ def test_shares_of_time_whose_validation_reaches_back_are_refused(log, tmp_path)
         pass
 
 
+@pytest.mark.slow
 def test_runs_that_hold_the_same_labels_are_refused(days, whole, log, tmp_path):
     with (
         pytest.raises(DataError, match=r"holds labels from 2026-11-15.*expected runs that do not"),
@@ -252,7 +258,8 @@ def test_a_window_takes_the_newest_runs(days):
     assert newest(days, 30) == days
 
 
-@pytest.mark.parametrize("named", ["folders", "glob", "window"])
+@pytest.mark.sweep(0, slow=2)
+@pytest.mark.parametrize("named", ["folders", "window", "glob"])
 def test_commands_read_days_together(days, whole, log, tmp_path, capsys, named):
     runs = days[0].parent
     examples = {

@@ -22,6 +22,7 @@ def examples(run):
     return multigate.Examples(run / "examples")
 
 
+@pytest.mark.slow
 def test_examples_are_those_of_the_verb(small_run, run, tmp_path):
     made = multigate.examples(small_run.config, small_run.root / "logs", tmp_path / "examples")
     manifest = json.loads((run / "examples/manifest.json").read_text())

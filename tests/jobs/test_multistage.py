@@ -92,6 +92,7 @@ def by_hand(trained, ranker):
     assert kinds == {True, False}  # topics with rates of the user, and topics without
 
 
+@pytest.mark.slow
 def test_it_is_what_the_stages_give_by_hand(measured, trained, ranker):
     pairs = list(by_hand(trained, ranker))
     assert len(pairs) == measured["questions"] == QUESTIONS
@@ -116,6 +117,7 @@ def test_retrieving_everything_loses_nothing(measured):
     assert found["recall"] == pytest.approx(1 - measured["unknown_answers"])
 
 
+@pytest.mark.slow
 def test_models_of_different_contracts_are_refused(trained, ranker, tmp_path):
     other = tmp_path / "1"
     shutil.copytree(trained.version, other)

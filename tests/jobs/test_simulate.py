@@ -98,6 +98,7 @@ def test_the_seed_makes_the_log(feed, tmp_path):
         simulate(feed)
 
 
+@pytest.mark.slow
 def test_the_demo_preset_reads_it(feed, tmp_path):
     manifest = run(load("demo"), feed, tmp_path / "out")
     assert manifest["rows"]["rejects"] == 0

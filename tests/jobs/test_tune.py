@@ -14,6 +14,8 @@ from multigate.configs.sections.tune import TuneConfig
 from multigate.jobs import tune as search
 from multigate.jobs.night.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 SPACE = {
     "train.learning_rate": {"low": 0.0005, "high": 0.01, "log": True},
     "model.experts.units": {"choices": [[8], [16]]},
@@ -101,7 +103,6 @@ def test_another_space_is_refused(found):
         search.tune(other, examples, out)
 
 
-@pytest.mark.slow
 def test_hopeless_trials_are_pruned(found, tmp_path):
     config, examples, _, _ = found
     values = config.model_dump(mode="json")
