@@ -20,14 +20,17 @@ benchmarks/bakeoff/settings.json: by task where a contender has one model per ta
 over the tasks of AUC and explained variance.  Without --tune that file's settings are used, and a
 contender without one runs with its first draw, which the table says.
 
-Each trial and each seed is one JSON line in FOLDER (trials.jsonl, rows.jsonl): started again, the
-benchmark goes on where it was stopped.  Prints a table in Markdown and, last, one JSON line.  The
-measures are means over the seeds; intervals are those of the paired difference from ours over
-resamples of the users, 95 %.  Deskdrop takes some minutes a contender and seed on one core.
+Each trial and each seed is one JSON line: started again, the benchmark goes on where it was
+stopped.  Trials lie in benchmarks/bakeoff/trials.jsonl, with what identifies the table that they
+read, so that tuning may go on elsewhere; seeds, whose scores are needed, in FOLDER (rows.jsonl).
+Prints a table in Markdown and, last, one JSON line.  The measures are means over the seeds;
+intervals are those of the paired difference from ours over resamples of the users, 95 %.  Deskdrop
+takes some minutes a contender and seed on one core.
 """
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -42,6 +45,7 @@ import numpy as np
 
 HERE = Path(__file__).parent
 SETTINGS = HERE / "bakeoff/settings.json"
+TRIALS = HERE / "bakeoff/trials.jsonl"
 OURS = "ours"
 WITHOUT_RATES = "_without_rates"
 PER_TASK = ("lightgbm", "catboost", "lightgbm" + WITHOUT_RATES, "catboost" + WITHOUT_RATES)
@@ -63,12 +67,14 @@ SPACES: dict[str, dict[str, list[Any]]] = {
         "feature_fraction": [0.5, 0.8, 1.0],
         "cat_smooth": [5, 20, 80],
         "lambda_l2": [0.0, 1.0, 10.0],
+        "ids": [True, False],
     },
     "catboost": {
         "depth": [4, 6, 8],
         "learning_rate": [0.03, 0.06, 0.12],
         "l2_leaf_reg": [1, 3, 10, 30],
         "random_strength": [0.5, 1, 2],
+        "ids": [True, False],
     },
     "dcn": {
         "embedding_dim": [8, 16, 32],
@@ -103,13 +109,15 @@ FIRST: dict[str, dict[str, Any]] = {
 }
 """The first draw of each: what its documentation or paper would have a user begin with."""
 FIRST |= {name: FIRST[name.removesuffix(WITHOUT_RATES)] for name in PER_TASK}
+ADDED = {"ids": True}
+"""What keys mean to trials that were run before their space had them."""
 
 
 def draw(contender: str, trial: int) -> dict[str, Any]:
     """The setting of a trial."""
     if trial == 0:
         return FIRST[contender]
-    rng = random.Random(f"{contender} {trial}")
+    rng = random.Random(f"{contender} {trial}")  # a key that is added last moves no other draw
     return {name: rng.choice(values) for name, values in SPACES[contender].items()}
 
 
@@ -136,9 +144,13 @@ class Bakeoff:
         self.name = load(config).name
         self.contract = FrozenContract.read(ExamplesFolder(examples).contract).contract
         work.mkdir(parents=True, exist_ok=True)
-        self.table = work / "table.npz"
+        self.table, self.rows = work / "table.npz", work / "rows.jsonl"
         if not self.table.exists():
             self.write_table()
+        with np.load(self.table) as table:
+            parts = (table[f"{split}/{part}"] for split in ("train", "validation") for part in "xy")
+            contents = b"".join(hashlib.sha256(part.tobytes()).digest() for part in parts)
+        self.identity = hashlib.sha256(contents).hexdigest()[:16]
 
     def write_table(self) -> None:
         """Write what the contenders read."""
@@ -170,18 +182,18 @@ class Bakeoff:
         np.savez_compressed(unfinished, about=json.dumps(about), **arrays)
         unfinished.rename(self.table)
 
-    def finished(self, kind: str) -> list[dict[str, Any]]:
-        """Lines of trials.jsonl or rows.jsonl, without one that a kill cut off."""
-        path = self.work / f"{kind}.jsonl"
+    def finished(self, path: Path) -> list[dict[str, Any]]:
+        """Lines of a file that read this table, without one that a kill cut off."""
         found = []
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
-        return found
+        return [line for line in found if line["table"] == self.identity]
 
-    def finish(self, kind: str, line: dict[str, Any]) -> None:
-        """Add a line; several runs may share the folder."""
-        with (self.work / f"{kind}.jsonl").open("a+b") as file:
+    def finish(self, path: Path, line: dict[str, Any]) -> None:
+        """Add a line; several runs may share the file."""
+        line = {"data": self.name, "table": self.identity} | line
+        with path.open("a+b") as file:
             file.seek(0)
             before = file.read()
             cut_off = bool(before) and not before.endswith(b"\n")
@@ -248,8 +260,10 @@ class Bakeoff:
         """Keep the best of some trials on validation in settings.json."""
         done = {
             line["trial"]: line
-            for line in self.finished("trials")
+            for line in self.finished(TRIALS)
             if line["contender"] == contender
+            # A space may have grown since: a trial stays valid where its draw is the same.
+            and ADDED | line["setting"] == ADDED | draw(contender, line["trial"])
         }
         for trial in range(trials):
             if trial in done:
@@ -259,7 +273,7 @@ class Bakeoff:
             cost = self.train(contender, setting, 0, scores)
             line = {"contender": contender, "trial": trial, "setting": setting}
             done[trial] = line | {"validation": self.on_validation(scores)} | cost
-            self.finish("trials", done[trial])
+            self.finish(TRIALS, done[trial])
             print(f"{contender}: trial {trial} {done[trial]['validation']}", file=sys.stderr)
         chosen = [done[trial] for trial in range(trials)]
 
@@ -302,7 +316,7 @@ class Bakeoff:
             scores = self.work / f"{contender}-{seed}.npz"
             if any(
                 (line["contender"], line["seed"], line["setting"]) == (contender, seed, setting)
-                for line in self.finished("rows")
+                for line in self.finished(self.rows)
             ):
                 continue
             cost = self.train(contender, setting, seed, scores)
@@ -313,7 +327,7 @@ class Bakeoff:
                 "trials": 0 if stored is None else stored["trials"],
                 "scores": scores.name,
             }
-            self.finish("rows", line | cost)
+            self.finish(self.rows, line | cost)
             print(f"{contender}: seed {seed} {cost}", file=sys.stderr)
 
     def measure(self, contenders: list[str]) -> dict[str, Any]:
@@ -328,7 +342,7 @@ class Bakeoff:
         resamples = Resamples(rows.codes(self.contract.user), REPLICATES)
         labels, lists = rows.labels(self.contract), rows.lists(self.contract)
         new = unmatched(self.contract, rows)
-        newest = {(line["contender"], line["seed"]): line for line in self.finished("rows")}
+        newest = {(line["contender"], line["seed"]): line for line in self.finished(self.rows)}
         replicates: dict[str, dict[tuple[str, str], np.ndarray]] = {}
         parts: dict[tuple[str, str], np.ndarray] = {}
         cost = {}

@@ -35,6 +35,7 @@ from multigate.candidates.pairs import (
 )
 from multigate.candidates.retrieval import Retrieval
 from multigate.candidates.training import load
+from multigate.configs import progress
 from multigate.configs.errors import DataError
 from multigate.configs.files import SPLITS, TIME
 from multigate.configs.lineage import check_examples
@@ -241,7 +242,8 @@ def best_items(scorer: Scorer, questions: Questions, k: int) -> Iterator[tuple[s
         The batch, and (U', k) rows of the catalogue, best first. Ties go to the lower row.
     """
     items = questions.seen.shape[1]
-    for start in range(0, len(questions), _BATCH):
+    starts = range(0, len(questions), _BATCH)
+    for start in progress.track(starts, "ask", len(starts), "batches of questions"):
         batch = slice(start, min(start + _BATCH, len(questions)))
         scores = np.array(scorer(batch), np.float64)
         scores[questions.seen[batch].toarray() > 0] = -np.inf

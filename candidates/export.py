@@ -33,12 +33,14 @@ from multigate.candidates.pairs import (
 )
 from multigate.candidates.retrieval import Retrieval
 from multigate.candidates.training import load
+from multigate.configs import progress
 from multigate.configs.contract import IdFeature, IdListFeature
 from multigate.configs.errors import ExportError
 from multigate.configs.files import SPLITS, ExamplesFolder, new_folder, write_json
 from multigate.configs.version_folders import new_version
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.raw import as_json, raw_values, take
+from multigate.model.export.freezing import freeze
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,8 @@ class Retriever(tf.Module):
         self._encode = GraphEncoder(model.encoder)
         self._lookups = list(self._encode.tables.values())
         self._tower = model.user_tower
-        self._index = model.index(items)
+        model.tables.read_whole = True
+        self._vectors = tf.Variable(model.item_vectors(items), trainable=False, name="vectors")
         self._ids = tf.Variable(_as_tensor(items.ids), trainable=False, name="ids")
         self._items = len(items)
         specs = raw_inputs(model.encoder.contract, self._names)
@@ -74,8 +77,9 @@ class Retriever(tf.Module):
     def _retrieve(self, raw: dict[str, Any], k: Any) -> dict[str, Any]:
         encoded = self._encode(raw, self._names)
         count = tf.clip_by_value(k, 0, self._items)
-        scores, places = self._index(self._tower(encoded), k=count)
-        items = tf.gather(self._ids, places)
+        scores = tf.linalg.matmul(self._tower(encoded), self._vectors, transpose_b=True)
+        scores, places = tf.math.top_k(scores, count)
+        items = tf.gather(self._ids.read_value(), places)
         return {"items": items, "scores": scores, "known": self._known(encoded)}
 
     def _known(self, encoded: dict[str, Any]) -> Any:
@@ -93,6 +97,7 @@ class Retriever(tf.Module):
         return 0 if feature.hash_buckets is not None else feature.oov_buckets
 
 
+@progress.stepwise("export", 4)
 def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None = None) -> Path:
     """Export a two-tower checkpoint.
 
@@ -115,9 +120,11 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
         DataError: the examples cannot be read.
     """
     model, config, frozen = load(checkpoint)
+    progress.step("measure")
     metrics = evaluate(checkpoint, examples)  # also refuses examples of another fingerprint
     target = out / str(new_version(out, version))
     encoder = model.encoder
+    progress.step("index the items")
     items = read_items(examples, encoder)
     task = positive_task(config)
     pairs = [read_pairs(examples, split, encoder, task) for split in SPLITS[:2]]
@@ -126,10 +133,13 @@ def export(checkpoint: Path, examples: Path, out: Path, *, version: int | None =
     retriever = Retriever(model, items)
     try:
         with new_folder(target) as folder:
+            progress.step("write the graph")
             signature = _flat(retriever)
             tf.saved_model.save(
                 retriever, str(folder), {SIGNATURE: signature, "serving_default": signature}
             )
+            freeze(folder)
+            progress.step("compare with the checkpoint")
             golden = _check(folder, model, items, pairs[-1].table[:64], config.candidates.recall_at)
             extra = folder / EXTRA
             extra.mkdir(exist_ok=True)

@@ -33,6 +33,8 @@ class Tables(tf.Module):
 
     def __init__(self, encoder: Encoder, names: Iterable[str], width: int, seed: int) -> None:
         super().__init__(name="tables")
+        self.read_whole = False
+        """Set by export: a file with gathers from variables cannot be frozen."""
         contract = encoder.contract
         owners = dict.fromkeys(contract.vocabulary_of(name) for name in names)
         self.tables = {
@@ -48,7 +50,8 @@ class Tables(tf.Module):
 
     def __call__(self, name: str, codes: Tensor) -> Tensor:
         """Vectors (..., D) of a feature's codes (...)."""
-        return tf.gather(self.tables[self._owner[name]], codes)
+        table = self.tables[self._owner[name]]
+        return tf.gather(table.read_value() if self.read_whole else table, codes)
 
 
 class Tower(tf.Module):

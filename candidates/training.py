@@ -22,6 +22,7 @@ from multigate.candidates.pairs import (
     read_pairs,
 )
 from multigate.candidates.retrieval import Retrieval, recall_of_pairs
+from multigate.configs import progress
 from multigate.configs.config import Config, parse_stored
 from multigate.configs.contract import (
     PRESENT,
@@ -165,7 +166,8 @@ def _fit(
     tensors = {name: tf.constant(values) for name, values in columns.items()}
     history: list[Epoch] = []
     k = config.recall_at
-    for number in range(1, config.epochs + 1):
+    epochs = range(1, config.epochs + 1)
+    for number in progress.track(epochs, "train", len(epochs), "epochs"):
         started = time.perf_counter()
         loss = model.fit(_epoch(tensors, len(pairs), config, number), verbose=0).history["loss"][0]
         if not np.isfinite(loss):

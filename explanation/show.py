@@ -1,15 +1,14 @@
 """An explanation as short tables in the terminal."""
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from multigate.configs.console import Results
 from multigate.explanation.document import SCORE, Explanation, FeatureGroup, SelectedExpert
 
 _MOST_TASKS = 4
@@ -21,8 +20,7 @@ _LONGEST = 40
 
 def show(found: Explanation, top: int = 12) -> None:
     """Print an explanation; its `top` groups of features that change the score most."""
-    # Without a terminal, rich would fold the tables at 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    console = Results(highlight=False)
     console.print(escape(headline(found)))
     console.print(_features(found, top))
     console.print(_tasks(found))

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 from table import Data, Predict
 
+IDS = "ids"
+"""A setting's own word for whether trees split on ids; if not, on numbers and counts alone."""
+
 
 def per_task(
     fit: Callable[[Data, str, dict[str, Any], int, int], Callable[[np.ndarray], np.ndarray]],
@@ -27,6 +30,10 @@ def lightgbm(
     """As `model.baselines.lightgbm_baseline`, with the setting's own parameters."""
     import lightgbm as library
 
+    chosen = {name: value for name, value in setting.items() if name != IDS}
+    if not setting.get(IDS, True):  # a gain of nothing is never taken
+        ids = set(data.categories)
+        chosen["feature_contri"] = [float(n not in ids) for n in range(len(data.columns))]
     common = {
         "objective": "binary" if data.tasks[task] == "binary" else "regression",
         "feature_fraction": 0.8,
@@ -49,7 +56,7 @@ def lightgbm(
         for split in ("train", "validation")
     )
     booster = library.train(
-        common | setting,
+        common | chosen,
         train,
         400,
         valid_sets=[valid.set_reference(train)],
@@ -65,6 +72,9 @@ def catboost(
     import catboost as library
 
     binary = data.tasks[task] == "binary"
+    chosen = {name: value for name, value in setting.items() if name != IDS}
+    if not setting.get(IDS, True):
+        chosen["ignored_features"] = data.categories
 
     def pool(x: np.ndarray, y: np.ndarray | None = None) -> Any:
         columns = x.astype(object)
@@ -78,7 +88,7 @@ def catboost(
         thread_count=threads,
         allow_writing_files=False,
         verbose=False,
-        **setting,
+        **chosen,
     )
     model.fit(
         pool(*data.of_task(task, "train")),

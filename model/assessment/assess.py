@@ -7,6 +7,7 @@ from typing import Any, TypedDict, cast
 
 import numpy as np
 
+from multigate.configs import progress
 from multigate.configs.config import Config
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.difference import difference
@@ -51,6 +52,7 @@ from multigate.model.ranker.scores import transform
 _DATA_PARTS = ("rows", "splits", "labels", "features", "vocabularies", "rejected", "drift")
 
 
+@progress.stepwise("evaluate", 10)
 def assess(
     folder: Path,
     examples: Path,
@@ -89,9 +91,11 @@ def assess(
     _check(folder, frozen, examples, version)
     for path in baselines:
         check_examples(path, read_contract(path), examples)
+    progress.step("read")
     rows = read_rows(examples, split)
     train = rows if split == "train" else read_rows(examples, "train")
     resamples = Resamples(rows.codes(contract.user), options.replicates, options.seed)
+    progress.step("score")
     scorer = load(folder)
     scored = scorer(rows)
     labels = rows.labels(contract)
@@ -99,11 +103,26 @@ def assess(
     exported = _exported(folder) if version else None
     summary = _summary(exported, config, split, labels, scored)
     gain = gains(contract, labels)
+    progress.step("baseline")
     if baseline is None and options.rules.beats is not None:
         baseline = fit(examples, contract)
     against = None
     if baseline is not None:
         against = compare_with_baseline(scored, baseline, rows, resamples)
+    progress.step("intervals of the tasks")
+    of_tasks = _intervals(summary, contract, labels, scored, resamples, unmatched(contract, rows))
+    progress.step("ranked lists")
+    of_lists = ranking.measure_lists(resamples, lists, gain, scored.combined)
+    ranked = ranking.summaries(resamples, lists, gain, of_lists)
+    progress.step("trade-off")
+    traded = tradeoff.trade_off(contract, labels, scored.scores, lists, resamples)
+    progress.step("slices")
+    sliced = slices.measure_slices(contract, options, rows, train, labels, scored.scores, resamples)
+    progress.step("leaks")
+    leaking = leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
+    progress.step("explanations")
+    explained_rows = explained.explain_rows(scorer, rows, scored, labels)
+    progress.step("other models")
     return {
         "name": _name(folder, config, exported),
         "kind": "version" if version else "checkpoint",
@@ -113,17 +132,13 @@ def assess(
         "confidence": CONFIDENCE,
         "caveat": evaluate.caveat(split),
         **summary,
-        **_intervals(summary, contract, labels, scored, resamples, unmatched(contract, rows)),
-        "ranking": ranking.summaries(
-            resamples, lists, gain, ranking.measure_lists(resamples, lists, gain, scored.combined)
-        ),
-        "tradeoff": tradeoff.trade_off(contract, labels, scored.scores, lists, resamples),
-        "slices": slices.measure_slices(
-            contract, options, rows, train, labels, scored.scores, resamples
-        ),
-        "leaks": leaks.check_leaks(contract, rows, train, options.largest_feature_auc)
+        **of_tasks,
+        "ranking": ranked,
+        "tradeoff": traded,
+        "slices": sliced,
+        "leaks": leaking
         | {"split_by": config.pipeline.split.by if config else (exported or {}).get("split_by")},
-        "explained": explained.explain_rows(scorer, rows, scored, labels),
+        "explained": explained_rows,
         "findings": gates.findings(summary["gates"], summary["union"]),
         "history": _history(folder, exported),
         "training_warnings": checkpoint.read_warnings(folder)

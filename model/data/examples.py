@@ -56,7 +56,27 @@ class RowGroup(NamedTuple):
 
     path: Path
     number: int
+    first: int
+    """Place of its first row in the split."""
     rows: int
+
+
+class SoftLabels(NamedTuple):
+    """What stands for a share of the labels.
+
+    Attributes:
+        scores: (N, T) float32, in the order of the files; NaN where a label stays as it is.
+        share: of the scores.
+    """
+
+    scores: np.ndarray
+    share: float
+
+    def blend(self, labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The labels (R, T) of rows (R,), blended; masked ones stay NaN."""
+        scores = self.scores[rows]
+        blended = (1 - self.share) * labels + self.share * scores
+        return np.where(np.isnan(scores), labels, blended.astype(np.float32))
 
 
 class Split:
@@ -69,6 +89,7 @@ class Split:
         weight: column of the rows' weights in the loss; None for equal weights.
         recency: half-life of weights by age, see `model.data.recency`; None for none.
         requests: whether to read which rows are of one request.
+        soft: what stands for a share of the labels; None: nothing.
 
     Attributes:
         groups: the row groups, in the order of the files.
@@ -86,11 +107,13 @@ class Split:
         weight: str | None = None,
         recency: timedelta | None = None,
         requests: bool = False,
+        soft: SoftLabels | None = None,
     ) -> None:
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
         self.encoder = encoder
         self.weight, self.recency, self.requests = weight, recency, requests
+        self._soft = soft
         contract = encoder.contract
         labels = [LABEL + task for task in contract.tasks]
         options = {}  # columns that an option of the training reads
@@ -102,14 +125,15 @@ class Split:
             options[REQUEST] = "ranking"
         self.columns = list(dict.fromkeys([*contract.features, *labels, *options]))
         self.groups: list[RowGroup] = []
+        self.rows = 0
         paths = sorted(ExamplesFolder(folder).split(split).glob("*.parquet"))
         for path in paths:
             with _open(path, self.columns, options) as file:
                 for index in range(file.metadata.num_row_groups):
                     rows = file.metadata.row_group(index).num_rows
                     if rows:
-                        self.groups.append(RowGroup(path, index, rows))
-        self.rows = sum(group.rows for group in self.groups)
+                        self.groups.append(RowGroup(path, index, self.rows, rows))
+                        self.rows += rows
         if not self.rows:
             raise DataError(
                 f"{ExamplesFolder(folder).split(split)}: no examples in {len(paths)} Parquet "
@@ -125,10 +149,14 @@ class Split:
             DataError: see `read_split`.
         """
         for path, members in itertools.groupby(groups, key=lambda group: group.path):
-            yield from self._read_file(path, [group.number for group in members])
+            yield from self._read_file(path, list(members))
 
-    def _read_file(self, path: Path, groups: list[int]) -> Iterator[Examples]:
+    def _read_file(self, path: Path, members: list[RowGroup]) -> Iterator[Examples]:
         contract = self.encoder.contract
+        groups = [group.number for group in members]
+        places = itertools.chain.from_iterable(
+            range(group.first, group.first + group.rows) for group in members
+        )
         with _open(path, self.columns) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=self.columns):
                 table = pa.Table.from_batches([batch])
@@ -147,7 +175,11 @@ class Split:
                     by_age = recency_weights(table[TIME], self._newest, self.recency)
                     weights = by_age if weights is None else weights * by_age
                 requests = _requests(table, contract.user) if self.requests else None
-                yield Examples(features, np.stack(labels, axis=1), weights, requests)
+                known = np.stack(labels, axis=1)
+                if self._soft is not None:
+                    rows = np.fromiter(places, np.int64, len(table))
+                    known = self._soft.blend(known, rows)
+                yield Examples(features, known, weights, requests)
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:

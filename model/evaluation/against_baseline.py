@@ -18,11 +18,13 @@ intervals are not widened for the number of tasks: a task that is truly level is
 about once in forty times.  The rule is strict on purpose.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.table import Table
 
 from multigate.configs.baselines import LIGHTGBM
-from multigate.configs.contract import Contract
+from multigate.configs.contract import Contract, PositionFeature
 from multigate.configs.sections.labels import Task
 from multigate.model.baselines.lightgbm_baseline import LightGBM, TaskFit
 from multigate.model.baselines.table import unmatched
@@ -94,7 +96,8 @@ def compare_with_baseline(
         "ranking": _ranking(resamples, contract, labels, lists, ours.combined, theirs),
         "sentences": [],
     }
-    result["sentences"] = _sentences(result)
+    places = [n for n, one in contract.features.items() if isinstance(one, PositionFeature)]
+    result["sentences"] = _sentences(result, places)
     return result
 
 
@@ -207,8 +210,9 @@ def _note(fitted: TaskFit) -> str:
     """How a task was trained, in words."""
     said = []
     if fitted.setting is not None:
-        leaves, rate, least = fitted.setting
+        leaves, rate, least, ids = fitted.setting
         said.append(f"{fitted.trees} trees of {leaves} leaves, rate {rate:g}, {least} rows a leaf")
+        said += [] if ids else ["no splits on ids"]
     return "; ".join([*said, *([fitted.note] if fitted.note else [])])
 
 
@@ -244,8 +248,13 @@ def _lost(compared: Compared) -> bool:
     return sign * difference["value"] < -1e-12
 
 
-def _sentences(found: BaselineComparison) -> list[str]:
-    """Losses and wins beyond chance, and what the baseline did not read."""
+def _sentences(found: BaselineComparison, places: Sequence[str]) -> list[str]:
+    """Losses and wins beyond chance, and what the baseline did not read.
+
+    Args:
+        found: the comparison.
+        places: positions, which neither model reads where it is measured.
+    """
     other, judged = found["title"], _judged(found)
     said = [
         f"{name} is worse than with {other}, beyond chance: {in_words(compared)}."
@@ -258,8 +267,14 @@ def _sentences(found: BaselineComparison) -> list[str]:
         said.append(f"Better than {other} beyond chance: {', '.join(won)}.")
     if even:
         said.append(f"No difference from {other} beyond chance: {', '.join(even)}.")
-    if found["left_out"]:
-        said.append(f"{other} does not read {', '.join(found['left_out'])}.")
+    unread = [name for name in found["left_out"] if name not in places]
+    if unread:
+        said.append(f"{other} does not read {', '.join(unread)}.")
+    if places:
+        said.append(
+            f"Neither model reads {', '.join(places)}: where an item will stand is not known when "
+            "it is ranked."
+        )
     return said or [f"No task can be compared with {other}."]
 
 

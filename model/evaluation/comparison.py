@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 from rich.table import Table
 
+from multigate.configs import progress
 from multigate.configs.baselines import require_library
 from multigate.configs.errors import ModelError
 from multigate.configs.files import TIME
@@ -41,6 +42,7 @@ REFUSE: Literal["refuse"] = "refuse"
 CHANCE = 0.5  # AUC of a score that knows nothing
 
 
+@progress.stepwise("compare", 4)
 def compare(
     candidate: Path,
     production: Path | None,
@@ -75,10 +77,14 @@ def compare(
     contract = read_contract(candidate).contract
     check_names(EvaluationConfig(rules=rules), contract, candidate)
     require_library(rules.beats)
+    progress.step("read")
     rows = read_rows(examples, split)
     resamples = Resamples(rows.codes(contract.user), replicates, seed)
+    progress.step("score with the candidate")
     ours = score(candidate, rows)
+    progress.step("score with production")
     theirs = score(production, rows) if production is not None else None
+    progress.step("compare")
     found = compare_scored(ours, theirs, rows, resamples)
     if rules.beats is not None:
         found["baseline"] = baseline or compare_with_baseline(

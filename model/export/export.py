@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from multigate.configs import progress
 from multigate.configs.errors import DataError, ExportError
 from multigate.configs.files import new_folder, write_json
 from multigate.configs.lineage import check_examples
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 EXTRA = "assets.extra"
 
 
+@progress.stepwise("export", 7)
 def export(
     checkpoint: Path,
     examples: Path,
@@ -58,7 +60,8 @@ def export(
     Args:
         checkpoint: folder that `training.train` wrote, under either backend.
         examples: the examples that it was trained on.  The validation split decides about
-            hardening, rounding and calibration; the test split is only reported, and used for the
+            progress.step("harden and round")
+    hardening, rounding and calibration; the test split is only reported, and used for the
             parity check.
         out: base folder of the versions.
         version: number of the version; by default the highest in `out` plus one.
@@ -79,15 +82,18 @@ def export(
             "KERAS_BACKEND=tensorflow (a checkpoint trained on JAX exports to the same scores)"
         )
     target = out / str(new_version(out, version))
+    progress.step("load")
     loaded = checkpoints.load(checkpoint)
     check_examples(checkpoint, loaded.contract, examples)
     options = loaded.config.export
     table = _test_rows(examples, loaded.encoder, options.parity_rows)
     judge = Judge(loaded.ranker, loaded.encoder, examples, options)
     hardening, rounding = judge.harden(), judge.round_weights()
+    progress.step("score the test split")
     rows = read_split(examples, "test", loaded.encoder)
     contract, statistics = loaded.encoder.contract, loaded.encoder.statistics
     predictions = Predictions(loaded.ranker, contract, statistics, rows)
+    progress.step("calibrate")
     calibration, found = links.fit(loaded, examples, predictions, rows)
     served = {
         task: keras.ops.convert_to_numpy(value)
@@ -105,6 +111,7 @@ def export(
     metrics["training"] = checkpoints.read_history(checkpoint)
     metrics["training_warnings"] = checkpoints.read_warnings(checkpoint)
     metrics["weights"] = {"stored_as": options.weights, "tasks": rounding}
+    progress.step("write the graph")
     items = None if options.items == "none" else ItemTable(loaded.encoder, examples)
     graph = ServingGraph(
         loaded.ranker,
@@ -120,6 +127,7 @@ def export(
     try:
         with new_folder(target) as folder:
             graph.save(folder)
+            progress.step("compare with the checkpoint")
             signatures = tf.saved_model.load(str(folder)).signatures
             parity = check_parity(
                 signatures,
@@ -146,6 +154,7 @@ def export(
                     "bytes": graph.item_bytes,
                     "as_of_the_cut_off": items.counters,
                 }
+            progress.step("write what goes with it")
             extra = folder / EXTRA
             extra.mkdir()
             write_json(extra / "contract.json", loaded.contract.model_dump(mode="json"))

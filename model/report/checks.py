@@ -231,6 +231,8 @@ def warnings(found: Assessment) -> list[str]:
         area, explained = (limits(task["measures"].get(measure)) for measure in ("auc", "r2"))
         if area and area[0] <= _CHANCE:
             said.append(f"{name} is not shown to rank better than chance.")
+        if (better := _better_alone(checked, name, task)) is not None:
+            said.append(better)
         if explained and explained[1] < 0:
             said.append(f"{name} is farther off than its mean label would be.")
     marked = [look for look in found["slices"]["rows"] if look["marked"]]
@@ -248,6 +250,21 @@ def warnings(found: Assessment) -> list[str]:
     if found["stability"]:
         said += found["stability"]["differences"]
     return said
+
+
+def _better_alone(checked: LeakSummary, name: str, task: AssessedTask) -> str | None:
+    """A feature that alone ranks a binary task better than the model does."""
+    value = task["value"]
+    if task["metric"] != "auc" or value is None:
+        return None
+    alone = [row for row in checked["features"] if row["task"] == name and row["auc"] > value]
+    if not alone:
+        return None
+    best = max(alone, key=lambda row: row["auc"])
+    return (
+        f"{best['feature']} alone ranks {name} better than the model does: AUC {best['auc']:.4f} "
+        f"against {value:.4f}."
+    )
 
 
 def _calibration(name: str, task: AssessedTask) -> list[str]:

@@ -170,6 +170,7 @@ class TrainingLoop:
         number, state = self.state.epoch, self.state
         self.display.begin_epoch(number)
         train_metrics = self._steps()
+        self.display.begin_validation()
         ranker = self.ranker
         with averaged(ranker.optimizer, ranker.trainable_variables):
             found = self._call_keras(self.held_out, self._validate)

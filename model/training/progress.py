@@ -1,12 +1,10 @@
 """Progress of a training on stderr: a bar on a terminal, and one line per epoch everywhere."""
 
-import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from multigate.configs import progress
 from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
 
@@ -15,29 +13,19 @@ class Display:
     """Shows progress on stderr; stdout is for results.
 
     Args:
-        shown: False shows nothing.
+        shown: False prints no line; whether the bar is drawn, the command decides.
         epochs: largest number of epochs.
         steps: of one epoch.
     """
 
     def __init__(self, shown: bool, epochs: int, steps: int) -> None:
-        self._console = Console(file=sys.stderr, quiet=not shown, soft_wrap=True, highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            console=self._console,
-            transient=True,
-            # In a job's log a bar would be a stream of control characters.
-            disable=not (shown and self._console.is_terminal),
-        )
+        self._shown = shown
         self._epochs, self._steps = epochs, steps
-        self._task = self._bar.add_task("", total=steps, loss=0.0)
+        self._open = ExitStack()
 
     def __enter__(self) -> "Display":
-        self._bar.start()
+        self._open.enter_context(progress.shown(self._shown))
+        self.bar = self._open.enter_context(progress.bar("train", self._steps, "steps"))
         return self
 
     def __exit__(
@@ -46,20 +34,25 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._open.close()
 
     def note(self, text: str) -> None:
         """Print one line that is not about an epoch."""
-        self._console.print(text, markup=False)
+        if self._shown and not progress.quiet():
+            progress.console().print(text, markup=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Start the bar of an epoch, counted from 1."""
-        self._bar.reset(self._task, description=f"epoch {epoch}/{self._epochs}")
+        self.bar.begin(f"epoch {epoch}/{self._epochs}")
 
     def advance(self, step: int, loss: float) -> None:
         """Show how many of the epoch's steps are done, and the mean loss so far."""
         # Keras counts several steps at once; the last count can exceed the number of steps.
-        self._bar.update(self._task, completed=min(step, self._steps), loss=loss)
+        self.bar.show(min(step, self._steps), f"loss {loss:.4f}")
+
+    def begin_validation(self) -> None:
+        """Show that the epoch's steps are done."""
+        self.bar.show(self._steps, "validation")
 
     def end_epoch(self, epoch: Epoch, best: bool) -> None:
         """Print one line about a finished epoch: losses, monitor, the tasks' qualities."""
@@ -73,9 +66,7 @@ class Display:
             if name != monitor and quality is not None:
                 parts.append(f"{name} {quality:.4f}")
         parts += [f"experts {epoch['experts_per_row']:.2f}", f"{epoch['seconds']:.1f} s"]
-        self._console.print(
-            f"epoch {epoch['epoch']}/{self._epochs}  {'  '.join(parts)}", markup=False
-        )
+        self.note(f"epoch {epoch['epoch']}/{self._epochs}  {'  '.join(parts)}")
 
     def end(self, epochs: Sequence[Epoch], warnings: Sequence[str]) -> None:
         """Print which epoch was kept, each task's best epoch, and the warnings."""
@@ -85,5 +76,6 @@ class Display:
             f"kept epoch {kept['epoch']} of {len(epochs)}: {name} {history.monitored(kept):.4f}; "
             f"best epochs of the tasks: {best}"
         )
-        for warning in warnings:
-            self._console.print(f"warning: {warning}", style="bold yellow", markup=False)
+        for warning in warnings if self._shown else ():
+            text = f"warning: {warning}"
+            progress.console().print(text, style="bold yellow", markup=False)

@@ -9,16 +9,18 @@ weights too.
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypedDict
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ModelError
 from multigate.configs.files import WEIGHT
+from multigate.configs.progress import bar
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
 from multigate.model.backend.workers import Workers
+from multigate.model.baselines import teacher
 from multigate.model.checkpoints import checkpoint, history
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import Split
@@ -90,7 +92,13 @@ def train(
     started = time.perf_counter()
     group = connect() if config.train.data_parallel else None
     writes = group is None or group.rank == 0
-    with group or nullcontext(), Workspace(out, resume, writes) as work, _folder(work) as folder:
+    with (
+        group or nullcontext(),
+        Workspace(out, resume, writes) as work,
+        _folder(work) as folder,
+        ExitStack() as reading,
+    ):
+        reading.enter_context(bar("read the examples"))
         frozen = checkpoint.create(folder, config, examples)
         work.identify(
             {
@@ -105,6 +113,9 @@ def train(
         options, statistics = config.train, encoder.statistics
         logged = None if config.pipeline.log.columns.weight is None else WEIGHT
         weight = options.weight or logged
+        taught = None
+        if options.teacher is not None:
+            taught = teacher.scores(examples, config.contract, options.teacher)
         train_split = Split(
             examples,
             "train",
@@ -112,6 +123,7 @@ def train(
             weight,
             recency=options.recency,
             requests=options.ranking is not None,
+            soft=taught,
         )
         validation = Split(examples, "validation", encoder, weight)
         for split in ("train", "validation"):
@@ -164,6 +176,7 @@ def train(
             on_epoch=on_epoch,
             moments=moments,
         )
+        reading.close()
         epochs = loop.fit()
     best = history.kept(epochs)
     return {

@@ -16,6 +16,7 @@ from multigate.candidates.pairs import positive_task, read_pairs
 from multigate.candidates.training import load
 from multigate.configs.errors import ExportError, ModelError
 from multigate.model.data.raw import raw_values
+from multigate.serving.runtime.session import Session
 
 ALONE = """
 import json, sys
@@ -58,6 +59,7 @@ def ask(signature, raw, k):
     return found["items"].numpy(), found["scores"].numpy()
 
 
+@pytest.mark.slow
 def test_it_answers_without_keras_and_without_our_code(trained):
     done = subprocess.run(
         [sys.executable, "-c", ALONE, str(trained.version)],
@@ -83,6 +85,24 @@ def test_it_finds_what_the_model_finds(trained, signature):
     for row in range(50):
         places = np.searchsorted(ids, found[row])
         np.testing.assert_allclose(expected[row, places], scores[row], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_without_variables_it_answers_the_same_to_the_bit(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("multigate.candidates.export.freeze", lambda folder: False)
+    with_variables = export(trained.checkpoint, trained.examples, tmp_path / "models")
+    assert (with_variables / "variables").is_dir()
+    assert not (trained.version / "variables").exists()
+    raw, _, _ = request(trained, slice(0, 50))
+    found = []
+    for folder in (trained.version, with_variables):
+        session = Session(folder)
+        definition = session.definitions["retrieve"]
+        given = raw | {"k": np.array(20, np.int32)}
+        found.append(session.runner(definition)(*[given[n] for n in sorted(definition.inputs)]))
+        session.close()
+    for ours, theirs in zip(*found, strict=True):
+        assert np.array_equal(ours, theirs)
 
 
 def test_k_beyond_the_catalogue_gives_all_items_once(trained, signature):
@@ -148,6 +168,7 @@ def test_versions_are_numbered_and_never_changed(trained, tmp_path):
         export(trained.checkpoint, trained.examples, base, version=4)
 
 
+@pytest.mark.slow
 def test_a_full_disk_publishes_nothing(trained, tmp_path, full_disk):
     with full_disk(4096), pytest.raises(ExportError, match="nothing was published"):
         export(trained.checkpoint, trained.examples, tmp_path / "models")

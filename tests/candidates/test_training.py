@@ -82,6 +82,7 @@ candidates: {embedding_dim: 8, epochs: 12, batch_size: 128, learning_rate: 0.01,
 """
 
 
+@pytest.mark.slow
 def test_training_learns_who_wants_what(tmp_path):
     """Two groups of users, ten items each: of 20 items, a user's ten come first."""
     from multigate.configs import load as load_config

@@ -30,6 +30,8 @@ from multigate.model.evaluation.scored import score
 from multigate.model.report.checks import warnings
 from multigate.model.training import train
 
+pytestmark = pytest.mark.slow
+
 SLICED = {"x": {"by": "value", "feature": "clik"}}
 
 

@@ -263,6 +263,7 @@ def test_an_id_with_chance_labels_is_no_leak() -> None:
     assert leak_sentences(found)[0] == "No feature alone has an AUC above 0.95."
 
 
+@pytest.mark.slow
 def test_by_chance_a_feature_is_as_often_below_one_half_as_above() -> None:
     """Numbers and missing values that say nothing: their direction is not chosen on these rows."""
     areas = [
@@ -415,16 +416,21 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     fine = {"value": 1.1, "low": 0.9, "high": 1.3}
     slight = {"value": 0.97, "low": 0.96, "high": 0.98}
     sure = {"predicted_over_observed": slight, "ece": {"value": 0.041, "low": 0.03, "high": 0.05}}
+    features = [{"feature": "age", "task": "like", "auc": 0.71, "leak": False}]
     look = {"marked": True, "slice": "surface", "value": "mail", "task": "click"}
     found = {
         "caveat": None,
         "training_warnings": ["the first of 3 epochs was kept"],
-        "leaks": {"features": [], "limit": 0.9, "shared_rows": 0, "in_order": None},
+        "leaks": {"features": features, "limit": 0.9, "shared_rows": 0, "in_order": None},
         "tasks": {
-            "click": {"value": 0.7, "measures": {"predicted_over_observed": off}},
-            "like": {"value": 0.7, "measures": {"predicted_over_observed": fine}},
-            "share": {"value": 0.7, "measures": {"predicted_over_observed": slight}},
-            "follow": {"value": 0.7, "rate": 0.2, "measures": sure},
+            "click": {"value": 0.7, "metric": "auc", "measures": {"predicted_over_observed": off}},
+            "like": {"value": 0.7, "metric": "auc", "measures": {"predicted_over_observed": fine}},
+            "share": {
+                "value": 0.7,
+                "metric": "auc",
+                "measures": {"predicted_over_observed": slight},
+            },
+            "follow": {"value": 0.7, "metric": "auc", "rate": 0.2, "measures": sure},
         },
         "slices": {"rows": [look]},
         "findings": ["Expert 2 is never used.", "Every task uses all."],
@@ -435,6 +441,7 @@ def test_warnings_name_what_a_reader_has_to_know_first() -> None:
     assert warnings(found) == [
         "Training: the first of 3 epochs was kept.",
         "click predicts 1.40 times what is observed.",
+        "age alone ranks like better than the model does: AUC 0.7100 against 0.7000.",
         "follow is right on the whole, but its scores are 0.041 off on average: too sure or not "
         "sure enough, see Calibration.",
         "1 look at slices worse beyond chance, the worst of them surface: mail on click.",

@@ -70,7 +70,7 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
         columns = [np.log1p(one[:, t]) if name == "dwell" else one[:, t] for one in labels]
         known = [~np.isnan(one) for one in columns]
         losses = []
-        for leaves, rate, least_rows in SETTINGS:
+        for leaves, rate, least_rows, ids in SETTINGS:
             train, valid = (
                 lightgbm.Dataset(
                     x[inside],
@@ -80,8 +80,10 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
                 )
                 for x, y, inside in zip(tables, columns, known, strict=True)
             )
+            gains = [float(ids or at not in categories) for at in range(tables[0].shape[1])]
             booster = lightgbm.train(
                 {
+                    "feature_contri": gains,
                     "objective": objective,
                     "num_leaves": leaves,
                     "learning_rate": rate,
@@ -104,7 +106,8 @@ def test_the_kept_setting_is_the_best_on_validation(tiny: Any, examples: Path, f
                 callbacks=[lightgbm.early_stopping(30, verbose=False)],
             )
             (loss,) = booster.best_score["valid_0"].values()
-            losses.append((loss, booster.best_iteration, (leaves, rate, least_rows)))
+            losses.append((loss, booster.best_iteration, (leaves, rate, least_rows, ids)))
+            assert ids or not booster.feature_importance()[categories].any()
         _, trees, setting = min(losses)
         assert fitted.tasks[name].setting == setting
         assert fitted.tasks[name].trees == trees
@@ -203,5 +206,5 @@ def test_without_a_validation_split(tiny: Any, examples: Path, tmp_path: Path) -
 
 def test_the_choices_are_those_that_the_page_names() -> None:
     text = (Path(__file__).parents[3] / "docs/evaluation.md").read_text()
-    for leaves, rate, least in lightgbm_baseline.SETTINGS:
-        assert f"({leaves}, {rate:g}, {least})" in text
+    for leaves, rate, least, ids in lightgbm_baseline.SETTINGS:
+        assert f"({leaves}, {rate:g}, {least}{'' if ids else ', without ids'})" in text

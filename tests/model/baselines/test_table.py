@@ -179,6 +179,7 @@ def test_rows_with_a_candidate_that_is_new_to_the_user() -> None:
     assert unmatched(contract(seen=None), rows()) is None
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

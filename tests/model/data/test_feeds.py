@@ -76,6 +76,7 @@ def test_every_row_comes_once_an_epoch_with_its_own_label(
     np.testing.assert_array_equal(order, np.sort(order))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["memory", "stream"])
 def test_an_epoch_goes_on_where_it_was_left(tiny: Any, groups: Path, kind: str) -> None:
     feed, again = make(tiny, groups, kind), make(tiny, groups, kind)
@@ -170,6 +171,7 @@ def requested(groups: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["memory", "stream"])
 def test_the_rows_of_a_request_come_together(
     tiny: Any, groups: Path, tmp_path: Path, kind: str

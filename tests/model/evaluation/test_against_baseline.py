@@ -135,7 +135,7 @@ def test_equal_scores_are_no_loss(fitted: Fitted) -> None:
     (even, unread) = found["sentences"]
     assert even.startswith("No difference from LightGBM ")
     assert even.endswith(" beyond chance: mean of the binary tasks, click, dwell, like.")
-    assert unread.endswith(" does not read position.")
+    assert unread.startswith("Neither model reads position: ")
 
 
 def test_wins_are_told_and_keep_the_rule(fitted: Fitted) -> None:
@@ -228,6 +228,7 @@ def test_the_table_names_both(fitted: Fitted) -> None:
     assert view.row_count == 2 + 5 + 2 + 5
 
 
+@pytest.mark.slow
 def test_compare_demands_it(tiny: Any, fitted: Fitted, tmp_path: Path) -> None:
     """A model that learnt nothing is refused by name; without the rule LightGBM is not trained."""
     options = tiny.config.train.model_copy(update={"epochs": 1, "learning_rate": 1e-7})

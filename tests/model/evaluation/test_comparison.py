@@ -18,6 +18,8 @@ from multigate.model.evaluation.measures.bootstrap import Resamples
 from multigate.model.evaluation.scored import Scored
 from multigate.model.training import train
 
+pytestmark = pytest.mark.slow
+
 MUST_WIN = parse(Rules, {"tasks": {"click": {"must_win": True}}}, "rules")
 
 

@@ -97,6 +97,7 @@ def contract(tiny: Any) -> Any:
     return tiny.config.contract.model_copy(update={"tasks": tasks})
 
 
+@pytest.mark.slow
 def test_of_thirty_nights_of_equal_models_at_most_two_are_refused(contract: Any) -> None:
     """The rule before it, 0.005 for every estimate, refuses most of them."""
     random = np.random.default_rng(0)
@@ -108,6 +109,7 @@ def test_of_thirty_nights_of_equal_models_at_most_two_are_refused(contract: Any)
     assert sum(bool(reasons_to_refuse(one, before)) for one in found) > NIGHTS / 2
 
 
+@pytest.mark.slow
 def test_a_model_that_is_worse_by_twice_the_bound_is_refused_every_night(contract: Any) -> None:
     """In one of five tasks, each in turn."""
     random = np.random.default_rng(1)

@@ -74,6 +74,7 @@ def test_gates_that_have_not_converged_are_refused(case, tmp_path) -> None:
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.slow
 def test_a_loss_that_may_be_chance_is_accepted_and_reported(case, tmp_path, caplog) -> None:
     """Test rows, which lose for certain, decide nothing; validation labels are pure noise."""
     checkpoint = soft_checkpoint(case, hardening_tolerance=0.0, log_loss_tolerance=10.0)

@@ -176,6 +176,7 @@ def test_a_calibrated_constant_has_no_calibration_error(case) -> None:
     assert found["before"]["ece"] == pytest.approx(report["value"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_an_export_is_calibrated_and_says_so(case, tmp_path, method) -> None:
     checkpoint = case.checkpoint(seed=9, export={"calibration": method})

@@ -28,13 +28,14 @@ def make(case: Any, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize(
     "gate",
     [
         "topk",
-        pytest.param("comet", marks=pytest.mark.slow),
-        pytest.param("hierarchical", marks=pytest.mark.slow),
-        pytest.param("hash", marks=pytest.mark.slow),
+        "comet",
+        "hierarchical",
+        "hash",
     ],
 )
 def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> None:
@@ -52,6 +53,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> Non
         assert sum(rows.values()) == model.selected(table)
 
 
+@pytest.mark.slow
 def test_the_first_product_is_computed_once_per_user(case, tmp_path) -> None:
     model = Exported(make(case), tmp_path / "m", case.examples)
     raw, _ = model.request(np.arange(5), np.arange(60), np.arange(60) % 5)
@@ -59,6 +61,7 @@ def test_the_first_product_is_computed_once_per_user(case, tmp_path) -> None:
     assert sorted(shapes) == sorted([(5, 3), (60, 3), (60, 34), (60, 3), (60, 34)])
 
 
+@pytest.mark.slow
 def test_numbers_that_cross_layers_cannot_multiply_are_refused(case, tmp_path) -> None:
     """Two layers make products of three numbers, and a relu would turn NaN into 0."""
     checkpoint = make(case, model=MODEL | {"gate": {"name": "hash"}})
@@ -71,12 +74,13 @@ def test_numbers_that_cross_layers_cannot_multiply_are_refused(case, tmp_path) -
         model.call("serving_default", raw)
 
 
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize(
     ("options", "pooling"),
     [
         ({"items": "features"}, "attention"),
-        pytest.param({"xla": [64]}, "mean", marks=pytest.mark.slow),
-        pytest.param({"weights": "int8"}, "sequence", marks=pytest.mark.slow),
+        ({"xla": [64]}, "mean"),
+        ({"weights": "int8"}, "sequence"),
     ],
 )
 def test_every_way_to_export_keeps_parity(
@@ -96,6 +100,7 @@ def test_every_way_to_export_keeps_parity(
     assert "VarHandleOp" not in served_operations(version)
 
 
+@pytest.mark.slow
 def test_flops_by_hand(case, tmp_path) -> None:
     checkpoint = make(case, export={"parity_tolerance": 1e-4})
     version = export(checkpoint, case.examples, tmp_path)

@@ -37,6 +37,7 @@ def read(version: Path, name: str) -> Any:
     return json.loads((version / "assets.extra" / name).read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_versions_count_up_from_the_highest(case, tmp_path) -> None:
     checkpoint = case.checkpoint()
     epochs = [{"epoch": 1, "loss": 0.5}]
@@ -70,6 +71,7 @@ def test_the_contract_and_the_reports(case, version) -> None:
     assert "An expert runs on the rows that select it (export.dispatch is selected)." in card
 
 
+@pytest.mark.slow
 def test_flops_by_hand(case, tmp_path) -> None:
     experts = {"count": 6, "units": [10, 7]}
     version = export(case.checkpoint(model={"experts": experts}), case.examples, tmp_path)
@@ -105,6 +107,7 @@ print(sorted(answers[0]))
 """
 
 
+@pytest.mark.slow
 def test_it_loads_without_our_code_and_without_keras(version, tmp_path) -> None:
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
     ran = subprocess.run(
@@ -123,6 +126,7 @@ def test_the_server_makes_constants_of_its_variables(version, served_operations)
     assert "VarHandleOp" not in served_operations(version)
 
 
+@pytest.mark.slow
 def test_warm_up_requests_fit_the_signatures(version) -> None:
     signatures = tf.saved_model.load(str(version)).signatures
     path = version / "assets.extra" / "tf_serving_warmup_requests"
@@ -212,6 +216,7 @@ def test_unused_experts_take_no_room(case, tmp_path, graph_of) -> None:
     assert size(many) < 20 * weights_of_one
 
 
+@pytest.mark.slow
 def test_a_failed_parity_check_publishes_nothing(case, tmp_path, monkeypatch) -> None:
     checkpoint = case.checkpoint()
 
@@ -293,6 +298,7 @@ def test_what_is_not_a_checkpoint_or_not_its_examples(case, tmp_path) -> None:
         export(checkpoint, case.examples, tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_only_undecided_rows_are_excused(case) -> None:
     loaded = checkpoints.load(case.checkpoint())
     encoded = loaded.encoder(exporting._test_rows(case.examples, loaded.encoder, 50))

@@ -187,6 +187,7 @@ def test_thousands_of_rows_score_like_the_keras_model(case, exported, gate) -> N
     assert found["largest_difference"] <= 1e-5
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("gate", EVERY_GATE)
 def test_both_signatures_score_like_the_keras_model(exported, gate) -> None:
     model = exported(gate)
@@ -317,6 +318,7 @@ def fused(case, tmp_path_factory) -> Callable[[str], Exported]:
     return get
 
 
+@pytest.mark.sweep(1, slow=5)
 @pytest.mark.parametrize("gate", DISPATCHED)
 def test_all_experts_in_one_product_score_like_the_keras_model(fused, gate) -> None:
     model = fused(gate)
@@ -349,6 +351,7 @@ def test_the_graph_evaluates_the_selected_experts_and_no_more(exported, gate) ->
         assert sum(rows.values()) < 6 * table.num_rows
 
 
+@pytest.mark.slow
 def test_later_layers_run_on_the_same_rows(case, tmp_path) -> None:
     experts = {"count": 6, "units": [10, 7], "activation": "gelu"}
     checkpoint = case.checkpoint(model={"experts": experts})
@@ -369,6 +372,7 @@ def test_experts_that_no_static_gate_selects_do_not_run(exported) -> None:
     assert of_experts == [(600, 10 * len(kept))]
 
 
+@pytest.mark.slow
 def test_gates_of_different_kinds(case, tmp_path) -> None:
     gates = {"click": GATES["topk_static"], "dwell": GATES["moesart"], "like": GATES["dselect_k"]}
     exported = Exported(case.checkpoint(model={"gates": gates}), tmp_path / "a", case.examples)
@@ -443,6 +447,7 @@ def read_plain_prices(checkpoint: Path) -> None:
         (checkpoint / name).write_text(json.dumps(values))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("gate", ["hash", "topk"])
 def test_numbers_too_large_to_compute_with_are_refused(case, tmp_path, gate) -> None:
     """NaN in front of a relu would become 0, and the score a finite one of no input at all."""
@@ -477,6 +482,7 @@ def test_gates_of_one_kind_run_as_one(exported, gate) -> None:
     assert not [n for n in ran if "CheckNumerics" in n.timeline_label]
 
 
+@pytest.mark.slow
 def test_gates_of_other_settings_run_on_their_own(case, tmp_path) -> None:
     gates = {"click": GATES["topk"], "dwell": {"name": "topk", "num_selected": 3}}
     checkpoint = case.checkpoint(model={"gate": GATES["topk"], "gates": gates})

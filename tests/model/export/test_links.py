@@ -105,6 +105,7 @@ def test_smearing_estimates_the_mean_of_what_was_trained_on_its_logarithm(case) 
     assert found == {} or found["dwell"] < 2
 
 
+@pytest.mark.slow
 def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     checkpoint = case.checkpoint(
         seed=9,
@@ -152,6 +153,7 @@ def test_an_export_corrects_and_smears_and_says_so(case, tmp_path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_smearing_comes_after_calibration(case, tmp_path) -> None:
     """Calibrated logits and a factor make the mean right in the label's own units."""
     checkpoint = case.checkpoint(seed=9, export={"smearing": True, "calibration": "platt"})

@@ -47,12 +47,9 @@ def selected(exported: Exported, table: pa.Table) -> np.ndarray:
     return used.sum(axis=0)
 
 
+@pytest.mark.sweep(1, slow=3)
 @pytest.mark.parametrize(
-    "gate",
-    [
-        *("topk", "topk_static", "dselect_k"),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("softmax", "moesart", "comet", "hash")),
-    ],
+    "gate", ["topk", "dselect_k", "hash", "topk_static", "softmax", "moesart", "comet"]
 )
 def test_the_graph_scores_like_the_keras_model_on_the_selected_experts(
     case, tmp_path, gate
@@ -75,6 +72,7 @@ def test_the_graph_scores_like_the_keras_model_on_the_selected_experts(
     assert wanted.sum() < 9 * 200
 
 
+@pytest.mark.slow
 def test_export_and_its_reports_know_own_experts(case, tmp_path) -> None:
     version = export(case.checkpoint(model=own_model("topk")), case.examples, tmp_path)
     extra = version / "assets.extra"

@@ -30,6 +30,7 @@ def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tup
     return [shape for name, shape in products(exported, "rank", raw) if scope in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["attention", "sequence"])
 def test_both_signatures_score_like_the_keras_model(case, tmp_path, pooling) -> None:
     checkpoint = case.checkpoint(contract=contract_with(pooling))
@@ -42,6 +43,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path, pooling) -> 
         assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
 
 
+@pytest.mark.slow
 def test_attention_computes_the_part_of_an_entry_once_per_user(case, tmp_path) -> None:
     model = Exported(
         case.checkpoint(contract=contract_with("attention")), tmp_path / "m", case.examples
@@ -56,6 +58,7 @@ def test_attention_computes_the_part_of_an_entry_once_per_user(case, tmp_path) -
         )
 
 
+@pytest.mark.slow
 def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
     checkpoint = case.checkpoint(contract=contract_with("sequence"))
     model = Exported(checkpoint, tmp_path / "m", case.examples)
@@ -66,15 +69,16 @@ def test_a_sequence_is_read_once_per_user(case, tmp_path) -> None:
         assert all(size % M == 0 and size <= M * 4 * 32 for size in sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pooling", "options", "gate"),
     [
         ("attention", {"items": "precomputed"}, "topk"),
         ("sequence", {"items": "precomputed"}, "topk"),
-        pytest.param("sequence", {"xla": [64]}, "topk", marks=pytest.mark.slow),
+        pytest.param("sequence", {"xla": [64]}, "topk", marks=pytest.mark.long),
         pytest.param("attention", {"items": "features"}, "hash", marks=pytest.mark.long),
         pytest.param("attention", {"xla": [64]}, "topk", marks=pytest.mark.long),
-        pytest.param("attention", {"weights": "int8"}, "topk", marks=pytest.mark.slow),
+        ("attention", {"weights": "int8"}, "topk"),
     ],
 )
 def test_every_way_to_export_keeps_parity(

@@ -14,6 +14,8 @@ from multigate.model.export.export import export
 from multigate.model.export.frozen.mixture import Dispatch
 from multigate.model.export.graph import ServingGraph
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def version(case, tmp_path_factory):

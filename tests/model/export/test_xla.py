@@ -21,12 +21,13 @@ def test_sizes_that_batches_are_padded_to() -> None:
     np.testing.assert_array_equal(padded, [[1, 1]] * 5 + [[0, 0]] * 11)
 
 
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize(
     "gate",
     [
         {"name": "topk", "num_selected": 2},
-        pytest.param({"name": "topk", "static": True}, marks=pytest.mark.slow),
-        pytest.param({"name": "hash"}, marks=pytest.mark.slow),
+        {"name": "topk", "static": True},
+        {"name": "hash"},
     ],
 )
 def test_a_compiled_version_is_checked_like_any_other(case, tmp_path, gate) -> None:

@@ -80,6 +80,7 @@ def test_per_example_formula(E: int, k: int) -> None:
     np.testing.assert_allclose(gate(x.astype(F)).weights, expected, atol=2e-6)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("E", [2, 4, 5, 6, 7, 16, 128])
 def test_no_zero_weight_has_a_gradient(E: int) -> None:
     # Bits at, next to and near both ends; products of them underflow in float32.

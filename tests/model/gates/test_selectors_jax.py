@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from multigate.model import gates
 
+pytestmark = pytest.mark.slow
+
 F = np.float32
 ROOT = Path(__file__).parents[3]
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {

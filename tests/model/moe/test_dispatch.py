@@ -80,7 +80,7 @@ def test_nan_weights_are_not_skipped():
     assert np.isnan(outputs[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(0, 7), st.integers(1, 6)),
     share=st.sampled_from([0.0, 0.2, 0.7, 1.0]),

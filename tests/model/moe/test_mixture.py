@@ -128,6 +128,7 @@ def test_straight_through_zeros_keep_their_gradient():
     assert_sparse_is_dense(mixture, x, ids)
 
 
+@pytest.mark.slow
 def test_sparse_equals_dense_under_one_dropout_mask():
     experts = [
         keras.Sequential([keras.layers.Dense(7, "tanh"), RowMask(), keras.layers.Dense(U)])
@@ -160,6 +161,7 @@ def test_static_zeros_skip_the_expert_whole():
     assert float(mixed.experts_per_row) == 2
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [0, 1, 2])
 @pytest.mark.parametrize("name", ["topk", "dselect_k"])
 def test_small_batches(rows, name):
@@ -184,6 +186,7 @@ def test_small_batches(rows, name):
     assert np.isfinite(mixed.experts_per_row)
 
 
+@pytest.mark.slow
 def test_dynamic_batch_has_static_width():
     mixture = make("topk")
     concrete = tf.function(lambda x: mixture(x).outputs).get_concrete_function(
@@ -293,6 +296,7 @@ class Tower(keras.layers.Layer):
         return cls(**config)
 
 
+@pytest.mark.slow
 def test_fit_and_predict_with_keras():
     x, _ = inputs(64)
     model = keras.Sequential([Tower(make("topk")), keras.layers.Dense(1)])
@@ -432,6 +436,7 @@ def test_refuses_no_experts():
         make_experts(0, [4])
 
 
+@pytest.mark.slow
 def test_survives_export_with_any_batch_size(tmp_path):
     mixture = make("topk")
     x, _ = inputs()

@@ -93,7 +93,7 @@ def runs(way: str, most: int, **options: Any) -> Callable[..., Any]:
     return mixed
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_are_those_of_the_dense_computation(
@@ -174,7 +174,7 @@ def test_dropout_keeps_the_mean(run: Callable[..., Any]) -> None:
     assert len(np.unique(y[:, 0], axis=0)) > 100
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_has_gradients_in_full(way: str, dtype: str) -> None:

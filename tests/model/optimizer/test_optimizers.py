@@ -150,6 +150,7 @@ def test_a_row_moves_as_under_adam_over_its_own_batches():
     np.testing.assert_allclose(found, alone, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_that_comes_once_moves_by_one_learning_rate_however_late():
     late = [[0]] * 2000 + [[1]]
     moved = np.abs(table(Adam(0.1), late, compiled=True)[1] - 1)
@@ -214,6 +215,7 @@ def test_what_is_kept_of_an_average_is_the_product_over_the_steps(decay):
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-30)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_averages_of_rows_are_those_of_an_update_at_every_step(compiled):
     batches = [[0, 1], [1, 1, 2], [2], [1], [0], [1], [1], [1]]
@@ -309,6 +311,7 @@ def test_averages_are_used_within_and_training_goes_on_without_them():
         np.testing.assert_array_equal(on[0], before[0])
 
 
+@pytest.mark.slow
 def test_an_epochs_end_does_not_overwrite_what_was_trained():
     """Keras's `use_ema` does, at the end of every `fit`."""
 

@@ -88,6 +88,7 @@ def resembles_some_entry(encoded: Mapping[str, np.ndarray]) -> np.ndarray:
     return ((recent % 12 == item[:, None] % 12) & (recent > 0)).any(axis=1)
 
 
+@pytest.mark.slow
 def test_it_learns_that_some_entry_resembles_the_candidate(learnt_auc: Any) -> None:
     attention = learnt_auc(planted_ranker("attention"), resembles_some_entry)
     mean = learnt_auc(planted_ranker("mean"), resembles_some_entry)

@@ -44,6 +44,7 @@ def test_every_weight_gets_a_gradient() -> None:
         assert float(tf.reduce_max(tf.abs(gradient))) > 1e-4
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("layers", [0, 1])
 def test_a_product_of_two_features_is_learnt_with_a_layer_only(layers: int) -> None:
     rng = np.random.default_rng(0)

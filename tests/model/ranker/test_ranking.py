@@ -96,6 +96,7 @@ def test_gradients_are_finite_and_push_positives_up(kind: str) -> None:
     assert g[2] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_order_within_requests_where_users_dominate_the_pooled_loss(kind: str) -> None:
     """Heavy users see popular items and click less; within a request popular items win."""

@@ -94,6 +94,7 @@ def kind_of_the_last_but_one(encoded: Mapping[str, np.ndarray]) -> np.ndarray:
     return recent[np.arange(len(recent)), place] < 26
 
 
+@pytest.mark.slow
 def test_it_learns_an_effect_of_the_order(learnt_auc: Any) -> None:
     sequence = learnt_auc(planted_ranker("sequence"), kind_of_the_last_but_one)
     mean = learnt_auc(planted_ranker("mean"), kind_of_the_last_but_one)

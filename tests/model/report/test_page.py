@@ -106,6 +106,19 @@ def test_sections_can_be_linked_to(found: Any, tmp_path: Path) -> None:
     assert "data" not in page.sections  # these examples have no report of the pipeline
 
 
+def test_a_feature_that_beats_the_model_stands_out(found: Any, tmp_path: Path) -> None:
+    value = found["tasks"]["click"]["value"]
+    changed = copy.deepcopy(found)
+    changed["leaks"]["features"] = []
+    for place, auc in (("low", value - 0.01), ("high", value + 0.01)):
+        row = {"feature": f"length_{place}", "by": "value", "task": "click", "auc": auc}
+        changed["leaks"]["features"].append(row | {"leak": False})
+    page = write(tmp_path / "r.html", changed)
+    told = f"length_high alone ranks click better than the model does: AUC {value + 0.01:.4f}"
+    assert told in page.text
+    assert "length_low alone ranks" not in page.text
+
+
 def test_nothing_is_fetched_or_run(found: Any, tmp_path: Path) -> None:
     page = write(tmp_path / "r.html", found)
     assert not {"script", "img", "iframe", "object"} & set(page.tags)
@@ -249,6 +262,7 @@ def chromium() -> str:
     return path
 
 
+@pytest.mark.slow
 def test_in_a_browser(found: Any, tmp_path: Path) -> None:
     """Renders without a message, fits a phone's width, and follows the reader's colours."""
     sync = pytest.importorskip("playwright.sync_api").sync_playwright

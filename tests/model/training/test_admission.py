@@ -103,6 +103,7 @@ def night(tiny: Any, folder: Path, first_day: int, users: set[int], items: set[i
     return folder
 
 
+@pytest.mark.slow
 def test_a_warm_start_carries_rows_and_moments_and_resets_what_left(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

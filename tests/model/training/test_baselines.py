@@ -29,6 +29,7 @@ def test_shared_bottom_gives_its_expert_weight_one_for_every_task(tiny: Any) -> 
         np.testing.assert_array_equal(other, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["click", "dwell"])
 def test_single_task_trains_no_other_tower(tiny: Any, tmp_path: Any, task: str) -> None:
     # Weight decay would shrink the others' towers as well.

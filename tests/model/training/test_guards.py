@@ -13,6 +13,8 @@ from multigate.model.checkpoints import checkpoint
 from multigate.model.training import loop, train
 from multigate.model.training.guards import WINDOW, Guard
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_explosion_is_measured_against_the_running_median() -> None:
     guard = Guard(TrainConfig(explosion=10.0))

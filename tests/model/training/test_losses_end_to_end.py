@@ -24,6 +24,8 @@ from multigate.model.export.export import export
 from multigate.model.training import train
 from multigate.model.training.progress import Display
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def version(heads: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -174,6 +176,7 @@ def everything(heads: Any, **train_options: Any) -> Any:
     return heads.make_config(model=model, train=options | heads.everything | train_options)
 
 
+@pytest.mark.long  # test_resume.py has the shorter form
 @pytest.mark.parametrize(
     "memory",
     [pytest.param(4.0, marks=pytest.mark.long), pytest.param(0.0, marks=pytest.mark.slow)],
@@ -227,7 +230,7 @@ np.savez(logits, **{k: np.asarray(z) for k, z in ranker.infer(rows.features).log
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long  # test_jax_training.py has the shorter form
 def test_jax_trains_every_loss_and_scores_the_same_on_tensorflow(
     tiny: Any, heads: Any, tmp_path: Path
 ) -> None:

@@ -59,7 +59,9 @@ def test_gates_and_logits_stay_float32(tiny: Any, pooling: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
+)
 def test_the_metrics_stay_and_the_checkpoint_exports(
     tiny: Any, tmp_path: Path, precision: str
 ) -> None:

@@ -21,6 +21,8 @@ from multigate.model.training.progress import Display
 from multigate.model.training.workspace import Workspace
 from multigate.verbs.command import main
 
+pytestmark = pytest.mark.slow
+
 # Dropout, sampled experts, a schedule and a moving baseline: all that a step can depend on.
 MODEL = {
     "embedding_dim": 4,
@@ -167,6 +169,7 @@ def interrupted(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out.with_name(".c.training")
 
 
+@pytest.mark.long  # other kills are among the slow tests
 def test_killed_in_validation_when_early_stopping_had_begun_to_count(
     tiny: Any, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -194,7 +197,6 @@ def test_nothing_is_kept_without_a_snapshot(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_a_damaged_snapshot_falls_back_to_the_one_before(
     tiny: Any,
     undisturbed: Path,
@@ -219,7 +221,7 @@ def test_a_damaged_snapshot_falls_back_to_the_one_before(
     assert_same(undisturbed, out)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # another damaged file is among the slow tests
 def test_damaged_best_weights_damage_the_snapshot(
     tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
 ) -> None:
@@ -233,7 +235,6 @@ def test_damaged_best_weights_damage_the_snapshot(
     assert_same(undisturbed, out)
 
 
-@pytest.mark.slow
 def test_what_is_not_continued_and_what_is(
     tiny: Any, undisturbed: Path, interrupted: Path, tmp_path: Path
 ) -> None:
@@ -272,7 +273,6 @@ def test_the_verb_continues(tiny: Any, undisturbed: Path, tmp_path: Path, capfd:
     assert_same(undisturbed, out)
 
 
-@pytest.mark.slow
 def test_a_full_disk_keeps_what_was_saved(
     tiny: Any, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

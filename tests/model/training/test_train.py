@@ -139,6 +139,7 @@ def test_training_learns(overtrained: Any) -> None:
         assert history[-1]["tasks"][task]["loss"] < 0.95 * history[0]["tasks"][task]["loss"]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_training(tiny: Any, tmp_path: Path) -> None:
     wild = {"epochs": 3, "batch_size": 16, "learning_rate": 1e30}
     with pytest.raises(ModelError, match=r"not finite\. Lower train\.learning_rate \(now 1e\+30\)"):
@@ -146,6 +147,7 @@ def test_a_loss_that_is_not_finite_stops_training(tiny: Any, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_exploding_loss_stops_training(tiny: Any, tmp_path: Path) -> None:
     wild = {"epochs": 30, "batch_size": 4, "learning_rate": 0.5, "explosion": 1.01}
     message = r"step \d+: the training loss explodes: .* times its running median .* at most "
@@ -154,6 +156,7 @@ def test_an_exploding_loss_stops_training(tiny: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_lines_without_a_terminal(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +174,7 @@ def test_lines_without_a_terminal(
     assert "\x1b" not in shown.err
 
 
+@pytest.mark.slow
 def test_rows_that_training_never_sees_stay_as_they_are(tiny: Any, tmp_path: Path) -> None:
     options = tiny.config.train.model_dump() | {"embeddings": "rows"}
     config = tiny.make_config(
@@ -236,6 +240,7 @@ def test_what_cannot_be_trained(tiny: Any, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.slow
 def test_loss_weights_may_change_after_the_examples_are_built(tiny: Any, tmp_path: Path) -> None:
     contract = tiny.config.contract.model_dump(mode="json", exclude_defaults=True)
     contract["tasks"]["like"]["weight"] = 0.25
@@ -269,6 +274,7 @@ def test_a_damaged_history_is_named(trained: Path, tmp_path: Path) -> None:
         checkpoint.read_history(tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_the_kept_epoch_is_measured_with_hardened_gates(tiny: Any, tmp_path: Path) -> None:
     """What is served is hard: how well the soft form does says little about it."""
     gate = {"name": "dselect_k", "num_selected": 1}
@@ -307,6 +313,7 @@ def reweighted(tiny: Any, folder: Path, weights: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_rows_weigh_in_the_loss_as_often_as_their_weight_says(tiny: Any, tmp_path: Path) -> None:
     def weights(rows: int) -> list[float]:
         return [float(n % 3) for n in range(rows)]
@@ -360,6 +367,7 @@ def test_weights_that_cannot_be_used(tiny: Any, tmp_path: Path) -> None:
         examples.read_split(folder, "train", encoder, "user_id")
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> None:
     """Training itself goes on from the weights of the last step."""
     plain = tiny.config.train.model_dump() | {"epochs": 3, "monitor": "loss"}
@@ -384,6 +392,7 @@ def test_averaged_weights_are_measured_and_kept(tiny: Any, tmp_path: Path) -> No
     assert rows["plain"][1] != rows["averaged"][1]
 
 
+@pytest.mark.slow
 def test_the_monitor_may_be_one_task(tiny: Any, tmp_path: Path) -> None:
     hasty = {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "patience": 4}
     config = tiny.make_config(train=hasty | {"monitor": "dwell"})
@@ -414,6 +423,7 @@ def without_likes(tiny: Any, folder: Path, tasks: tuple[str, ...]) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_tasks_that_validation_cannot_measure(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -436,6 +446,7 @@ def test_tasks_that_validation_cannot_measure(
     assert not (tmp_path / "d").exists()
 
 
+@pytest.mark.slow
 def test_without_any_task_to_measure_the_loss_decides(tiny: Any, tmp_path: Path) -> None:
     folder = without_likes(tiny, tmp_path / "e", ("click", "dwell", "like"))
     result = train.train(tiny.config, folder, tmp_path / "c", progress=False)
@@ -443,6 +454,7 @@ def test_without_any_task_to_measure_the_loss_decides(tiny: Any, tmp_path: Path)
     assert (result["monitor"], result["monitored"]) == ("loss", min(losses))
 
 
+@pytest.mark.slow
 def test_a_training_warns_on_stderr_and_in_its_results(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,6 +478,7 @@ def test_a_training_warns_on_stderr_and_in_its_results(
     assert checkpoint.read_warnings(tmp_path / "c") == result["warnings"]
 
 
+@pytest.mark.slow
 def test_a_column_of_the_log_weighs_the_rows(tiny: Any, tmp_path: Path) -> None:
     """Rows of weight 0 are as good as absent: their labels may say anything."""
     pipeline = tiny.make_config().model_dump(mode="json")["pipeline"]

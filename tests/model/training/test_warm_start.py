@@ -95,6 +95,7 @@ def test_known_ids_keep_their_scores(tiny: Any, parent: Path, grown: Path) -> No
     np.testing.assert_array_equal(tables[0][3], tables[1][2 + before.index("u19")])
 
 
+@pytest.mark.slow
 def test_known_ids_keep_the_expert_of_a_hash_gate(tiny: Any, tmp_path: Path, grown: Path) -> None:
     """The hash is that of the id, not of its place in a vocabulary that grows."""
     model = MODEL | {"gate": {"name": "hash"}, "gates": {}}
@@ -122,6 +123,7 @@ def with_pooling(tiny: Any, pooling: str) -> Any:
     return tiny.make_config(contract=contract, model=MODEL, train=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["attention", "sequence"])
 def test_poolings_with_weights_are_carried_over(
     tiny: Any, grown: Path, tmp_path: Path, pooling: str
@@ -139,6 +141,7 @@ def test_poolings_with_weights_are_carried_over(
         np.testing.assert_allclose(found[task], expected[task], rtol=2e-4, atol=1e-5, err_msg=task)
 
 
+@pytest.mark.slow
 def test_cross_layers_read_numbers_as_before(tiny: Any, grown: Path, tmp_path: Path) -> None:
     """A product of a number cannot be made up for by other kernels, so that its unit stays."""
     config = tiny.make_config(
@@ -249,6 +252,7 @@ def test_schedules_go_on_unless_they_are_to_start_over(tiny: Any, parent: Path) 
     assert int(gate.step) == 0
 
 
+@pytest.mark.slow
 def test_training_starts_where_the_parent_ended(
     tiny: Any, parent: Path, grown: Path, tmp_path: Path
 ) -> None:
@@ -292,6 +296,7 @@ def with_country(tiny: Any, **options: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_hashed_ids_keep_their_rows_beside_a_grown_vocabulary(
     tiny: Any, grown: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def simulate(rng: np.random.Generator, users: int, gap: float) -> tuple[np.ndarr
     return user, (rng.random(len(p)) < p + gap).astype(np.float64), p
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("measure", "gap"),
     [
@@ -92,6 +93,7 @@ def test_calibration_intervals_cover_the_truth(gap: float) -> None:
     assert covered >= 0.85 * 150  # the turned test is approximate: about 90 % of so small samples
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("measure", ["rmse", "mae", "r2", "spearman"])
 def test_regression_intervals_cover_the_truth(measure: str) -> None:
     rng = np.random.default_rng(6)

@@ -58,7 +58,7 @@ def requests(contract, ids: list[int]) -> tuple[dict, dict]:
     return alone, users | raw_values(contract, items, ["item_id", "price"])
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize(
     ("mode", "gate"), [("precomputed", "topk"), ("features", "topk"), ("precomputed", "hash")]
 )
@@ -111,6 +111,7 @@ def test_an_item_without_a_feature_that_it_must_have_is_refused(case, examples) 
             items.index(tf.constant([101, wrong], tf.int64), tf.constant([2, 1], tf.int32))
 
 
+@pytest.mark.slow
 def test_parity_where_no_test_row_has_a_known_item(case, examples, tmp_path) -> None:
     """All items are refused by `rank_items`, which leaves nothing to compare."""
     loaded = checkpoints.load(case.checkpoint())

@@ -252,6 +252,7 @@ def rmse(predicted: np.ndarray, truth: np.ndarray) -> float:
     return float(np.sqrt(np.mean((predicted - truth) ** 2)))
 
 
+@pytest.mark.slow
 def test_censored_beats_squared_where_many_labels_are_at_the_cap() -> None:
     """Effects add up on the uncapped scale; a third of the labels is at the cap."""
     rng = np.random.default_rng(0)
@@ -285,6 +286,7 @@ def test_zero_inflated_and_ordinal_beat_squared_on_spending() -> None:
     assert found["ordinal"] < 0.9 * found["squared"]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
 def test_quantiles_cover_their_share(q: float) -> None:
     rng = np.random.default_rng(2)

@@ -1,0 +1,156 @@
+"""Trees as a teacher: what they may know, which labels they touch, and that training takes them."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from multigate.configs.errors import ConfigError
+from multigate.configs.files import SPLITS
+from multigate.configs.sections.model import Teacher
+from multigate.model.baselines import lightgbm_baseline, teacher
+from multigate.model.data.encoding import Encoder
+from multigate.model.data.examples import SoftLabels, Split, read_split
+from multigate.model.data.rows import read_rows
+from multigate.model.evaluation.scored import score
+from multigate.model.training import train
+
+OPTIONS = Teacher(share=0.5, folds=4)
+
+
+@pytest.fixture(scope="module")
+def examples(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("taught") / "examples"
+    tiny.write_examples(folder, tiny.config, rows=2000)
+    return folder
+
+
+def relabelled(examples: Path, out: Path, label: str, make: Any) -> Path:
+    """A copy of the examples with another label, made from each split's table."""
+    shutil.copytree(examples, out)
+    for split in SPLITS:
+        for path in (out / split).glob("*.parquet"):
+            table = pq.read_table(path)
+            place = table.column_names.index(label)
+            values = pa.array(make(table), table[label].type)
+            pq.write_table(table.set_column(place, label, values), path)
+    return out
+
+
+def test_it_scores_all_rows_and_the_binary_tasks_alone(tiny: Any, examples: Path) -> None:
+    contract = tiny.config.contract
+    taught = teacher.scores(examples, contract, OPTIONS)
+    rows = read_rows(examples, "train")
+    labels = rows.labels(contract)
+    click, dwell, like = taught.scores.T
+    assert taught.share == 0.5
+    assert np.isnan(dwell).all()
+    for t, scores in ((0, click), (2, like)):  # rows without a label are scored as well
+        known = ~np.isnan(labels[:, t])
+        assert ((scores > 0) & (scores < 1)).all()
+        assert roc_auc_score(labels[known, t], scores[known]) > 0.6
+    again = teacher.scores(examples, contract, OPTIONS)
+    np.testing.assert_array_equal(again.scores, taught.scores)
+
+
+def test_no_row_is_scored_by_trees_that_saw_its_user(
+    tiny: Any, examples: Path, tmp_path: Path
+) -> None:
+    """A coin for each user: who knows the user knows the label, and nobody else does."""
+
+    def coins(table: pa.Table) -> list[float]:
+        return [float(int(user[1:]) * 7919 % 13 < 6) for user in table["user_id"].to_pylist()]
+
+    contract = tiny.config.contract
+    folder = relabelled(examples, tmp_path / "coins", "label/like", coins)
+    rows = read_rows(folder, "train")
+    labels = rows.labels(contract)[:, 2]
+    knows = lightgbm_baseline.fit(folder, contract, threads=1).scores(rows)["like"]
+    assert roc_auc_score(labels, knows) > 0.95
+    taught = teacher.scores(folder, contract, OPTIONS).scores[:, 2]
+    assert roc_auc_score(labels, taught) < 0.7
+
+
+def test_a_label_of_one_class_or_of_no_row(tiny: Any, examples: Path, tmp_path: Path) -> None:
+    contract = tiny.config.contract
+    ones = relabelled(examples, tmp_path / "a", "label/like", lambda table: [1.0] * len(table))
+    assert (teacher.scores(ones, contract, OPTIONS).scores[:, 2] == 1).all()
+    none = relabelled(examples, tmp_path / "b", "label/like", lambda table: [None] * len(table))
+    assert np.isnan(teacher.scores(none, contract, OPTIONS).scores[:, 2]).all()
+
+
+def test_a_share_of_each_label_whatever_the_order_of_reading(
+    tiny: Any, examples: Path, tmp_path: Path
+) -> None:
+    """Three files of several row groups each; a score says which row it belongs to."""
+    folder = tmp_path / "examples"
+    shutil.copytree(examples, folder)
+    (path,) = (folder / "train").glob("*.parquet")
+    table = pq.read_table(path)
+    path.unlink()
+    third = len(table) // 3
+    for number, size in enumerate((70, 1000, 31)):
+        part = table.slice(number * third, third if number < 2 else None)
+        pq.write_table(part, folder / f"train/part-{number}.parquet", row_group_size=size)
+    contract, encoder = tiny.config.contract, Encoder.read(folder)
+    rows = len(table)
+    scores = np.full((rows, 3), np.nan, np.float32)
+    scores[:, 0] = np.arange(rows) / rows
+    plain = read_split(folder, "train", encoder).labels
+    expected = plain.copy()
+    expected[:, 0] = 0.75 * plain[:, 0] + 0.25 * scores[:, 0]
+    split = Split(folder, "train", encoder, soft=SoftLabels(scores, 0.25))
+    starts = np.cumsum([0] + [group.rows for group in split.groups])
+    order = np.random.default_rng(0).permutation(len(split.groups))
+    assert len(order) >= 20
+    found = np.concatenate(
+        [part.labels for part in split.read([split.groups[index] for index in order])]
+    )
+    which = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in order])
+    np.testing.assert_allclose(found, expected[which], rtol=1e-6)
+    assert list(contract.tasks) == ["click", "dwell", "like"]
+
+
+def test_masked_labels_stay_masked() -> None:
+    labels = np.array([[1, np.nan], [0, 3]], np.float32)
+    scores = np.array([[0.2, np.nan], [0.6, np.nan], [0.4, np.nan]], np.float32)
+    found = SoftLabels(scores, 0.5).blend(labels, np.array([1, 2]))
+    np.testing.assert_allclose(found, [[0.8, np.nan], [0.2, 3]])
+    masked = SoftLabels(scores, 0.5).blend(np.full((1, 2), np.nan, np.float32), np.array([0]))
+    assert np.isnan(masked).all()
+
+
+@pytest.mark.slow
+def test_a_training_learns_from_it(tiny: Any, examples: Path, tmp_path: Path) -> None:
+    """Here from disk, row group by row group."""
+    found = {}
+    rows = read_rows(examples, "train")
+    for name, changes in (("taught", {"teacher": {"share": 0.9}, "memory": 0}), ("alone", {})):
+        options = {"epochs": 3, "batch_size": 128, "learning_rate": 0.02, "seed": 3}
+        config = tiny.make_config(train=options | changes)
+        train.train(config, examples, tmp_path / name, progress=False)
+        found[name] = score(tmp_path / name, rows).scores["click"]
+    trees = teacher.scores(examples, tiny.config.contract, Teacher()).scores[:, 0]
+    distance = {name: float(np.mean((scores - trees) ** 2)) for name, scores in found.items()}
+    assert distance["taught"] < distance["alone"]
+
+
+def test_it_is_refused_beside_a_term_for_the_order(tiny: Any) -> None:
+    both = {"teacher": {}, "ranking": {"kind": "pairwise"}}
+    with pytest.raises(ConfigError, match="ranking and teacher cannot go together"):
+        tiny.make_config(train=both)
+
+
+def test_without_the_library_it_says_what_to_install(
+    tiny: Any, examples: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("multigate.configs.baselines.find_spec", lambda name: None)
+    config = tiny.make_config(train={"teacher": {}})
+    with pytest.raises(ConfigError, match=r"pip install multigate\[baseline\]"):
+        train.train(config, examples, tmp_path / "c", progress=False)
+    assert not list(tmp_path.iterdir())
