@@ -133,6 +133,11 @@ class Config(Frozen):
                 "user and item before the first layers, so that no part of these depends on the "
                 "item alone"
             )
+        if self.run.trial is not None and "candidates" in self.model_fields_set:
+            raise contradiction(
+                "run.trial: cannot go together with the section candidates: a candidate model goes "
+                "into production with its ranker, which would be on trial"
+            )
         self._check_entries()
         monitors = (*MONITORS, *self.contract.tasks)
         if self.train.monitor not in monitors:

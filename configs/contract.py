@@ -6,6 +6,7 @@ export freezes it inside the SavedModel, and the server reads that copy only.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,6 +48,7 @@ from multigate.configs.sections.features import (
     Source,
     TextFeature,
     VectorFeature,
+    check_age,
     check_counter,
 )
 from multigate.configs.sections.labels import Task, check_tasks
@@ -211,6 +213,7 @@ class Contract(Frozen):
                 self._check_id(name, feature)
             elif isinstance(feature, NumberFeature):
                 check_counter(name, feature)
+                check_age(name, feature)
                 self._check_label_counter(name, feature)
         places = [repr(n) for n, f in self.features.items() if isinstance(f, PositionFeature)]
         if len(places) > 1:
@@ -261,6 +264,14 @@ class Contract(Frozen):
             return
         category = self.features.get(rule.category)
         wrong = not isinstance(category, IdFeature) or category.side == "user"
+        if isinstance(category, IdListFeature):
+            raise contradiction(
+                f"feature {name!r}: of: {rule.category!r} is a list, and a rate has one category: "
+                "derive a column that holds one value of it, such as the first one, "
+                f"{{extract: {category.column or rule.category}, pattern: "
+                f"'^([^{re.escape(category.separator)}]+)'}}, and name "
+                "an id feature of it"
+            )
         if wrong or rule.category == self.item:
             raise contradiction(
                 f"feature {name!r}: of: expected the user and an id feature of the item or the "

@@ -12,13 +12,11 @@ to one address at a time are detected: only the one that began last can finish. 
 considered: it caches single files, and needs each store's own SDK.
 """
 
-import fcntl
 import hashlib
 import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,13 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from multigate.configs.errors import DataError
-from multigate.configs.files import ExamplesFolder, new_folder, temporary_folder, write_json
-from multigate.configs.storage import Address, Place
+from multigate.configs.files import (
+    ExamplesFolder,
+    in_use,
+    new_folder,
+    remove_unused,
+    temporary_folder,
+    write_json,
+)
+from multigate.configs.storage import Address, Place, cache_folder
 
 _MARKER = ".writing"
 _WORK, _IDENTITY = ".work", "identity"
 _AT_ONCE = 8  # files that are copied at the same time
-_UNUSED = 7 * 24 * 3600  # seconds
 
 
 @dataclass
@@ -170,17 +174,17 @@ def fetched(folder: Place) -> Iterator[Path]:
     if isinstance(folder, Path):
         yield folder
         return
-    cache = _cache()
+    cache = cache_folder("examples")
     key = _identity(folder)
     while True:
         entry = cache / key
         if not entry.exists():
             _fetch(folder, entry, key)
-        with _locked(entry, fcntl.LOCK_SH) as kept:
+        with in_use(entry) as kept:
             if not kept:
                 continue  # another process removed it meanwhile
             os.utime(entry)
-            _remove_unused(cache)
+            remove_unused(cache)
             yield entry / folder.name
             return
 
@@ -207,44 +211,6 @@ def _fetch(folder: Address, entry: Path, key: str) -> None:
             raise DataError(f"{folder}: the examples changed while they were read; start again")
         with suppress(OSError):  # another process was faster
             temporary.rename(entry)
-
-
-def _cache() -> Path:
-    chosen = os.environ.get("MULTIGATE_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(chosen) if chosen else Path(base) / "multigate") / "examples"
-
-
-def _remove_unused(cache: Path) -> None:
-    """Remove copies that no command uses, or has used lately."""
-    for entry in cache.iterdir():
-        with suppress(OSError):
-            if entry.name.startswith(".") or entry.stat().st_mtime > time.time() - _UNUSED:
-                continue
-            with _locked(entry, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
-                if free:
-                    shutil.rmtree(entry, ignore_errors=True)
-
-
-@contextmanager
-def _locked(entry: Path, how: int) -> Iterator[bool]:
-    """Hold a lock on a folder; False where it is gone, or another process holds it."""
-    try:
-        descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, how)
-            held = entry.exists()
-        except BlockingIOError:
-            held = False
-        except OSError:  # the file system has no locks: nothing is removed
-            held = not how & fcntl.LOCK_EX
-        yield held
-    finally:
-        os.close(descriptor)
 
 
 def _download(folder: Address, to: Path) -> set[str]:

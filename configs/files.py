@@ -37,6 +37,7 @@ WEIGHT = "meta/weight"  # float32; the row's weight in training, where the log h
 _PARTIAL = ".partial"
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 """Names of temporary folders."""
+_UNUSED = 7 * 24 * 3600  # seconds
 _ABANDONED = 3600  # seconds after which a temporary file of one write has no writer any more
 
 
@@ -79,7 +80,7 @@ def temporary_folder(path: Path, adopt: Callable[[Path], bool] | None = None) ->
     created = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     adopted = None if adopt is None else _adopted_folder(path, adopt)
-    _remove_abandoned(path.parent)
+    remove_abandoned(path.parent)
     temporary, lock = adopted or _locked_folder(path)
     try:
         yield temporary
@@ -112,7 +113,7 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
     while True:
         # Random, not the process id: in containers every run has the same id, and a killed run's
         # folder would be in the way.
-        temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}"
+        temporary = _temporary(path)
         temporary.mkdir()
         with suppress(FileNotFoundError):
             lock = os.open(temporary, os.O_RDONLY)
@@ -134,29 +135,97 @@ def _adopted_folder(path: Path, adopt: Callable[[Path], bool]) -> tuple[Path, in
     return None
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Remove the temporary folders in `parent` whose writers are dead."""
+def _temporary(path: Path) -> Path:
+    """A new name beside `path` for a temporary folder."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}{_PARTIAL}"
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the temporary folders in `parent` whose writers are dead, and what was put away."""
     for folder in parent.glob(f".*{_PARTIAL}"):
         if not _TEMPORARY.fullmatch(folder.name):
             continue
-        with suppress(FileNotFoundError, NotADirectoryError):
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                if _try_lock(lock):
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
+        with suppress(NotADirectoryError), unused(folder) as free:
+            if free:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _try_lock(descriptor: int) -> bool | None:
+def _try_lock(descriptor: int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool | None:
     """Whether this process got the lock; None where the file system has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how)
     except BlockingIOError:
         return False
     except OSError:
         return None
     return True
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[bool]:
+    """Keep a folder from being removed as unused while the block runs; False where it is gone.
+
+    Any number of processes may use a folder. The system releases their locks however they end.
+    """
+    with _held(folder, fcntl.LOCK_SH) as held:
+        yield held
+
+
+@contextmanager
+def unused(folder: Path) -> Iterator[bool]:
+    """Whether nobody uses a folder (see `in_use`); while the block runs, nobody begins to.
+
+    Where the file system has no locks, every folder may be in use.
+    """
+    with _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        yield held
+
+
+@contextmanager
+def _held(folder: Path, how: int) -> Iterator[bool]:
+    """Hold a lock on a folder; False where it is gone, or another process holds it."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        locked = _try_lock(descriptor, how)
+        if locked is None:
+            yield not how & fcntl.LOCK_EX
+        else:
+            yield locked and _is_at(descriptor, folder)
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open folder still has this name: it may have been renamed or removed."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def remove_unused(cache: Path) -> None:
+    """Remove the folders of a cache that nobody uses, or has touched for a week."""
+    for entry in cache.iterdir():
+        with suppress(OSError):  # another process removed it
+            if entry.name.startswith(".") or entry.stat().st_mtime > time.time() - _UNUSED:
+                continue
+            with unused(entry) as free:
+                if free:
+                    put_away(entry)
+    remove_abandoned(cache)
+
+
+def put_away(folder: Path) -> None:
+    """Take a folder's name away, so that nobody sees half of it removed.
+
+    `remove_abandoned` removes it once nobody uses it.
+    """
+    with suppress(FileNotFoundError):
+        folder.rename(_temporary(folder))
 
 
 def write_json(path: Place, values: Any, *, durable: bool = False) -> None:

@@ -232,6 +232,13 @@ def place(text: str | Place) -> Place:
     return Address(f"{scheme}://{found['bucket']}/{found['key']}".rstrip("/"))
 
 
+def cache_folder(kind: str) -> Path:
+    """Where copies of one kind of files from stores are kept on this machine."""
+    chosen = os.environ.get("MULTIGATE_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return (Path(chosen) if chosen else Path(base) / "multigate") / kind
+
+
 def _regular(pattern: str) -> str:
     """The regular expression of a glob."""
     found = []

@@ -41,6 +41,10 @@ class Rules(Frozen):
     largest_ranking_loss: float | None = Field(0.02, ge=0)
     """Bound of the loss of the combined score's NDCG@10, in its points, so that 0.02 allows 0.68
     after 0.70; null leaves the combined score unjudged."""
+    largest_outcome_loss: float = Field(0.05, ge=0)
+    """Bound of what users may do less under a version on trial, of each label per item shown,
+    relative to production's users, so that 0.05 allows 95 clicks after 100. `multigate trial` must
+    show that the loss is within it."""
     least_auc: float = Field(0.5, ge=0, le=1)
     """AUC that a task's interval must reach, whatever production has; below, the task is broken."""
     calibration: tuple[float, float] | None = (0.5, 2.0)

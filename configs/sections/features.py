@@ -345,6 +345,10 @@ class NumberFeature(Frozen):
     """Column of the source; the feature's name where absent."""
     pattern: Pattern | None = None
     """Take only this part of the column's text, as for an id."""
+    age: Literal["s", "ms", "us", "iso"] | None = None
+    """The column holds times in this unit, such as the day when an item was listed, and the number
+    is the seconds from then to the impression, 0 where that is later. A time without a zone is in
+    `log.time_zone`. Requests hold the seconds; values of a feature store grow with the clock."""
     count: Count | None = None
     """Count the user's or the item's past events instead of reading a column."""
     since: Since | None = None
@@ -449,6 +453,27 @@ Feature = Annotated[
     IdFeature | IdListFeature | TextFeature | NumberFeature | VectorFeature | PositionFeature,
     Field(discriminator="kind"),
 ]
+
+
+def check_age(name: str, feature: NumberFeature) -> None:
+    """Check what an age says.
+
+    Raises:
+        PydanticCustomError: its keys contradict one another.
+    """
+    if feature.age is None:
+        return
+    if feature.counter is not None:
+        given = next(key for key in COUNTERS if getattr(feature, key) is not None)
+        raise contradiction(
+            f"feature {name!r}: an age is measured from a column's times; received a {given} "
+            "beside it, which is computed from the log"
+        )
+    if feature.missing == "error":
+        raise contradiction(
+            f"feature {name!r}: an age is missing where a time is unknown; expected missing: "
+            "indicator or default, received missing: error"
+        )
 
 
 def check_counter(name: str, feature: NumberFeature) -> None:

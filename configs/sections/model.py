@@ -165,6 +165,21 @@ class Ranking(Frozen):
     every epoch."""
 
 
+class Teacher(Frozen):
+    """Boosted trees, from which the ranker learns beside the labels, see `model.baselines.teacher`.
+
+    The binary labels y of the training rows become (1 - share) * y + share * p, where p is the
+    score that trees give the row which have seen no row of its user.
+    """
+
+    library: Literal["lightgbm"] = "lightgbm"
+    """What makes the trees; it comes with `pip install multigate[baseline]`."""
+    share: float = Field(0.5, gt=0, lt=1)
+    """How much of a label is the trees' score."""
+    folds: int = Field(4, ge=2, le=20)
+    """Parts of the users; the rows of each are scored by trees of all the others."""
+
+
 class TrainConfig(Frozen):
     """Training, with early stopping on the validation split."""
 
@@ -216,6 +231,8 @@ class TrainConfig(Frozen):
     so much newer. It multiplies `weight`. Null: age does not count."""
     ranking: Ranking | None = None
     """A term for the order within requests, on every binary task; null: none."""
+    teacher: Teacher | None = None
+    """Trees whose scores stand for part of the binary labels of training; null: none."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Precision of experts and towers; weights, gates, logits and losses stay float32."""
     data_parallel: bool = False
@@ -254,6 +271,10 @@ class TrainConfig(Frozen):
         ):
             if self.data_parallel and value:
                 raise contradiction(f"{key} and data_parallel cannot go together")
+        if self.ranking is not None and self.teacher is not None:
+            raise contradiction(
+                "ranking and teacher cannot go together: ranking compares labels of 0 and 1"
+            )
         return self
 
 

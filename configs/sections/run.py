@@ -50,12 +50,31 @@ GUARDS = tuple(Guards.model_fields)
 """Names of the guards."""
 
 
+class TrialShares(Frozen):
+    """How much of the traffic a version on trial meets, in percent; see docs/operations.md."""
+
+    canary: float = Field(0.0, ge=0, le=100)
+    """Percentage of the users whom it answers."""
+    shadow: float = Field(0.0, ge=0, le=100)
+    """Percentage of the calls that it scores besides, without a change of the answer."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrialShares":
+        if not self.canary and not self.shadow:
+            raise contradiction("trial: expected canary or shadow above 0, received 0 for both")
+        return self
+
+
 class RunConfig(Frozen):
     """`multigate run`."""
 
     days: int | None = Field(None, ge=1)
     """Days of the log to learn from, up to and including the date. Labels and features then need
     limits (see `pipeline.window`). Default: the whole log."""
+    daily: bool = False
+    """Make the examples of each day once, under `days` in the folder of runs, and join those of the
+    last `days` days every night. A counter without a window then goes on from the night before
+    instead of reading the whole log. Events that arrive after their day's night are not seen."""
     guards: Guards = Guards()
     full_retrain_days: int = Field(1, ge=1)
     """Days between trainings from scratch; in between, training starts from the weights of the
@@ -66,15 +85,22 @@ class RunConfig(Frozen):
     keep_runs: int = Field(14, ge=2)
     """Runs whose examples, checkpoints and exports stay. Records of older runs stay, and so do the
     checkpoints of versions that are still there."""
+    trial: TrialShares | None = None
+    """Put a night's version on trial beside the one in production instead of replacing it. A night
+    whose predecessor is still on trial is refused. The first version goes into production."""
     notify: str | None = Field(None, min_length=1, examples=["mail -s night ops@example.org"])
     """A command that gets a JSON object on its standard input when a run ends: `event` (published,
-    refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`, `run`. It is split
-    into words as a shell does, and run without a shell."""
+    tried, refused, failed, interrupted), `name`, `date`, `stage`, `message`, `version`, `run`. It
+    is split into words as a shell does, and run without a shell."""
     notify_timeout: Duration = timedelta(seconds=30)
     """Time after which the command is killed."""
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
+        if self.daily and (self.days is None or self.days < 2):
+            raise contradiction(
+                f"daily: expected days of at least 2, which are joined; received days: {self.days}"
+            )
         try:
             words = shlex.split(self.notify or "true")
         except ValueError as error:

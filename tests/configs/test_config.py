@@ -397,7 +397,7 @@ def test_a_learnt_variance_beside_that_of_a_density_is_refused():
 
 def test_ranking_terms_need_a_task_that_counts():
     values = preset()
-    values["train"]["ranking"] = {"kind": "listwise"}
+    values["train"] |= {"ranking": {"kind": "listwise"}, "teacher": None}
     for task in values["contract"]["tasks"].values():
         if task["type"] == "binary":
             task["weight"] = 0.0

@@ -27,6 +27,7 @@ def changed(**changes) -> Contract:
     return parse(Contract, yaml.safe_load(yaml.safe_dump(values)), "test")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -74,6 +74,7 @@ def test_globs_match_as_in_local_folders(glob, expected, bucket, tmp_path):
     assert root.names() == ["c.txt", "date=1", "date=2"]
 
 
+@pytest.mark.slow
 def test_files_are_written_as_they_are_and_read_in_pieces(bucket, tmp_path):
     address = bucket.address / "a.csv.gz"  # a name that pyarrow would compress for
     content = b"line\n" * 700_000
@@ -144,6 +145,7 @@ def test_missing_credentials_are_named_without_their_values(bucket, monkeypatch)
         assert not any(secret in str(error.value) for secret in SECRETS)
 
 
+@pytest.mark.slow
 def test_a_busy_store_is_asked_again(bucket):
     address = bucket.address / "x"
     bucket.busy(2, "PUT")
