@@ -7,13 +7,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from multigate.configs.errors import ServingError
-from multigate.serving.core.security import client_credentials
+from multigate.serving.client.rank_client import RankClient
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,27 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--certificate", type=Path, help="PEM file of the client's certificate")
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
     options = parser.parse_args(arguments)
-    request = health_pb2.HealthCheckRequest(service=options.service)
     try:
-        channel = _channel(options)
+        with RankClient(
+            options.target,
+            timeout=options.timeout,
+            tls=options.tls,
+            ca=options.ca,
+            certificate=options.certificate,
+            key=options.key,
+        ) as client:
+            health = client.health(options.service)
     except ServingError as error:
         print(error, file=sys.stderr)
         return 1
-    with channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=options.timeout)
-        except grpc.RpcError as error:
-            print(f"{options.target}: {error.code().name}: {error.details()}", file=sys.stderr)
-            return 1
-    print(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-    return 0 if answer.status == health_pb2.HealthCheckResponse.SERVING else 1
-
-
-def _channel(options: argparse.Namespace) -> Any:
-    files = options.ca, options.certificate, options.key
-    if options.tls or any(files):
-        return grpc.secure_channel(options.target, client_credentials(*files))
-    return grpc.insecure_channel(options.target)
+    print(health)
+    return 0 if health == "SERVING" else 1
 
 
 if __name__ == "__main__":

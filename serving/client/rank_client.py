@@ -1,4 +1,4 @@
-"""A client for Rank, Recommend and Explain that needs grpcio and protobuf only.
+"""A client for Rank, Recommend, Explain and health that needs grpcio and protobuf only.
 
 with RankClient("localhost:8500") as client:
     for item in client.rank("demo", user={"user_id": "u1"}, item_ids=["a", "b"]):
@@ -9,7 +9,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import grpc
 
@@ -24,11 +24,8 @@ from multigate.serving.client.packing import (
     rank_request,
     recommend_request,
 )
-from multigate.serving.core.security import client_credentials, token_metadata
-from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
-
-if TYPE_CHECKING:
-    from multigate.explanation.document import Explanation
+from multigate.serving.core.credentials import client_credentials, token_metadata
+from multigate.serving.protos import health_pb2, ranking_pb2, ranking_pb2_grpc
 
 _AGAINST = {"examples": ranking_pb2.EXAMPLES, "candidates": ranking_pb2.CANDIDATES}
 
@@ -173,7 +170,18 @@ class RankClient:
         else:
             self._channels = [grpc.insecure_channel(target, options) for _ in range(connections)]
         stubs = [ranking_pb2_grpc.RankingServiceStub(channel) for channel in self._channels]
-        self._stubs = itertools.cycle(stubs)  # thread-safe: next() is one step of the interpreter
+        # Thread-safe: next() is one step of the interpreter.
+        self._stubs = itertools.cycle(stubs)
+        self._health_checks = itertools.cycle(
+            [
+                channel.unary_unary(
+                    "/grpc.health.v1.Health/Check",
+                    request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                    response_deserializer=health_pb2.HealthCheckResponse.FromString,
+                )
+                for channel in self._channels
+            ]
+        )
 
     def rank(
         self,
@@ -288,7 +296,7 @@ class RankClient:
         label: str = "",
         request_id: str = "",
         timeout: float | None = None,
-    ) -> "Explanation":
+    ) -> Any:
         """Say why one candidate of a `rank` call has its scores, in one call of the server.
 
         Args:
@@ -337,8 +345,7 @@ class RankClient:
         with naming("seed"):
             request.seed = seed
         answer = self._call(next(self._stubs).Explain, request, timeout)
-        found: Explanation = json.loads(answer.explanation)
-        return found
+        return json.loads(answer.explanation)
 
     def contract(self, model: str, version: int | None = None, label: str = "") -> Any:
         """The features, tasks and limits of the model that serves: its GetContractResponse.
@@ -348,6 +355,47 @@ class RankClient:
         """
         request = ranking_pb2.GetContractRequest(model=model_spec(model, version, label))
         return self._call(next(self._stubs).GetContract, request, None)
+
+    def models(self) -> Any:
+        """All models with their versions, labels and trials: the server's ListModelsResponse.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+        """
+        return self._call(next(self._stubs).ListModels, ranking_pb2.ListModelsRequest(), None)
+
+    def unary(self, path: str, request: Any, response: Any, timeout: float | None = None) -> Any:
+        """Call another service of the server.
+
+        Args:
+            path: of the method, `/package.Service/Method`.
+            request: its message.
+            response: class of its answer.
+            timeout: seconds; None: the client's.
+
+        Raises:
+            CallError: the server refused the call or could not be reached.
+        """
+        method = self._channels[0].unary_unary(
+            path,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        return self._call(method, request, timeout)
+
+    def health(self, service: str = "") -> str:
+        """The server's health: SERVING, NOT_SERVING or UNKNOWN.
+
+        Args:
+            service: `liveness`: whether the process answers; empty: whether all models are loaded
+                and warm, and the server does not drain.
+
+        Raises:
+            CallError: NOT_FOUND for another service, or the server could not be reached.
+        """
+        check = next(self._health_checks)
+        answer = self._call(check, health_pb2.HealthCheckRequest(service=service), None)
+        return health_pb2.ServingStatus.Name(answer.status)
 
     def close(self) -> None:
         """Close the connection."""

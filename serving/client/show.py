@@ -1,11 +1,10 @@
 """A ranked list as a table in the terminal."""
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
+from multigate.configs.console import Results
 from multigate.serving.client.rank_client import RankedItem
 
 
@@ -21,5 +20,4 @@ def show_ranked(title: str, ranked: Sequence[RankedItem]) -> None:
     for place, item in enumerate(ranked, start=1):
         values = (f"{item['tasks'][task]:.4g}" for task in tasks)
         table.add_row(str(place), str(item["item_id"]), f"{item['score']:.4g}", *values)
-    # Without a terminal, rich would fold the table at 80 columns.
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    Results().print(table)

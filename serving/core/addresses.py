@@ -10,26 +10,47 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def refuse_taken(host: str, port: int) -> None:
+def listening(host: str, port: int, rest_port: int | None) -> str:
+    """Where a server listens, in words."""
+    where = address(host, port)
+    return where if rest_port is None else f"{where}, REST on {address(host, rest_port)}"
+
+
+def refuse_taken(host: str, port: int, flag: str = "--port") -> None:
     """Fail early, before models are loaded, if the address is taken.
 
     Raises:
         ServingError: names the address and the reason.
     """
-    _bound(host, port, socket.SO_REUSEADDR).close()
+    _bound(host, port, socket.SO_REUSEADDR, flag).close()
 
 
-def reserve(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A socket that reserves the address for processes that share it; it never listens.
 
     Raises:
         ServingError: names the address and the reason.
     """
-    refuse_taken(host, port)  # another server with SO_REUSEPORT would let us in
-    return _bound(host, port, socket.SO_REUSEPORT)
+    refuse_taken(host, port, flag)  # another server with SO_REUSEPORT would let us in
+    return _bound(host, port, socket.SO_REUSEPORT, flag)
 
 
-def _bound(host: str, port: int, option: int) -> socket.socket:
+def listener(host: str, port: int, shared: bool, flag: str) -> socket.socket:
+    """A bound socket that does not listen yet.
+
+    Args:
+        host: to bind.
+        port: to bind; 0 is a free one.
+        shared: whether other processes bind it too.
+        flag: names the port in messages.
+
+    Raises:
+        ServingError: names the address and the reason.
+    """
+    return _bound(host, port, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, flag)
+
+
+def _bound(host: str, port: int, option: int, flag: str = "--port") -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -44,5 +65,5 @@ def _bound(host: str, port: int, option: int) -> socket.socket:
         return probe
     except OSError as error:
         raise ServingError(
-            f"{address(host, port)}: cannot listen there: {error.strerror}; see --host and --port"
+            f"{address(host, port)}: cannot listen there: {error.strerror}; see --host and {flag}"
         ) from None

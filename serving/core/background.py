@@ -44,11 +44,15 @@ class SupervisedThread:
         """Begin the work."""
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the work ends, if it was started; it does not begin again."""
+    def join(self, seconds: float | None = None) -> None:
+        """Wait until the work ends, if it was started; it does not begin again.
+
+        Args:
+            seconds: the longest wait; None: without limit.
+        """
         self._ending.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE

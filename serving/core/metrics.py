@@ -13,7 +13,7 @@ import bisect
 import itertools
 import operator
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -26,11 +26,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
+_MICROSECONDS = tuple(round(10 * 1.8**power, 4) for power in range(33))
+"""TensorFlow Serving's bounds."""
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
 _EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _MODEL = ("model",)
 _RUN = ("model", "signature")
 _SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5))
+_AGREEMENT = (*tuple(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99)
 _SHARES = (0.25, 0.5, 0.75, 0.9)  # of scores; probabilities crowd below 1
 
 
@@ -112,6 +115,18 @@ class Gauge(_NumberByLabels):
         return GaugeMetricFamily(self._name, self._text, labels=self._labels)
 
 
+class LiveGauge(_Metric):
+    """A number without labels that is read when the metrics are."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.read: Callable[[], float] = lambda: 0.0
+
+    def collect(self) -> Iterable[Metric]:
+        """The number as it is now."""
+        return [GaugeMetricFamily(self._name, self._text, self.read())]
+
+
 class Histogram(_Metric):
     """How many numbers fell below each of several bounds, with their count and sum."""
 
@@ -160,7 +175,28 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.requests = Counter(
-            ":tensorflow:serving:request_count", "Answered calls.", ["method", "status"]
+            ":tensorflow:serving:request_count",
+            "Answered calls.",
+            ["method", "model_name", "status"],
+        )
+        self.request_latency = Histogram(
+            ":tensorflow:serving:request_latency",
+            "Time in the handler, in microseconds, by model and by how the call came.",
+            _MICROSECONDS,
+            ["model_name", "API", "entrypoint", "status"],
+        )
+        self.calls = Counter(
+            "multigate_requests_total",
+            "Answered calls by the version and signature that they reached.",
+            ["model", "version", "signature", "method", "status"],
+        )
+        self.spans = Counter(
+            "multigate_spans_total",
+            "Spans of traced calls: sent, dropped because many waited, failed to be sent.",
+            ["result"],
+        )
+        self.in_flight = LiveGauge(
+            "multigate_calls_in_flight", "Calls in flight, of which --max_concurrent_calls may be."
         )
         self.latency = Histogram(
             "multigate_request_seconds", "Time in the handler.", _LATENCY, ["method"]
@@ -242,6 +278,37 @@ class ServerMetrics:
             "Rows of the impression log.",
             ["model", "result"],
         )
+        self.trial = Gauge(
+            "multigate_trial_percent",
+            "Of the version on trial: percentage of the users (canary) and of the calls (shadow).",
+            ["model", "version", "side"],
+        )
+        self.canary_calls = Counter(
+            "multigate_canary_calls_total",
+            "Calls of the canary's users: answered by it; or by production's version, because it "
+            "failed, was late, or had failed before (skipped).",
+            ["model", "version", "result"],
+        )
+        self.shadow_calls = Counter(
+            "multigate_shadow_calls_total",
+            "Calls that two versions score: scored, dropped because many waited, failed.",
+            ["model", "version", "result"],
+        )
+        self.shadow_rows = Counter(
+            "multigate_shadow_rows_total", "Rows of the shadow log.", ["model", "result"]
+        )
+        self.shadow_pairs = Histogram(
+            "multigate_shadow_pairs",
+            "Share of a call's pairs of items that two versions put in the same order.",
+            _AGREEMENT,
+            ["model", "version"],
+        )
+        self.shadow_overlap = Histogram(
+            "multigate_shadow_overlap",
+            "Share of an answer's items that the other version would have answered too.",
+            _AGREEMENT,
+            ["model", "version"],
+        )
         self.thread_failures = Counter(
             "multigate_thread_failures_total",
             "Failures of a background thread; it begins again after each.",
@@ -264,6 +331,26 @@ class ServerMetrics:
         self.loads = Counter(
             "multigate_version_loads_total", "Attempts to load a version.", ["model", "result"]
         )
+        self.store_looks = Counter(
+            "multigate_store_looks_total",
+            "Looks at a base path in an object store: read, or failed.",
+            ["model", "result"],
+        )
+        self.store_copies = Counter(
+            "multigate_store_copies_total",
+            "Versions from an object store: copied and intact, or failed.",
+            ["model", "result"],
+        )
+        self.store_read_at = Gauge(
+            "multigate_store_read_timestamp_seconds",
+            "When a base path in an object store was last read.",
+            _MODEL,
+        )
+        self.config_reloads = Counter(
+            "multigate_config_reloads_total",
+            "Changes of --model_config_file: applied, or failed.",
+            ["result"],
+        )
         self.version = Gauge("multigate_model_version", "Newest version that serves.", ["model"])
         self.loaded_at = Gauge(
             "multigate_model_loaded_timestamp_seconds", "When it began to serve.", ["model"]
@@ -285,10 +372,32 @@ class ServerMetrics:
             if isinstance(metric, _Metric):
                 self.registry.register(metric)
 
-    def answered(self, method: str, status: str, seconds: float) -> None:
-        """Record one call."""
-        self.requests.add(method, status)
+    def answered(
+        self,
+        method: str,
+        status: str,
+        seconds: float,
+        entrypoint: str = "GRPC",
+        model: str = "",
+        version: str = "",
+        signature: str = "",
+    ) -> None:
+        """Record one call.
+
+        Args:
+            method: its name, or `refused`.
+            status: name of its status.
+            seconds: time in the handler.
+            entrypoint: GRPC or REST.
+            model: that answered; empty where the call reached none.
+            version: likewise.
+            signature: that ran; empty where none did.
+        """
+        self.requests.add(method, model, status)
         self.latency.observe(seconds, method)
+        self.request_latency.observe(1e6 * seconds, model, method, entrypoint, status)
+        if model:
+            self.calls.add(model, version, signature, method, status)
 
     def forget_model(self, name: str) -> None:
         """Remove the gauges of a model that is no longer served; counters stay."""

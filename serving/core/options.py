@@ -12,15 +12,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from multigate.configs.errors import ServingError
+from multigate.configs.errors import DataError, ServingError
+from multigate.configs.storage import Address, place
 from multigate.serving.core.logs import Format
 from multigate.serving.runtime.open import Runtime
 
@@ -34,6 +43,25 @@ _CountOrNone = Annotated[int, Ge(0), Le(_LARGE)]
 _Port = Annotated[int, Ge(0), Le(65535)]
 _Time = Annotated[float, Ge(0), Le(_LARGE)]
 _Share = Annotated[float, Ge(0), Le(1)]
+
+
+def _read_place(value: Any) -> Any:
+    """A path, an address, or None.
+
+    Raises:
+        ValueError: neither, or an address of no known kind.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, str | Path | Address):
+        raise ValueError(f"expected a path or an address, received {value!r}")
+    try:
+        return place(value)
+    except DataError as error:
+        raise ValueError(str(error)) from None
+
+
+_PlaceOrNone = Annotated[Path | InstanceOf[Address] | None, NoDecode, BeforeValidator(_read_place)]
 
 
 class _Environment(EnvSettingsSource):
@@ -64,9 +92,10 @@ class ServerOptions(BaseSettings):
         description="name of the model in requests",
         validation_alias=AliasChoices("multigate_model_name", "model_name"),
     )
-    model_base_path: Path | None = Field(
+    model_base_path: _PlaceOrNone = Field(
         None,
-        description="folder that holds the model's numbered versions",
+        description="folder that holds the model's numbered versions, or its address, such as "
+        "s3://bucket/models/NAME",
         validation_alias=AliasChoices("multigate_model_base_path", "model_base_path"),
     )
     model_config_file: Path | None = Field(
@@ -74,7 +103,15 @@ class ServerOptions(BaseSettings):
         description="file that names several models, with version policies and labels: a "
         "ModelServerConfig as text",
     )
-    candidates_base_path: Path | None = Field(
+    model_config_file_poll_wait_seconds: _Time = Field(
+        0.0,
+        description="time between looks at --model_config_file, whose changes are applied as those "
+        "of reload requests; 0: none",
+    )
+    store_poll_wait_seconds: Annotated[float, Ge(0.01), Le(_LARGE)] = Field(
+        30.0, description="time between looks at a base path in an object store"
+    )
+    candidates_base_path: _PlaceOrNone = Field(
         None,
         description="folder that holds the versions of the candidate model, which finds the items "
         "of Recommend",
@@ -86,11 +123,22 @@ class ServerOptions(BaseSettings):
         100.0,
         description="time for the candidate model's answer; after it, popular items are ranked",
     )
+    canary_timeout_ms: Annotated[float, Ge(0.1), Le(_LARGE)] = Field(
+        1000.0,
+        description="time for the answer of a version on trial, at most half of the caller's; "
+        "after it, the version in production answers",
+    )
     host: str = Field(
         "127.0.0.1",
         description="address to listen on; the default accepts calls from this machine only",
     )
     port: _Port = Field(8500, description="port of all gRPC services; 0: a free one")
+    rest_api_port: Annotated[int, Ge(-1), Le(65535)] = Field(
+        -1, description="port of JSON over HTTP; 0: a free one; -1: no HTTP"
+    )
+    rest_api_timeout_in_ms: _Count = Field(
+        30_000, description="longest time of a call over HTTP, and that of one without a deadline"
+    )
     metrics_port: Annotated[int, Ge(-1), Le(65535)] = Field(
         -1, description="port of the Prometheus metrics; 0: a free one; -1: no metrics"
     )
@@ -152,6 +200,14 @@ class ServerOptions(BaseSettings):
         description="drift: change of a share of missing or unseen values above which the log "
         "warns",
     )
+    otlp_endpoint: str = Field(
+        "",
+        description="traces: address of an OpenTelemetry collector (OTLP over gRPC), such as "
+        "http://localhost:4317; https for TLS; empty: no traces",
+    )
+    otlp_sampling_rate: _Share = Field(
+        0.01, description="traces: share of the calls whose callers send no trace context"
+    )
     log_format: Format = Field(
         "text", description="format of the log on the standard error stream: text or json"
     )
@@ -206,7 +262,7 @@ class ServerOptions(BaseSettings):
     tensorflow_inter_op_parallelism: Annotated[int, Ge(-1), Le(_LARGE)] = Field(
         -1,
         description="threads for operations that run at once; 0: TensorFlow chooses; -1: the run's "
-        "own thread",
+        "own thread, which costs least; otherwise TensorFlow ends a run's loops once no call waits",
     )
     drain_delay_seconds: _Time = Field(
         0.0,
@@ -270,6 +326,11 @@ class ServerOptions(BaseSettings):
                 "--feature_store: expected version, none or an address such as "
                 f"redis://localhost:6379/0, received {self.feature_store!r}"
             )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ServingError(
+                "--otlp_endpoint: expected an address such as http://localhost:4317, received "
+                f"{self.otlp_endpoint!r}"
+            )
         return self
 
     @property
@@ -314,6 +375,8 @@ def _describe(error: Any, given: dict[str, Any]) -> str:
     field = ServerOptions.model_fields.get(name)
     if field is None:
         return f"{where}: there is no such option"
+    if error["type"] == "value_error":
+        return f"{where}: {error['ctx']['error']}"
     bounds = [one for one in field.metadata if isinstance(one, Ge | Le)]
     if error["type"] == "literal_error":
         expected = " or ".join(typing.get_args(field.annotation))

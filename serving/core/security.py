@@ -1,7 +1,10 @@
 """Who may call: TLS, mutual TLS and bearer tokens."""
 
+import contextlib
 import hmac
 import logging
+import ssl
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,11 +14,11 @@ import grpc
 from google.protobuf import text_format
 
 from multigate.configs.errors import ServingError
+from multigate.serving.core.credentials import TOKEN_HEADER, TOKEN_SCHEME, read_text
 from multigate.serving.protos import ssl_config_pb2
 
 LOG = logging.getLogger("multigate.serving")
 
-_HEADER, _SCHEME = "authorization", "Bearer "
 _LOOK_EVERY = 1.0
 """Seconds between looks at a file of tokens."""
 _Stamp = tuple[int, ...] | None
@@ -35,6 +38,27 @@ def server_credentials(path: Path) -> Any:
     return grpc.dynamic_ssl_server_credentials(
         _certificates(config), file.changed, config.client_verify
     )
+
+
+def server_tls(path: Path) -> ssl.SSLContext:
+    """TLS of HTTP from the same SSLConfig; as with gRPC, new connections see its changes.
+
+    Raises:
+        ServingError: the file cannot be read or parsed, or lacks what it needs.
+    """
+    file = _SSLFile(path)
+    newest = file.context(file.read())
+
+    def look(connection: Any, name: str | None, used: ssl.SSLContext) -> None:
+        nonlocal newest
+        if (changed := file.changed_config()) is not None:
+            with contextlib.suppress(ServingError):  # logged: the certificates do not fit
+                newest = file.context(changed)
+        # A context of its own: what one has trusted once, it trusts for ever.
+        connection.context = newest
+
+    newest.sni_callback = look  # called in each handshake, with a name or without
+    return newest
 
 
 def read_ssl_config(path: Path) -> Any:
@@ -62,7 +86,7 @@ class _SSLFile:
         """
         where = self._where
         try:
-            config = text_format.Parse(_read(where, self._path), ssl_config_pb2.SSLConfig())
+            config = text_format.Parse(read_text(where, self._path), ssl_config_pb2.SSLConfig())
         except text_format.ParseError as error:
             raise ServingError(f"{where}: {error}") from None
         for name in ("server_key", "server_cert"):
@@ -80,17 +104,45 @@ class _SSLFile:
 
     def changed(self) -> Any:
         """The certificates if the file has changed since the last look, else None; for gRPC."""
+        config = self.changed_config()
+        return None if config is None else _certificates(config)
+
+    def changed_config(self) -> Any:
+        """The SSLConfig if the file has changed since the last look, else None."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return None
         self._seen = stamp
         try:
-            certificates = _certificates(self.read())
+            config = self.read()
         except ServingError as error:
             LOG.error("%s; the server keeps its current certificates", error)
             return None
         LOG.info("%s: read again", self._where)
-        return certificates
+        return config
+
+    def context(self, config: Any) -> ssl.SSLContext:
+        """An SSLConfig for Python's ssl.
+
+        Raises:
+            ServingError: key and certificate do not fit, or are damaged.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # Python's ssl reads a key from files only.
+            with tempfile.NamedTemporaryFile("w", suffix=".pem") as pair:
+                pair.write(f"{config.server_key}\n{config.server_cert}\n")
+                pair.flush()
+                context.load_cert_chain(pair.name)
+            if config.client_verify:
+                context.load_verify_locations(cadata=config.custom_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (ssl.SSLError, OSError, ValueError) as error:
+            LOG.error("%s: %s; the server keeps its current certificates", self._where, error)
+            raise ServingError(
+                f"{self._where}: expected a certificate and its key: {error}"
+            ) from None
+        return context
 
 
 def _certificates(config: Any) -> Any:
@@ -99,35 +151,13 @@ def _certificates(config: Any) -> Any:
     return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
-def client_credentials(ca: Path | None, certificate: Path | None, key: Path | None) -> Any:
-    """TLS credentials of a client.
-
-    Args:
-        ca: PEM file of the certificates to trust; None: the system's.
-        certificate: PEM file of the client's certificate (mutual TLS).
-        key: PEM file of its private key.
-
-    Raises:
-        ServingError: a file cannot be read, or only one of certificate and key is given.
-    """
-    if (certificate is None) != (key is None):
-        raise ServingError("certificate and key: expected both or neither")
-    files = {"ca": ca, "key": key, "certificate": certificate}
-    return grpc.ssl_channel_credentials(
-        *(
-            None if path is None else _read(f"{n} {path}", path).encode()
-            for n, path in files.items()
-        )
-    )
-
-
 def read_tokens(path: Path) -> list[str]:
     """The tokens of a file, one per line; two let an old and a new token overlap.
 
     Raises:
         ServingError: the file cannot be read or holds no token.
     """
-    tokens = [line.strip() for line in _read(f"token file {path}", path).splitlines()]
+    tokens = [line.strip() for line in read_text(f"token file {path}", path).splitlines()]
     tokens = [token for token in tokens if token]
     if not tokens or not all(token.isascii() and token.isprintable() for token in tokens):
         raise ServingError(f"token file {path}: expected printable ASCII tokens, one a line")
@@ -169,18 +199,13 @@ class TokenFile:
             LOG.info("token file %s: read again", self._path)
 
 
-def token_metadata(token: str) -> list[tuple[str, str]]:
-    """Metadata that carries the token; empty without a token."""
-    return [(_HEADER, _SCHEME + token)] if token else []
-
-
 def shows_token(metadata: Iterable[tuple[str, str | bytes]], tokens: Iterable[str]) -> bool:
     """Whether a call's metadata carry one of the tokens.
 
     Every token is compared in full, so that the time taken reveals nothing.
     """
-    shown = [value for key, value in metadata if key == _HEADER and isinstance(value, str)]
-    expected = [(_SCHEME + token).encode() for token in tokens]
+    shown = [value for key, value in metadata if key == TOKEN_HEADER and isinstance(value, str)]
+    expected = [(TOKEN_SCHEME + token).encode() for token in tokens]
     same = [hmac.compare_digest(one.encode(), token) for one in shown for token in expected]
     return any(same)
 
@@ -192,11 +217,3 @@ def _stamp(path: Path) -> _Stamp:
     except OSError:  # between the old file and the new one
         return None
     return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _read(what: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ServingError(f"{what}: cannot be read: {reason}") from None

@@ -2,6 +2,7 @@
 
     RequestError                (a ServingError)
     ├── InvalidRequestError     INVALID_ARGUMENT     contradicts the contract or the signature
+    │   └── MissingValueError                      lacks a required feature
     ├── NotServedError          NOT_FOUND            no such model or version, or not ready yet
     ├── WrongStateError         FAILED_PRECONDITION  Predict: no such signature
     ├── OverloadedError         UNAVAILABLE          a queue is full; another server may have room
@@ -20,6 +21,7 @@ id that the log names.
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -42,6 +44,19 @@ class InvalidRequestError(RequestError):
     """The request contradicts the contract or the signature."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class MissingValueError(InvalidRequestError):
+    """A feature without which nothing of the request can be scored has no value.
+
+    Args:
+        message: as of the others.
+        features: such features.
+    """
+
+    def __init__(self, message: str, features: Sequence[str]) -> None:
+        super().__init__(message)
+        self.features = list(features)
 
 
 class NotServedError(RequestError):

@@ -64,6 +64,8 @@ class FeatureAnswer:
     """Seconds since 1970; the features are computed from the log up to then."""
     priors: Mapping[str, float] = field(default_factory=dict)
     """By feature, the rate or mean of an id without past labels."""
+    lacks_user: bool = False
+    """Whether the store was asked for a user whom it does not know."""
 
 
 class FeatureStore(Protocol):

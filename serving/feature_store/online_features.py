@@ -1,6 +1,6 @@
 """A feature store as a request sees it: as of now, and with what unknown ids have.
 
-Counters, rates and histories stay as of the cut-off.  Times `since` an event and the ages of a
+Counters, rates and histories stay as of the cut-off.  Times `since` an event, ages, and those of a
 history's entries grow with the clock, as they would in the pipeline if nothing new happened.  An id
 that is not in the log had no events and no labels: as in the pipeline, its counts are 0, its rates
 are their priors, and its other features are missing.
@@ -14,6 +14,7 @@ from datetime import timedelta
 import numpy as np
 
 from multigate.configs.contract import Contract, IdListFeature, NumberFeature
+from multigate.serving.core.tracing import current
 from multigate.serving.feature_store.crosses import Crosses
 from multigate.serving.feature_store.interface import (
     Column,
@@ -47,9 +48,9 @@ class OnlineFeatures:
         self._crosses = Crosses(contract)
         self._clock = clock
         self._advancing = {
-            name: feature.since.within
+            name: None if feature.since is None else feature.since.within
             for name, feature in contract.features.items()
-            if isinstance(feature, NumberFeature) and feature.since is not None
+            if isinstance(feature, NumberFeature) and (feature.since or feature.age)
         }
         self._ages = [
             name
@@ -66,7 +67,10 @@ class OnlineFeatures:
         """Look up features, as of now."""
         started = time.perf_counter()
         answer = self._store.read(self._crosses.stored(query))
-        self._observe(answer, time.perf_counter() - started)
+        ended = time.perf_counter()
+        self._observe(answer, ended - started)
+        if (trace := current()) is not None:
+            trace.add("store", started, ended, problem=answer.problem)
         counted = {
             name: replace(column, present=np.ones_like(column.present))
             for name in self._counted

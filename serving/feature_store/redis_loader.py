@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from multigate.configs import progress
 from multigate.configs.contract import Contract, FrozenContract, IdListFeature, Side
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.files import ExamplesFolder
@@ -122,7 +123,7 @@ def _write(
     key = contract.user if side == "user" else contract.item
     features = stored_columns(contract, side)
     count = 0
-    for part in parts:
+    for part in progress.track(parts, f"load {source}", len(parts), "parts"):
         for batch in parquet.ParquetFile(part).iter_batches(_BATCH):
             columns = {name: batch.column(name).to_pylist() for name in (key, *features)}
             values = [

@@ -113,7 +113,12 @@ class RedisStore:
             columns |= self._columns(used, "user", rows[:1], query.user_features)
         if query.item_features:
             columns |= self._columns(used, "item", rows[needs_user:], query.item_features)
-        return FeatureAnswer(columns, cut_off=used.cut_off, priors=used.priors)
+        return FeatureAnswer(
+            columns,
+            cut_off=used.cut_off,
+            priors=used.priors,
+            lacks_user=needs_user and rows[0] is None,
+        )
 
     def close(self) -> None:
         """Close the connections."""

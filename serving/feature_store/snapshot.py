@@ -111,13 +111,17 @@ class Snapshot:
     def read(self, query: FeatureQuery) -> FeatureAnswer:
         """Look up features; those of ids that are not here are missing."""
         columns: dict[str, Column] = {}
+        lacks_user = False
         if (users := self._sides.get("user")) and query.user is not None:
             ids = np.empty(1, np.int64 if isinstance(query.user, int) else object)
             ids[0] = query.user
+            lacks_user = not users.knows(ids)
             columns |= users.read(ids, query.user_features)
         if (items := self._sides.get("item")) and query.item_features:
             columns |= items.read(query.items, query.item_features)
-        return FeatureAnswer(columns, cut_off=self._cut_off, priors=self._priors)
+        return FeatureAnswer(
+            columns, cut_off=self._cut_off, priors=self._priors, lacks_user=lacks_user
+        )
 
     def close(self) -> None:
         """Nothing to do: the files are unmapped once no answer refers to them."""
@@ -151,6 +155,10 @@ class _Side:
             return {name: missing_column(self._features[name], len(ids)) for name in names}
         rows = np.where(known, rows, 0)
         return {name: self._columns[name].read(rows, known) for name in names}
+
+    def knows(self, ids: np.ndarray) -> bool:
+        """Whether all ids are here."""
+        return bool((self._find(ids) >= 0).all())
 
     def _find(self, ids: np.ndarray) -> np.ndarray:
         """Row of each id, -1 where it is not in the table: (N,) int64."""

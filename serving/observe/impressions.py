@@ -10,20 +10,19 @@ contract reads from a log (null where missing), and these columns:
     ranked/candidate       place among the caller's candidates
     ranked/score           combined
     ranked/score/TASK      per task
+    ranked/trial           the version on trial when it was answered; null without one
+    ranked/group           canary or stable: whom the user was given to, whoever answered
+    ranked/canary          percentage of the users whom the canary had
+    ranked/shadow          whether the shadow log has to have the call
 
 A call only puts references into a bounded queue; a thread makes the rows and writes them.  Calls
 that do not fit are dropped and counted; no call waits.
 """
 
-import contextlib
-import importlib
-import os
 import threading
-import time
-import urllib.parse
-import zlib
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +36,14 @@ from multigate.configs.contract import (
     NumberFeature,
     VectorFeature,
 )
-from multigate.configs.errors import ServingError
 from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import LOG
+from multigate.serving.observe.row_files import RowFiles
+from multigate.serving.observe.side import Side, sampled
 
 _QUEUED_ROWS = 100_000  # some 50 MB with a dozen features
-_BYTES_PER_FILE = 64 << 20  # in memory, whatever the number of rows
 _POSITION = "position"
 
 
@@ -65,19 +64,10 @@ class Ranked:
     """(K,) candidates of the answer, best first."""
     at: float
     """Seconds since 1970."""
+    side: Side | None = None
+    """Of the trial, while a version is on trial."""
     places: np.ndarray | None = None
     """(N,) where the candidates stand in the request; None: in this order."""
-
-
-@dataclass
-class _File:
-    """A file that is being filled."""
-
-    since: float
-    """Monotonic seconds of its first call."""
-    tables: list[Any] = field(default_factory=list)
-    rows: int = 0
-    bytes: int = 0
 
 
 class ImpressionLog:
@@ -103,30 +93,19 @@ class ImpressionLog:
         Raises:
             ServingError: the folder cannot be written to, or pyarrow is not installed.
         """
-        try:
-            self._pa = importlib.import_module("pyarrow")
-            self._parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError:
-            raise ServingError(
-                "--impression_log: needs pyarrow, which is not installed: pip install pyarrow"
-            ) from None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ServingError(f"--impression_log {folder}: {error.strerror}") from None
-        if not os.access(folder, os.W_OK):
-            raise ServingError(f"--impression_log {folder}: cannot be written to")
-        self._folder = folder
+        self._files = RowFiles(
+            folder,
+            "impressions",
+            rows_per_file,
+            seconds_per_file,
+            lambda model, result, rows: metrics.impressions.add(model, result, by=rows),
+        )
         self._rate = rate
-        self._rows_per_file = rows_per_file
-        self._seconds_per_file = seconds_per_file
         self._metrics = metrics
         self._changed = threading.Condition()
         self._queue: deque[Ranked] = deque()
         self._queued = 0  # rows
         self._closed = False
-        self._files = 0
-        self._open: dict[tuple[str, str], _File] = {}
         self._thread = SupervisedThread("impressions", self._write, metrics.thread_failures.add)
         self._thread.start()
 
@@ -156,61 +135,33 @@ class ImpressionLog:
         while not ended:
             with self._changed:
                 if not self._queue and not self._closed:
-                    self._changed.wait(min(self._seconds_per_file, 1.0))
+                    self._changed.wait(min(self._files.seconds_per_file, 1.0))
                 calls = list(self._queue)
                 self._queue.clear()
                 self._queued = 0
                 ended = self._closed
             for ranked in calls:
                 self._keep(ranked)
-            for key, file in list(self._open.items()):
-                if ended or time.monotonic() - file.since >= self._seconds_per_file:
-                    self._finish(key)
+            self._files.finish_old(all_of_them=ended)
 
     def _keep(self, ranked: Ranked) -> None:
-        key = ranked.model, ranked.schema
         try:
-            table = rows_of(self._pa, ranked)
+            table = rows_of(self._files.pyarrow, ranked)
         except Exception:
             LOG.exception("impressions of request %s cannot be logged", ranked.request_id)
             self._metrics.impressions.add(ranked.model, "dropped", by=len(ranked.order))
             return
-        file = self._open.setdefault(key, _File(time.monotonic()))
-        file.tables.append(table)
-        file.rows += len(table)
-        file.bytes += table.nbytes
-        if file.rows >= self._rows_per_file or file.bytes >= _BYTES_PER_FILE:
-            self._finish(key)
-
-    def _finish(self, key: tuple[str, str]) -> None:
-        """Write a file under a hidden name, then rename it: readers see only whole files."""
-        model, file = key[0], self._open.pop(key)
-        folder = self._folder / urllib.parse.quote(model, safe="")
-        self._files += 1
-        name = f"impressions-{time.time_ns()}-{os.getpid()}-{self._files}.parquet"
-        partial = folder / f".{name}.partial"
-        try:
-            # Versions of one schema may have tasks and features in another order.
-            table = self._pa.concat_tables(file.tables, promote_options="default")
-            folder.mkdir(exist_ok=True)
-            self._parquet.write_table(table, partial, compression="zstd")
-            partial.rename(folder / name)
-        except Exception as error:  # whatever it is, the thread must live on
-            LOG.error("impressions: %s cannot be written: %s", folder / name, error)
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            self._metrics.impressions.add(model, "dropped", by=file.rows)
-        else:
-            self._metrics.impressions.add(model, "written", by=file.rows)
+        self._files.add(ranked.model, ranked.schema, table)
 
 
-def sampled(request_id: str, rate: float) -> bool:
-    """Whether a call is logged; whoever knows its id, such as a feedback collector, can tell."""
-    return zlib.crc32(request_id.encode()) < rate * 2**32
+def rows_of(pa: Any, ranked: Ranked, features: Collection[str] | None = None) -> Any:
+    """A call as an Arrow table of K rows, best first.
 
-
-def rows_of(pa: Any, ranked: Ranked) -> Any:
-    """A call as an Arrow table of K rows, best first."""
+    Args:
+        pa: the package pyarrow.
+        ranked: the call.
+        features: that have a column; None: all of them.
+    """
     order, contract = ranked.order, ranked.contract
     columns = {
         "ranked/time": pa.array(
@@ -222,9 +173,12 @@ def rows_of(pa: Any, ranked: Ranked) -> Any:
         "ranked/candidate": pa.array(_places(ranked).astype(np.int64)),
         "ranked/score": pa.array(ranked.outputs[SCORE][order]),
     }
+    columns |= _side(pa, ranked.side, len(order))
     for task in contract.tasks:
         columns[f"ranked/score/{task}"] = pa.array(ranked.outputs[task][order])
     for name, feature in contract.features.items():
+        if features is not None and name not in features:
+            continue
         column = feature.column or name
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
@@ -234,6 +188,27 @@ def rows_of(pa: Any, ranked: Ranked) -> Any:
             _values(name, feature, ranked.inputs, places), _type(pa, feature)
         )
     return pa.table(columns)
+
+
+def _side(pa: Any, side: Side | None, rows: int) -> dict[str, Any]:
+    """What the rows say of the trial."""
+    values = (
+        {"trial": None, "group": None, "canary": None, "shadow": None}
+        if side is None
+        else {
+            "trial": side.trial.version,
+            "group": side.group,
+            "canary": side.trial.canary,
+            "shadow": side.shadowed,
+        }
+    )
+    types = {
+        "trial": pa.int64(),
+        "group": pa.string(),
+        "canary": pa.float64(),
+        "shadow": pa.bool_(),
+    }
+    return {f"ranked/{name}": pa.array([values[name]] * rows, kind) for name, kind in types.items()}
 
 
 def _places(ranked: Ranked) -> np.ndarray:

@@ -347,3 +347,58 @@ class GetContractResponse(_message.Message):
     combine: str
     max_candidates: int
     def __init__(self, model_name: _Optional[str] = ..., model_version: _Optional[int] = ..., schema: _Optional[str] = ..., user: _Optional[str] = ..., item: _Optional[str] = ..., features: _Optional[_Iterable[_Union[Feature, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., combine: _Optional[str] = ..., max_candidates: _Optional[int] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListedVersion(_message.Message):
+    __slots__ = ("version", "state", "error")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    state: str
+    error: str
+    def __init__(self, version: _Optional[int] = ..., state: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class ListedTrial(_message.Message):
+    __slots__ = ("version", "canary", "shadow")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    canary: float
+    shadow: float
+    def __init__(self, version: _Optional[int] = ..., canary: _Optional[float] = ..., shadow: _Optional[float] = ...) -> None: ...
+
+class ListedModel(_message.Message):
+    __slots__ = ("name", "base_path", "ranker", "serving", "versions", "labels", "trial")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_PATH_FIELD_NUMBER: _ClassVar[int]
+    RANKER_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    base_path: str
+    ranker: str
+    serving: int
+    versions: _containers.RepeatedCompositeFieldContainer[ListedVersion]
+    labels: _containers.ScalarMap[str, int]
+    trial: ListedTrial
+    def __init__(self, name: _Optional[str] = ..., base_path: _Optional[str] = ..., ranker: _Optional[str] = ..., serving: _Optional[int] = ..., versions: _Optional[_Iterable[_Union[ListedVersion, _Mapping]]] = ..., labels: _Optional[_Mapping[str, int]] = ..., trial: _Optional[_Union[ListedTrial, _Mapping]] = ...) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ListedModel]
+    def __init__(self, models: _Optional[_Iterable[_Union[ListedModel, _Mapping]]] = ...) -> None: ...

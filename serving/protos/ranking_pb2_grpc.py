@@ -54,6 +54,11 @@ class RankingServiceStub:
                 request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/multigate.RankingService/ListModels',
+                request_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
 
 
 class RankingServiceServicer:
@@ -88,6 +93,13 @@ class RankingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """All models of the server with their versions, labels and trials; for its operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.FromString,
                     response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsRequest.FromString,
+                    response_serializer=multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -220,6 +237,33 @@ class RankingService:
             '/multigate.RankingService/Explain',
             multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainRequest.SerializeToString,
             multigate_dot_serving_dot_protos_dot_ranking__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/multigate.RankingService/ListModels',
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsRequest.SerializeToString,
+            multigate_dot_serving_dot_protos_dot_ranking__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,7 +26,7 @@ from multigate.configs.contract import (
     VectorFeature,
 )
 from multigate.serving.core.layout import Arrays, may_be_missing, value_dtype
-from multigate.serving.core.status import InvalidRequestError
+from multigate.serving.core.status import InvalidRequestError, MissingValueError
 from multigate.serving.core.wire import numbers_of
 from multigate.serving.feature_store.interface import Column, missing_column, pad_lists
 
@@ -131,9 +131,10 @@ class FeatureReader:
             else:
                 row = int(np.argmin(column.present))
                 where = "" if rows == count else f" in row {row} and {count} in all"
-                raise InvalidRequestError(
+                raise MissingValueError(
                     f"feature {self.name!r}: expected a value ({self.describe()}; missing: "
-                    f"error), received none{where}"
+                    f"error), received none{where}",
+                    [self.name],
                 )
         if not self._companion:
             return {self.name: column.values}

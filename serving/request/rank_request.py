@@ -16,7 +16,7 @@ import numpy as np
 
 from multigate.configs.contract import LENGTH, PRESENT, VISIT, Contract, Side
 from multigate.serving.core.layout import TASK_WEIGHTS, USER_INDEX, Arrays
-from multigate.serving.core.status import InvalidRequestError, StoreError
+from multigate.serving.core.status import InvalidRequestError, MissingValueError, StoreError
 from multigate.serving.feature_store.interface import (
     Column,
     FeatureAnswer,
@@ -56,6 +56,8 @@ class ParsedRequest:
     """(K,) where the other candidates stand, which lack a required feature."""
     lacking: dict[str, list[str]] = field(default_factory=dict)
     """By required feature: the ids of the items that lack it."""
+    stranger: str = ""
+    """The feature and the id of a user whom the feature store does not know; empty otherwise."""
 
     def place(self, row: int) -> int:
         """Where the candidate of a row stands in the request."""
@@ -86,6 +88,11 @@ class ParsedRequest:
     def warnings(self) -> list[str]:
         """For the answer: the store's problem, the items without score, and missing values."""
         problems = [f"feature store: {self.problem}"] if self.problem else []
+        if self.stranger:
+            problems.append(
+                f"{self.stranger}: the feature store does not know this user, who is new or "
+                "written in another way than in the log"
+            )
         for name, items in self.lacking.items():
             shown = ", ".join(map(repr, items[:_SHOWN]))
             more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
@@ -113,6 +120,8 @@ class FeatureInputs:
     """By required feature of the item: which candidates lack it, (N,)."""
     categories: dict[str, Column] = field(default_factory=dict)
     """The context's features that rates by category are looked up by."""
+    stranger: str = ""
+    """As in `ParsedRequest`."""
 
     def merged(self, other: "FeatureInputs") -> "FeatureInputs":
         """The inputs of both."""
@@ -123,6 +132,7 @@ class FeatureInputs:
             self.problem or other.problem,
             self.lacking | other.lacking,
             self.categories | other.categories,
+            self.stranger or other.stranger,
         )
 
 
@@ -183,10 +193,11 @@ class RequestReader:
             ids = inputs[item]
             lacking = {name: _texts(ids[rows_]) for name, rows_ in features.lacking.items()}
             if not len(places):
-                raise InvalidRequestError(
+                raise MissingValueError(
                     "candidates: none can be scored, each lacks one of the features "
                     f"{', '.join(map(repr, lacking))} (missing: error); send them, or give them "
-                    "the rule default or indicator"
+                    "the rule default or indicator",
+                    list(lacking),
                 )
             inputs = self._of_candidates(inputs, places)
             rows = len(places)
@@ -207,6 +218,7 @@ class RequestReader:
             places,
             unscored,
             lacking,
+            features.stranger,
         )
 
     def _of_candidates(self, inputs: Arrays, places: np.ndarray) -> Arrays:
@@ -318,7 +330,13 @@ class RequestReader:
         missing.pop(VISIT, None)  # no one expects an id of someone unknown
         if "user" in sides:
             self._check_entries(inputs, given)
-        return FeatureInputs(inputs, missing, from_store, found.problem, lacking, categories)
+        stranger = ""
+        if found.lacks_user:
+            [one] = _texts(before[contract.user])
+            stranger = f"{contract.user} {one!r}"
+        return FeatureInputs(
+            inputs, missing, from_store, found.problem, lacking, categories, stranger
+        )
 
     def _check_entries(self, inputs: Arrays, given: Mapping[str, Any]) -> None:
         """What is sent of a history's entries must be of the history that is sent."""

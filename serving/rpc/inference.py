@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from multigate.serving.core.layout import DEFAULT, Arrays
+from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError
 from multigate.serving.protos.tensorflow_messages import (
@@ -98,6 +99,7 @@ def _result(ranker: RankerVersion, spec: Any, given: Any, method: str, tasks: in
             f"signature {name!r}: expected one that supports {method}: "
             f"{', '.join(offered) or 'this version has none'}"
         )
+    say(signature=name)
     (key,) = signature.inputs
     outputs = signature({key: _serialised(given, tasks, ranker.max_rows)})
     result = inference_pb2.InferenceResult()

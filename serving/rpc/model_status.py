@@ -1,7 +1,9 @@
 """TensorFlow Serving's ModelService: states of versions, and reloads of the set of models."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from prometheus_client.core import Metric
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core.loop import Threads
@@ -12,6 +14,7 @@ from multigate.serving.core.status import (
     RequestError,
     WrongStateError,
 )
+from multigate.serving.protos import ranking_pb2
 from multigate.serving.protos.tensorflow_messages import (
     get_model_status_pb2,
     model_management_pb2,
@@ -28,11 +31,55 @@ _UNKNOWN = 2  # google.rpc.Code: the version failed; the message says why
 class Workers(Protocol):
     """All worker processes of a server."""
 
-    def apply(self, configs: Sequence[ModelConfig]) -> None:
-        """Replace the models in every worker, or in none."""
+    def apply(self, configs: Sequence[ModelConfig], file: bytes | None = None) -> None:
+        """Replace the models in every worker, or in none; `file` is what asks for them."""
 
     def known_records(self, name: str) -> Sequence[dict[int, VersionRecord]]:
         """For each worker, the state of a model's versions."""
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of all workers."""
+
+
+def list_models(models: Models, workers: Workers | None) -> Any:
+    """All models as a ListModelsResponse."""
+    response = ranking_pb2.ListModelsResponse()
+    for name, manager in sorted(models.managers().items()):
+        one = response.models.add(
+            name=name, base_path=str(manager.base_path), ranker=manager.ranker
+        )
+        one.labels.update(manager.labels)
+        serving, trial = manager.serving(), manager.trial()
+        if serving is not None:
+            one.serving = serving
+        if trial is not None:
+            settings = trial[0]
+            one.trial.version = settings.version
+            one.trial.canary, one.trial.shadow = settings.canary, settings.shadow
+        records = _of_all_workers(name, manager.records(), models, workers)
+        for number, record in sorted(records.items(), reverse=True):
+            one.versions.add(version=number, state=record.state, error=record.error)
+    return response
+
+
+def _of_all_workers(
+    name: str,
+    records: Mapping[int, VersionRecord],
+    models: Models,
+    workers: Workers | None,
+) -> Mapping[int, VersionRecord]:
+    """The state of a model's versions over all workers.
+
+    Args:
+        name: of the model.
+        records: the versions, with their states in this worker.
+        models: of this worker.
+        workers: None where there is this process alone.
+    """
+    if workers is None:
+        return records
+    known = workers.known_records(name) or [models.known_records(name)]
+    return {number: combine_states([one.get(number) for one in known]) for number in records}
 
 
 class ModelService(model_service_pb2_grpc.ModelServiceServicer):
@@ -53,18 +100,15 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
 
     def _status(self, request: Any) -> Any:
         records = self._models.records(*read_tf_model_spec(request.model_spec))
-        if self._workers is not None:
-            name = request.model_spec.name
-            known = self._workers.known_records(name) or [self._models.known_records(name)]
-            records = {
-                number: combine_states([one.get(number) for one in known]) for number in records
-            }
+        name = request.model_spec.name
+        records = dict(_of_all_workers(name, records, self._models, self._workers))
         response = get_model_status_pb2.GetModelStatusResponse()
         states = get_model_status_pb2.ModelVersionStatus.State
         for number, record in reversed(records.items()):
             status = response.model_version_status.add(
                 version=number, state=states.Value(record.state)
             )
+            status.status.SetInParent()  # OK; TensorFlow Serving always sends it
             if record.error:
                 status.status.error_code = _UNKNOWN
                 status.status.error_message = record.error

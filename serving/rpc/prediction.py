@@ -8,9 +8,11 @@ from google.protobuf import any_pb2
 
 from multigate.configs.contract import LENGTH, PRESENT, Contract
 from multigate.serving.core.layout import DEFAULT, USER_INDEX, Arrays, Layout, may_be_missing
+from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import Call, InvalidRequestError, WrongStateError
 from multigate.serving.core.tensors import decode, encode
+from multigate.serving.core.tracing import step
 from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2, predict_pb2
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
@@ -38,6 +40,7 @@ class Prediction:
                     f"signature {name!r}: not in version {ranker.number}; expected one "
                     f"of {', '.join(ranker.saved_model.signatures)}"
                 )
+            say(signature=name)
             wanted = _filter(request.output_filter, signature)
             if signature.layout is None:
                 async with ranker.run_slots.hold(call):
@@ -45,9 +48,11 @@ class Prediction:
                         _run, request.inputs, signature, ranker.max_rows
                     )
             else:
-                inputs, rows = await self._threads.run_if(
-                    ranker.is_slow_to_read(request), _read, request.inputs, signature, ranker
-                )
+                slow = ranker.is_slow_to_read(request)
+                with step("read"):
+                    inputs, rows = await self._threads.run_if(
+                        slow, _read, request.inputs, signature, ranker
+                    )
                 outputs = await ranker.batchers[name].run(inputs, rows, call)
             response = predict_pb2.PredictResponse()
             response.model_spec.name = ranker.model

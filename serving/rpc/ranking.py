@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,17 @@ from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, InvalidRequestError
+from multigate.serving.core.tracing import step
 from multigate.serving.core.wire import packed
 from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.impressions import ImpressionLog, Ranked
+from multigate.serving.observe.shadow import Shadow
+from multigate.serving.observe.side import Side
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import FeatureInputs, ParsedRequest
+from multigate.serving.rpc.canary import CanaryRouter
+from multigate.serving.rpc.model_status import Workers, list_models
 from multigate.serving.rpc.recommendation import CandidateFinder, to_rank_request
 from multigate.serving.versions.explaining import Against, Drawing, explain_candidate
 from multigate.serving.versions.models import Models
@@ -42,6 +49,20 @@ _LONGEST_ID = 256
 _SCORE_FIELD = ranking_pb2.RankResponse.SCORE_FIELD_NUMBER
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """A ranking, before anything is noted of it."""
+
+    response: Any
+    """RankResponse."""
+    ranker: RankerVersion
+    parsed: ParsedRequest
+    outputs: Arrays
+    """(N,) each."""
+    order: np.ndarray
+    """(K,)."""
+
+
 class RankingService(ranking_pb2_grpc.RankingServiceServicer):
     """All methods of the service; failures are exceptions of `serving.core.status`."""
 
@@ -54,8 +75,14 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         threads: Threads,
         impressions: ImpressionLog | None = None,
         drift: DriftMonitor | None = None,
+        shadow: Shadow | None = None,
+        canary_timeout: float = 1.0,
+        workers: Workers | None = None,
     ) -> None:
         self._models = models
+        self._workers = workers
+        self._canary = CanaryRouter(models, metrics, canary_timeout)
+        self._shadow = shadow
         self._metrics = metrics
         self._max_candidates = max_candidates
         self._finder = finder
@@ -68,38 +95,35 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*_read_model_spec(request.model)) as ranker:
-            say(model=ranker.model, version=ranker.number)
+        spec = _read_model_spec(request.model)
+        side = self._canary.side(spec, request.user, request_id)
+
+        async def work(ranker: RankerVersion) -> _Answered:
             return await self._rank(request, request_id, ranker, call)
+
+        answered = await self._canary.answer(spec, side, call, work)
+        self._note(answered, side, lambda ranker: ranker.reader.read(request))
+        return answered.response
 
     async def Recommend(self, request: Any, context: Any) -> Any:
         """Find candidates for one user, and rank them."""
         request_id = _request_id(request)
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*_read_model_spec(request.model)) as ranker:
-            say(model=ranker.model, version=ranker.number)
-            slow = ranker.is_slow_to_read(request)
-            user = await self._threads.run_if(slow, ranker.reader.read_user, request)
-            found = await self._finder.find(request, ranker, user, call)
-            say(source=ranking_pb2.Source.Name(found.source))
-            response = ranking_pb2.RecommendResponse(
-                candidates_name=found.model,
-                candidates_version=found.version,
-                source=found.source,
+        spec = _read_model_spec(request.model)
+        side = self._canary.side(spec, request.user, request_id)
+
+        async def work(ranker: RankerVersion) -> tuple[Any, _Answered | None, Any]:
+            return await self._recommend(request, request_id, ranker, call)
+
+        response, answered, ranking = await self._canary.answer(spec, side, call, work)
+        if answered is not None:
+            self._note(
+                answered,
+                side,
+                lambda ranker: ranker.reader.read(ranking, ranker.reader.read_user(request)),
             )
-            if found.items:
-                ranking = to_rank_request(request, found.items)
-                ranked = await self._rank(ranking, request_id, ranker, call, user)
-                response.ranking.CopyFrom(ranked)
-            else:
-                empty = empty_response(ranker.model, ranker.saved_model, request_id)
-                response.ranking.CopyFrom(empty)
-            # Warnings about candidates come before those about ranking.
-            warnings = [*found.warnings, *response.ranking.warnings]
-            response.ranking.ClearField("warnings")
-            response.ranking.warnings.extend(warnings)
-            return response
+        return response
 
     async def GetContract(self, request: Any, context: Any) -> Any:
         """The features, tasks and limits of a model."""
@@ -122,14 +146,19 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
                 )
             return response
 
+    async def ListModels(self, request: Any, context: Any) -> Any:
+        """All models with their versions, labels and trials."""
+        return await self._threads.run(list_models, self._models, self._workers)
+
     async def Explain(self, request: Any, context: Any) -> Any:
         """Say why one candidate has its scores."""
         ranking = request.ranking
         request_id = _request_id(ranking)
         call = Call(context)
         call.check("before the request was read")
-        with self._models.use(*_read_model_spec(ranking.model)) as ranker:
-            say(model=ranker.model, version=ranker.number)
+        spec = _read_model_spec(ranking.model)
+        side = self._canary.side(spec, ranking.user, request_id)
+        with self._canary.version(spec, side) as ranker:
             if request.against not in _AGAINST:
                 raise InvalidRequestError(
                     f"against: expected one of {', '.join(ranking_pb2.Against.keys())}, received "
@@ -164,11 +193,12 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         ranker: RankerVersion,
         call: Call,
         user: FeatureInputs | None = None,
-    ) -> Any:
+    ) -> "_Answered":
         """Answer a RankRequest; `user` replaces the request's own user and context."""
         slow = ranker.is_slow_to_read(request)
-        parsed = await self._threads.run_if(slow, ranker.reader.read, request, user)
-        say(candidates=parsed.rows)
+        with step("read"):
+            parsed = await self._threads.run_if(slow, ranker.reader.read, request, user)
+        say(candidates=parsed.rows, signature=RANK)
         self._metrics.candidates.observe(parsed.rows, ranker.model)
         if parsed.missing:
             self._metrics.missing.add_all(ranker.model, parsed.missing)
@@ -184,39 +214,74 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             )
         outputs = await ranker.batchers[RANK].run(parsed.inputs, parsed.rows, call)
         refuse_overflow(outputs, parsed.place)
-        answer = self._answer(request, request_id, ranker, parsed, outputs)
-        if self._drift is not None:
-            self._drift.add(ranker, parsed.inputs, outputs)
-        return answer
-
-    def _answer(
-        self,
-        request: Any,
-        request_id: str,
-        ranker: RankerVersion,
-        parsed: ParsedRequest,
-        outputs: Arrays,
-    ) -> Any:
         order = rank_order(outputs, parsed)
-        saved_model = ranker.saved_model
+        response = empty_response(ranker.model, ranker.saved_model, request_id)
+        fill_response(response, request, ranker.contract, parsed, outputs, order)
+        return _Answered(response, ranker, parsed, outputs, order)
+
+    def _note(
+        self,
+        answered: "_Answered",
+        side: Side | None,
+        read: Callable[[RankerVersion], ParsedRequest],
+    ) -> None:
+        """Hand an answer to what observes the answers: impression log, drift, shadow."""
+        ranker, parsed, outputs = answered.ranker, answered.parsed, answered.outputs
+        if self._drift is not None and (side is None or ranker.number != side.trial.version):
+            self._drift.add(ranker, parsed.inputs, outputs)
+        if self._impressions is None and (side is None or not side.shadowed):
+            return
+        ranked = Ranked(
+            ranker.model,
+            ranker.number,
+            ranker.schema,
+            ranker.contract,
+            answered.response.request_id,
+            parsed.inputs,
+            outputs,
+            answered.order,
+            time.time(),
+            side,
+            parsed.places,
+        )
         if self._impressions is not None:
-            self._impressions.add(
-                Ranked(
-                    ranker.model,
-                    saved_model.version,
-                    saved_model.schema,
-                    saved_model.contract,
-                    request_id,
-                    parsed.inputs,
-                    outputs,
-                    order,
-                    time.time(),
-                    parsed.places,
-                )
-            )
-        response = empty_response(ranker.model, saved_model, request_id)
-        fill_response(response, request, saved_model.contract, parsed, outputs, order)
-        return response
+            self._impressions.add(ranked)
+        if self._shadow is not None:
+            self._shadow.add(ranked, parsed, read)
+
+    async def _recommend(
+        self, request: Any, request_id: str, ranker: RankerVersion, call: Call
+    ) -> tuple[Any, "_Answered | None", Any]:
+        """Answer a RecommendRequest.
+
+        Returns:
+            The response; its ranking and the RankRequest that it answers, None where no candidate
+            was found.
+        """
+        slow = ranker.is_slow_to_read(request)
+        with step("read"):
+            user = await self._threads.run_if(slow, ranker.reader.read_user, request)
+        with step("retrieve"):
+            found = await self._finder.find(request, ranker, user, call)
+        say(source=ranking_pb2.Source.Name(found.source))
+        response = ranking_pb2.RecommendResponse(
+            candidates_name=found.model,
+            candidates_version=found.version,
+            source=found.source,
+        )
+        answered, ranking = None, None
+        if found.items:
+            ranking = to_rank_request(request, found.items)
+            answered = await self._rank(ranking, request_id, ranker, call, user)
+            response.ranking.CopyFrom(answered.response)
+        else:
+            empty = empty_response(ranker.model, ranker.saved_model, request_id)
+            response.ranking.CopyFrom(empty)
+        # Warnings about candidates come before those about ranking.
+        warnings = [*found.warnings, *response.ranking.warnings]
+        response.ranking.ClearField("warnings")
+        response.ranking.warnings.extend(warnings)
+        return response, answered, ranking
 
 
 def fill_response(
@@ -272,26 +337,6 @@ def empty_response(model: str, saved_model: SavedModel, request_id: str) -> Any:
         schema=saved_model.schema,
         request_id=request_id,
     )
-
-
-def rank_order(outputs: Arrays, parsed: ParsedRequest) -> np.ndarray:
-    """Indices of the ranked candidates, best first; equal scores keep the caller's order.
-
-    Args:
-        outputs: of the `rank` signature, (N,) each.
-        parsed: gives floors and limit.
-
-    Returns:
-        (K,) with K <= limit.
-    """
-    if not parsed.floors:
-        return np.argsort(-outputs[SCORE], kind="stable")[: parsed.limit]
-    stays = np.ones(parsed.rows, bool)
-    for task, (low, high) in parsed.floors.items():
-        stays &= (outputs[task] >= low) & (outputs[task] <= high)
-    candidates = np.flatnonzero(stays)
-    order = np.argsort(-outputs[SCORE][candidates], kind="stable")
-    return candidates[order][: parsed.limit]
 
 
 def _read_model_spec(model: Any) -> tuple[str, int | None, str]:

@@ -5,24 +5,28 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from prometheus_client import generate_latest
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
-from multigate.serving.core.addresses import address, refuse_taken
+from multigate.serving.core.addresses import address, listening, refuse_taken
 from multigate.serving.core.background import freeze_garbage_collector
+from multigate.serving.core.calls import CallGate
 from multigate.serving.core.loop import CALLS, Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.security import TokenFile, server_credentials
 from multigate.serving.core.signals import MARGIN, ends_within, stop_signals, wait_for
 from multigate.serving.core.status import LOG
+from multigate.serving.core.tracing import Tracing
 from multigate.serving.observe.drift import DriftMonitor
 from multigate.serving.observe.exporter import start_exporter
 from multigate.serving.observe.impressions import ImpressionLog
+from multigate.serving.observe.shadow import Shadow
 from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
 from multigate.serving.protos.tensorflow_messages import (
     model_service_pb2,
@@ -30,14 +34,21 @@ from multigate.serving.protos.tensorflow_messages import (
     prediction_service_pb2,
     prediction_service_pb2_grpc,
 )
+from multigate.serving.rest.methods import Methods
+from multigate.serving.rpc.config_file import ConfigFile
 from multigate.serving.rpc.health import Health
 from multigate.serving.rpc.inference import PredictionService
 from multigate.serving.rpc.interceptor import StatusInterceptor
 from multigate.serving.rpc.model_status import ModelService, Workers
 from multigate.serving.rpc.ranking import RankingService
 from multigate.serving.rpc.recommendation import CandidateFinder
+from multigate.serving.rpc.reflection import add_reflection
 from multigate.serving.versions.model_config import ModelConfig, read_model_configs
 from multigate.serving.versions.models import Models
+
+if TYPE_CHECKING:
+    from multigate.serving.observe.spans import SpanExport
+    from multigate.serving.rest.server import RestServer
 
 SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -52,6 +63,9 @@ LIVENESS = "liveness"
 READINESS = ("", *SERVICES)
 """Health services that are SERVING once all models are loaded, until the server drains."""
 
+_MAX_LINE_SECONDS = 86_400
+"""Longest time for which a call that has arrived may stand in line before the loop begins it."""
+
 _UNREAD_SECONDS = 2.0
 """How long a drain waits, after the last unary call, for streams whose clients do not read: such a
 client does not notice that the stream ends."""
@@ -65,6 +79,7 @@ class Server:
         options: ServerOptions,
         configs: Sequence[ModelConfig] | None = None,
         workers: Workers | None = None,
+        applied_file: bytes | None = None,
     ) -> None:
         """Make a server that has not started.
 
@@ -72,24 +87,35 @@ class Server:
             options: of the server.
             configs: its models; default: those of the options.
             workers: the processes that share its port.
+            applied_file: the content of `--model_config_file` that these processes applied last;
+                default: what it has now.
         """
         self.options = options
-        self._configs = configs
+        self.configs: Sequence[ModelConfig] = configs or ()
+        """The models that it starts with; empty until it reads the options' file."""
         self._workers = workers
         self.metrics = ServerMetrics()
         self.port = 0
         """Bound port, once started."""
+        self.rest_port: int | None = None
+        """Of HTTP; None without."""
         self.metrics_port: int | None = None
         self.models = Models(options, self.metrics)
-        self._interceptor = StatusInterceptor(
+        self._spans: SpanExport | None = None
+        self.gate = CallGate(
             self.metrics,
             _token_file(options.auth_token_file),
             _token_file(options.admin_token_file),
             options.log_calls,
             options.max_concurrent_calls,
+            self._open_tracing(),
+        )
+        self._interceptor = StatusInterceptor(
+            self.gate, max_streams=max(options.max_concurrent_calls // 4, 1)
         )
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
+        self._rest: RestServer | None = None
         self._health = Health()
         self._threads = Threads(options.grpc_max_threads)
         self._grpc: grpc.aio.Server | None = None
@@ -97,6 +123,8 @@ class Server:
         self._close_exporter: Callable[[], None] = lambda: None
         self._impressions: ImpressionLog | None = None
         self._drift: DriftMonitor | None = None
+        self._shadow: Shadow | None = None
+        self._config_file = self._watch_config_file(applied_file)
         self._finder = CandidateFinder(self.models, self.metrics, options)
 
     def start(self) -> None:
@@ -112,8 +140,12 @@ class Server:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
             self._drift = DriftMonitor(self.options, self.metrics)
-            self.models.apply(self._configs or _configs(self.options))
+            self._shadow = Shadow(self.options, self.models, self.metrics)
+            self.configs = self.configs or _configs(self.options)
+            self.models.apply(self.configs)
             self.port = CALLS.submit(self._open()).result()
+            if self._rest is not None:
+                self.rest_port = self._rest.port
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
                     self.options.host,
@@ -122,6 +154,8 @@ class Server:
                     self.metrics.thread_failures.add,
                 )
             CALLS.submit(self._open_for_calls()).result()
+            if self._config_file is not None:
+                self._config_file.start()
         except BaseException:
             self.stop(grace=0)
             raise
@@ -139,6 +173,8 @@ class Server:
         force = force or threading.Event()
         CALLS.submit(self._close_for_calls()).result()
         self.models.stop_loading()
+        if self._config_file is not None:
+            self._config_file.close()
         if self.port and grace != 0:
             force.wait(self.options.drain_delay_seconds)
         self._drain_calls(self.options.drain_grace_seconds if grace is None else grace, force)
@@ -149,6 +185,10 @@ class Server:
             self._impressions.close()
         if self._drift is not None:
             self._drift.close()
+        if self._shadow is not None:
+            self._shadow.close()
+        if self._spans is not None:
+            self._spans.close()
         self.models.close()
         CALLS.leave()
 
@@ -166,6 +206,23 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _open_tracing(self) -> Tracing | None:
+        """What traces calls, if there is a collector.
+
+        Raises:
+            ServingError: its packages are not installed.
+        """
+        if not self.options.otlp_endpoint:
+            return None
+        try:
+            from multigate.serving.observe.spans import SpanExport
+        except ImportError as error:
+            raise ServingError(
+                f"--otlp_endpoint: needs the package {error.name}; install multigate[traces]"
+            ) from None
+        self._spans = SpanExport(self.options.otlp_endpoint, self.metrics)
+        return Tracing(self.options.otlp_sampling_rate, self._spans.add)
+
     async def _open(self) -> int:
         """Make the gRPC server in the event loop; returns its port."""
         options = self.options
@@ -175,6 +232,9 @@ class Server:
                 *_keepalive(options),
                 ("grpc.max_receive_message_length", options.max_message_mebibytes << 20),
                 ("grpc.max_send_message_length", -1),
+                # Callers say how long they wait.  By default gRPC drops a call that the loop has
+                # not begun within 30 s, as CANCELLED: a paused machine would fail those in line.
+                ("grpc.server_max_unrequested_time_in_server", _MAX_LINE_SECONDS),
                 # Workers share the port: the kernel deals connections out at random.
                 ("grpc.so_reuseport", int(self._workers is not None)),
             ],
@@ -182,10 +242,34 @@ class Server:
         self._register(self._grpc)
         return self._bind(self._grpc)
 
+    def _open_rest(self, methods: Methods) -> None:
+        """Make the HTTP server, bound and not listening.
+
+        Raises:
+            ServingError: its port is taken, or its packages are not installed.
+        """
+        try:
+            from multigate.serving.rest.server import RestServer
+        except ImportError as error:
+            raise ServingError(
+                f"--rest_api_port: needs the package {error.name}; install multigate[serving]"
+            ) from None
+        options, workers = self.options, self._workers
+        self._rest = RestServer(
+            options,
+            self.gate,
+            methods,
+            self.models.use,
+            lambda: generate_latest(workers if workers is not None else self.metrics.registry),
+            shared=workers is not None,
+        )
+
     async def _open_for_calls(self) -> None:
         """Take calls, and report SERVING."""
         assert self._grpc is not None
         await self._grpc.start()
+        if self._rest is not None:
+            await self._rest.start()
         await self._health.set((*READINESS, LIVENESS), health_pb2.HealthCheckResponse.SERVING)
 
     async def _close_for_calls(self) -> None:
@@ -194,23 +278,26 @@ class Server:
         A client that has seen the one must meet the other.
         """
         await self._health.set(READINESS, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._interceptor.draining = True
+        self.gate.draining = True
 
     def _drain_calls(self, grace: float, force: threading.Event) -> None:
         """Take no more calls; end those in flight after `grace` seconds, or once `force` is set."""
         if self._grpc is None:
             return
+        ended = [CALLS.submit(self._rest.close(grace, force))] if self._rest is not None else []
         CALLS.submit(self._interceptor.streams.end()).result()
         stopped = CALLS.submit(self._grpc.stop(grace))
         since = time.monotonic()
         while futures.wait([stopped], 0.05).not_done:
-            if self._interceptor.calls_in_flight or not self._interceptor.streams:
+            if self.gate.in_flight or not self._interceptor.streams:
                 since = time.monotonic()
             if force.is_set() or time.monotonic() - since > _UNREAD_SECONDS:
                 stopped.cancel()
                 stopped = CALLS.submit(self._grpc.stop(None))
                 break
         stopped.result()
+        for one in ended:
+            one.result()
         CALLS.submit(self._drop_grpc()).result()
 
     async def _drop_grpc(self) -> None:
@@ -227,17 +314,55 @@ class Server:
             threads,
             self._impressions,
             self._drift,
+            self._shadow,
+            self.options.canary_timeout_ms / 1e3,
+            self._workers,
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
-        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            PredictionService(models, threads), server
-        )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(
-            ModelService(models, threads, self._workers), server
-        )
+        prediction = PredictionService(models, threads)
+        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
+        status = ModelService(models, threads, self._workers)
+        model_service_pb2_grpc.add_ModelServiceServicer_to_server(status, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        names = (*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        add_reflection((*SERVICES, "grpc.health.v1.Health"), server)
+        if self.options.rest_api_port >= 0:
+            self._open_rest(
+                Methods(
+                    ranking.Rank,
+                    ranking.Recommend,
+                    ranking.Explain,
+                    prediction.Predict,
+                    prediction.GetModelMetadata,
+                    status.GetModelStatus,
+                )
+            )
+
+    @property
+    def applied_file(self) -> bytes | None:
+        """Content of `--model_config_file` that was applied last; None where it is not polled."""
+        return None if self._config_file is None else self._config_file.applied
+
+    @applied_file.setter
+    def applied_file(self, content: bytes) -> None:
+        if self._config_file is not None:
+            self._config_file.applied = content
+
+    def _watch_config_file(self, applied: bytes | None) -> ConfigFile | None:
+        """What applies the changes of the models' file; None where it is not polled."""
+        path, seconds = (
+            self.options.model_config_file,
+            self.options.model_config_file_poll_wait_seconds,
+        )
+        if path is None or not seconds:
+            return None
+
+        def apply(configs: Sequence[ModelConfig], content: bytes) -> None:
+            if self._workers is None:
+                self.models.apply(configs)
+            else:
+                self._workers.apply(configs, content)
+
+        return ConfigFile(path, seconds, apply, self.metrics, applied)
 
     def _open_impressions(self) -> ImpressionLog | None:
         options = self.options
@@ -321,7 +446,7 @@ def serve(options: ServerOptions) -> None:
             if not first.is_set():
                 raise
             return  # a signal asked for it
-        where = address(options.host, server.port)
+        where = listening(options.host, server.port, server.rest_port)
         print(f"serving {server.describe()} on {where}", flush=True)
         wait_for(first)
         LOG.info("draining")

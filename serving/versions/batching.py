@@ -21,9 +21,18 @@ from multigate.configs.contract import LENGTH
 from multigate.serving.core.layout import Arrays, Layout, empty_like
 from multigate.serving.core.loop import ended, for_future
 from multigate.serving.core.metrics import ServerMetrics
-from multigate.serving.core.status import LOG, Call, OverloadedError, RequestError
+from multigate.serving.core.status import (
+    LOG,
+    Call,
+    OverloadedError,
+    RequestError,
+    TooLateError,
+)
+from multigate.serving.core.tracing import current
+from multigate.serving.runtime.errors import RunTimeoutError
 
-Run = Callable[[Arrays], Arrays]
+Run = Callable[[Arrays, float | None], Arrays]
+"""Inputs, and seconds after which nobody waits for the run; None: not known."""
 Outcome = Arrays | Exception
 
 
@@ -36,6 +45,7 @@ class _Entry:
         self.call = call
         self.arrived = time.perf_counter()
         self.answer: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        self.trace = current()
         self.run: asyncio.Future[list[Outcome]] | None = None
         """The run that it is part of; None while it is queued."""
 
@@ -98,7 +108,8 @@ class Batcher:
 
         Raises:
             OverloadedError: the queue is full.
-            TooLateError: the deadline passed before the model ran.
+            TooLateError: the deadline passed before the model ran, or TensorFlow ended the run as
+                the deadlines of all its calls had passed.
         """
         if rows <= self._max_rows:
             return await self._enqueue(_Entry(inputs, rows, call))
@@ -157,7 +168,10 @@ class Batcher:
             except RequestError as error:
                 entry.resolve(error)
                 continue
-            self._metrics.queue_time.observe(time.perf_counter() - entry.arrived, *self._name)
+            now = time.perf_counter()
+            self._metrics.queue_time.observe(now - entry.arrived, *self._name)
+            if entry.trace is not None:
+                entry.trace.add("queue", entry.arrived, now)
             batch.append(entry)
             rows += entry.rows
         return batch
@@ -178,6 +192,8 @@ class Batcher:
                 )
                 if all(_finite(values) for values in outputs.values()):
                     return _by_entry(outputs, batch)
+            except TooLateError as error:
+                return [error] * len(batch)
             except Exception as error:
                 LOG.warning("a batched run failed; running its calls one by one: %s", error)
         return [self._run_alone(entry) for entry in batch]
@@ -197,7 +213,27 @@ class Batcher:
             held = sum(int(inputs[name + LENGTH].sum()) for name in self._lists)
             self._metrics.list_places.add(*self._name, "value", by=held)
             self._metrics.list_places.add(*self._name, "padding", by=places - held)
-        return self._run(inputs)
+        began = time.perf_counter()
+        try:
+            return self._run(inputs, _longest_wait(batch))
+        except RunTimeoutError:
+            raise TooLateError("the deadline passed during the run") from None
+        finally:
+            ended = time.perf_counter()
+            for entry in batch:
+                if entry.trace is not None:
+                    entry.trace.add("run", began, ended, rows=entry.rows, calls=len(batch))
+
+
+def _longest_wait(batch: Sequence[_Entry]) -> float | None:
+    """Seconds until no call of a run waits any longer; None if one has no deadline."""
+    longest = 0.0
+    for entry in batch:
+        remaining = entry.call.remaining()
+        if remaining is None:
+            return None
+        longest = max(longest, remaining)
+    return longest
 
 
 def join_calls(calls: Sequence[Arrays], layout: Layout) -> Arrays:

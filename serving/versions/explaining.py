@@ -179,6 +179,7 @@ def explain_candidate(
     against: Against = "examples",
     drawing: Drawing = _DRAWING,
     check: Callable[[], None] = lambda: None,
+    background: Background | None = None,
 ) -> Explanation:
     """Explain one candidate of a Rank request, and say its place among all.
 
@@ -190,6 +191,7 @@ def explain_candidate(
         against: what to compare with: the version's example rows, or the other candidates.
         drawing: how orders are drawn.
         check: called between runs of the model; raises to stop.
+        background: other rows to compare with, whatever `against` says.
 
     Raises:
         InvalidRequestError: no such candidate, one without score, no others to compare with,
@@ -198,7 +200,7 @@ def explain_candidate(
     """
     candidate = parsed.row(candidate)
     contract = saved_model.contract
-    if against == "candidates":
+    if background is None and against == "candidates":
         others = np.delete(np.arange(parsed.rows), candidate)
         if not len(others):
             raise InvalidRequestError(
@@ -207,7 +209,7 @@ def explain_candidate(
             )
         rows = thinned(_rows_of(saved_model, parsed.inputs, others), BACKGROUND)
         background = Background(rows, "other candidates of the request")
-    else:
+    elif background is None:
         background = example_rows(saved_model, folder)
     row = _rows_of(saved_model, parsed.inputs, np.array([candidate]))
     weights = dict(zip(contract.tasks, parsed.inputs[TASK_WEIGHTS][0].tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,8 @@ class LoadedVersion(ABC):
         """When its file was written, in seconds since 1970."""
         self.experts: float | None = None
         """Experts evaluated per row, as measured at export."""
+        self.files = ExitStack()
+        """Closed with the version: until then its files stay, where they are a copy."""
 
     @property
     def number(self) -> int:

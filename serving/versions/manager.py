@@ -6,16 +6,21 @@ TensorFlow Serving's manager does this in C++; its Python package holds the mess
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from multigate.configs.difference import difference
 from multigate.configs.errors import ServingError
+from multigate.configs.files import in_use
+from multigate.configs.storage import Address
+from multigate.configs.version_folders import Trial, read_trial
 from multigate.serving.core.background import SupervisedThread, lower_priority
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
+from multigate.serving.mirror.mirror import Mirror
 from multigate.serving.versions.folders import (
     GRAPH,
     Stamp,
@@ -78,7 +83,21 @@ class VersionManager(Generic[V]):
         self.labels = dict(config.labels)
         """Version of each label; a reload replaces the dictionary."""
         self._policy = config.policy
-        self._base = config.base_path
+        self.base_path = config.base_path
+        self._mirror: Mirror | None = None
+        if isinstance(config.base_path, Address):
+            self._mirror = Mirror(
+                config.name,
+                config.base_path,
+                config.policy.name(),
+                config.policy.latest,
+                config.policy.offers,
+                options.store_poll_wait_seconds,
+                metrics,
+            )
+            self._base = self._mirror.folder
+        else:
+            self._base = config.base_path
         self._kind = kind
         self._options = options
         self._metrics = metrics
@@ -86,6 +105,10 @@ class VersionManager(Generic[V]):
         self._lock = threading.Lock()
         self._loaded: dict[int, V] = {}
         self._records: dict[int, VersionRecord] = {}
+        self._trial: Trial | None = None
+        """Of a version that is loaded, or about to be; it is never the newest one."""
+        self._damaged = ""
+        """Why the settings of a trial could not be read, once that is logged."""
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
         self._poller = SupervisedThread(
@@ -101,6 +124,8 @@ class VersionManager(Generic[V]):
         Raises:
             ServingError: a ranker has no version, or none that can be loaded.
         """
+        if self._mirror is not None:
+            self._mirror.start(required=not self.ranker)
         if self.ranker:
             self.poll()
             if not self._loaded:
@@ -123,6 +148,8 @@ class VersionManager(Generic[V]):
     def close(self) -> None:
         """Stop polling, and unload every version once its calls have ended."""
         self._stop.set()
+        if self._mirror is not None:
+            self._mirror.close()
         self._poller.join()
         with self._lock:
             loaded, self._loaded = self._loaded, {}
@@ -143,7 +170,7 @@ class VersionManager(Generic[V]):
         number = self.resolve(version, label)
         with self._lock:
             if number is None:
-                number = max(self._loaded, default=None)
+                number = self._newest()
             loaded = None if number is None else self._loaded.get(number)
             # Acquired under the lock, so that a swap cannot retire it in between.
             if loaded is None or not loaded.saved_model.acquire():
@@ -151,6 +178,25 @@ class VersionManager(Generic[V]):
                     f"model {self.name!r}: {_not_available(number, sorted(self._loaded))}"
                 )
             return loaded
+
+    def trial(self) -> tuple[Trial, V] | None:
+        """The trial, and its version, which is loaded; None where none is on trial."""
+        trial = self._trial
+        if trial is None:  # as in nearly every call: without the lock
+            return None
+        with self._lock:
+            loaded = self._loaded.get(trial.version)
+        return None if loaded is None else (trial, loaded)
+
+    def serving(self) -> int | None:
+        """The version that answers calls that name none; None where none is available."""
+        with self._lock:
+            return self._newest()
+
+    def _newest(self) -> int | None:
+        """The highest number that is not on trial; the caller holds the lock."""
+        trial = None if self._trial is None else self._trial.version
+        return max((number for number in self._loaded if number != trial), default=None)
 
     def resolve(self, version: int | None, label: str) -> int | None:
         """The version number that a call names, by number or label; None is the newest.
@@ -175,7 +221,7 @@ class VersionManager(Generic[V]):
             schema: as in the constructor.
         """
         wanted = (config.base_path, config.policy, config.ranker, schema)
-        return wanted == (self._base, self._policy, self.ranker, self._schema)
+        return wanted == (self.base_path, self._policy, self.ranker, self._schema)
 
     def schema(self) -> str:
         """The schema that all available versions share; empty where there are none."""
@@ -207,6 +253,8 @@ class VersionManager(Generic[V]):
 
     def poll(self) -> None:
         """Look at the base path once: load new versions, retire replaced ones."""
+        # Before the scan: a promotion in between is then seen as a version in production.
+        trial = self._read_trial()
         wanted: set[int] = set()
         for version, folder in scan(self._base).items():
             if len(wanted) == self._policy.latest:
@@ -218,16 +266,68 @@ class VersionManager(Generic[V]):
                 wanted.add(version)
         if not wanted:
             return  # keep the versions that there are, rather than none
+        if trial is None:  # a trial that began between the two: its version is in neither
+            trial = self._read_trial()
+        if trial is not None and trial.version not in wanted:
+            wanted.add(trial.version)
+        else:
+            trial = None
+        self._try(trial)
         with self._lock:
             replaced = [self._loaded.pop(n) for n in list(self._loaded) if n not in wanted]
         self.report()
         for old in replaced:
             self._retire(old)
 
+    def _read_trial(self) -> Trial | None:
+        """The trial that the base path asks for, if its version is there; damage ends no trial."""
+        if self.ranker:
+            return None
+        try:
+            trial = read_trial(self._base)
+        except (OSError, ValueError) as error:
+            if str(error) != self._damaged:
+                self._damaged = str(error)
+                LOG.error("model %s: %s; the trial goes on as it is", self.name, error)
+            trial = self._trial
+        else:
+            self._damaged = ""
+        return trial if trial is not None and trial.folder(self._base).is_dir() else None
+
+    def _try(self, trial: Trial | None) -> None:
+        """Begin, change or end the trial; its version takes calls once it is loaded."""
+        before = self._trial
+        if trial != before:
+            with self._lock:
+                self._trial = trial
+            if trial is None:
+                LOG.info("model %s: the trial has ended", self.name)
+        if trial is None:
+            self._metrics.trial.forget(self.name)
+            return
+        version, folder = trial.version, trial.folder(self._base)
+        if version not in self._loaded and not (
+            self._should_try(version, folder) and self._load(version, folder)
+        ):
+            self._metrics.trial.forget(self.name)
+            return
+        if trial != before:
+            LOG.info(
+                "model %s version %d is on trial: canary %g %% of the users, shadow %g %% of the "
+                "calls",
+                self.name,
+                version,
+                trial.canary,
+                trial.shadow,
+            )
+        self._metrics.trial.set(trial.canary, self.name, str(version), "canary")
+        self._metrics.trial.set(trial.shadow, self.name, str(version), "shadow")
+
     def report(self) -> None:
         """Set the model's gauges to the newest available version."""
         with self._lock:
-            newest = self._loaded.get(max(self._loaded, default=0))
+            number = self._newest()
+            newest = None if number is None else self._loaded[number]
         if newest is not None:  # a candidate model may have none yet
             newest.report(self._metrics)
 
@@ -281,11 +381,20 @@ class VersionManager(Generic[V]):
         return True
 
     def _open(self, version: int, folder: Path) -> V:
-        """Load, check and warm up a version.
+        """Load, check and warm up a version, whose copy then stays as long as it is loaded.
 
         Raises:
             LoadError: the version is damaged, or of another schema.
         """
+        with ExitStack() as files:
+            if self._mirror is not None and not files.enter_context(in_use(folder)):
+                raise LoadError(f"{folder}: removed meanwhile: the store no longer offers it")
+            loaded = self._open_files(version, folder)
+            loaded.files = files.pop_all()
+            return loaded
+
+    def _open_files(self, version: int, folder: Path) -> V:
+        """As `_open`."""
         options = self._options
         parallelism = (
             options.tensorflow_intra_op_parallelism,
@@ -344,6 +453,7 @@ class VersionManager(Generic[V]):
 
         def closed() -> None:
             version.close()
+            version.files.close()
             with self._lock:
                 # A rollback may have loaded this number again while its last call went on.
                 if self._records[version.number] is unloading:

@@ -30,7 +30,8 @@ from typing import Any
 
 from google.protobuf import text_format
 
-from multigate.configs.errors import ServingError
+from multigate.configs.errors import DataError, ServingError
+from multigate.configs.storage import Place, place
 from multigate.serving.protos.tensorflow_messages import model_server_config_pb2
 
 CANDIDATES = "candidates/"
@@ -48,6 +49,11 @@ class VersionPolicy:
     specific: frozenset[int] = frozenset()
     """Only these numbers; empty: any number."""
 
+    def name(self) -> str:
+        """The policy in words."""
+        chosen = " ".join(map(str, sorted(self.specific)))
+        return f"specific {chosen}" if chosen else f"latest {self.latest or 'all'}"
+
     def offers(self, version: int) -> bool:
         """Whether the policy allows a version."""
         return not self.specific or version in self.specific
@@ -58,7 +64,7 @@ class ModelConfig:
     """One model."""
 
     name: str
-    base_path: Path
+    base_path: Place
     policy: VersionPolicy = VersionPolicy()
     labels: dict[str, int] = field(default_factory=dict)
     """Version of each label."""
@@ -86,6 +92,15 @@ def read_model_configs(path: Path) -> list[ModelConfig]:
     Raises:
         ServingError: the file cannot be read or parsed, or asks for what this server does not do.
     """
+    return model_configs(read_model_config_message(path))
+
+
+def read_model_config_message(path: Path) -> Any:
+    """The ModelServerConfig of a file, checked.
+
+    Raises:
+        ServingError: the file cannot be read or parsed, or asks for what this server does not do.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -93,9 +108,10 @@ def read_model_configs(path: Path) -> list[ModelConfig]:
         raise ServingError(f"--model_config_file {path}: cannot be read: {reason}") from None
     try:
         message = text_format.Parse(text, model_server_config_pb2.ModelServerConfig())
-        return model_configs(message)
+        model_configs(message)
     except (text_format.ParseError, ServingError) as error:
         raise ServingError(f"--model_config_file {path}: {error}") from None
+    return message
 
 
 def model_configs(message: Any) -> list[ModelConfig]:
@@ -165,7 +181,11 @@ def _model_config(config: Any) -> ModelConfig:
                 f"versions of its policy, received version {version}"
             )
     labels = dict(config.version_labels)
-    return ModelConfig(config.name, Path(config.base_path), policy, labels, ranker)
+    try:
+        base_path = place(config.base_path)
+    except DataError as error:
+        raise ServingError(f"{where}: base_path: {error}") from None
+    return ModelConfig(config.name, base_path, policy, labels, ranker)
 
 
 def _policy(where: str, policy: Any) -> VersionPolicy:

@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from multigate.configs.version_folders import Trial
 from multigate.serving.core.background import lower_priority
+from multigate.serving.core.logs import say
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError, WrongStateError
@@ -109,7 +111,7 @@ class Models:
     def use(
         self, name: str, version: int | None = None, label: str = ""
     ) -> Iterator[RankerVersion]:
-        """A ranker's version for one call; stays loaded until the block ends.
+        """A ranker's version for one call, which its log line names; stays loaded in the block.
 
         Args:
             name: the model's name as the caller gave it.
@@ -130,10 +132,17 @@ class Models:
                 )
             # Acquired under the lock, so that a reload cannot close the model in between.
             loaded: RankerVersion = manager.acquire(version, label)
+        say(model=loaded.model, version=loaded.number)
         try:
             yield loaded
         finally:
             loaded.saved_model.release()
+
+    def trial(self, name: str) -> tuple[Trial, RankerVersion] | None:
+        """The trial of a ranker and its version, which is loaded; None where there is none."""
+        with self._lock:
+            manager = self._managers.get(name)
+        return None if manager is None or manager.ranker else manager.trial()
 
     def candidates(self, ranker: str) -> VersionManager[CandidateVersion]:
         """The candidate model of a ranker.
@@ -184,6 +193,11 @@ class Models:
         """
         with self._lock:
             return self._manager(name)
+
+    def managers(self) -> dict[str, VersionManager[Any]]:
+        """The version managers of all models, by name."""
+        with self._lock:
+            return dict(self._managers)
 
     def available_versions(self) -> dict[str, list[int]]:
         """Numbers of the versions that answer calls, by model."""

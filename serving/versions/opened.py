@@ -1,6 +1,6 @@
 """A version's folder opened without a server, to explain what a server would answer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from multigate.serving.feature_store.backends import open_feature_store
 from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.versions.explaining import (
     Against,
+    Background,
     Drawing,
     example_rows,
     explain_candidate,
@@ -57,7 +58,13 @@ class OpenedVersion:
         self._reader = RequestReader(contract, options.max_candidates, store)
 
     def explain(
-        self, request: Mapping[str, Any], item: str, against: Against, drawing: Drawing
+        self,
+        request: Mapping[str, Any],
+        item: str,
+        against: Against,
+        drawing: Drawing,
+        background: Background | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> Explanation:
         """Explain one candidate of a request.
 
@@ -66,6 +73,8 @@ class OpenedVersion:
             item: the candidate's id, as text.
             against: what to compare with.
             drawing: how orders are drawn.
+            background: other rows to compare with, whatever `against` says.
+            check: called between runs of the model.
 
         Raises:
             ServingError: the request does not fit the contract, or the item is not in it.
@@ -92,13 +101,23 @@ class OpenedVersion:
             items.index(id_),
             against,
             drawing,
+            check,
+            background,
         )
         return self._named(found)
 
-    def explain_example(self, row: Arrays, drawing: Drawing) -> Explanation:
+    def explain_example(
+        self,
+        row: Arrays,
+        drawing: Drawing,
+        background: Background | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Explanation:
         """Explain an example's row, inputs of `serving_default` with one row."""
-        background = example_rows(self.saved_model, self.folder)
-        return self._named(explain_row(self.saved_model, row, background, drawing))
+        if background is None:
+            background = example_rows(self.saved_model, self.folder)
+        found = explain_row(self.saved_model, row, background, drawing, check=check)
+        return self._named(found)
 
     def _item_id(self, text: str) -> str | int:
         """An item's id in the type of the model's ids."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from multigate.serving.core.status import Call, OverloadedError
+from multigate.serving.core.tracing import step
 
 
 class RunSlots:
@@ -41,11 +42,13 @@ class RunSlots:
             )
         self._queued += 1
         try:
-            await self._free.acquire()
+            with step("queue"):
+                await self._free.acquire()
         finally:
             self._queued -= 1
         try:
             call.check("in the queue")
-            yield
+            with step("run"):
+                yield
         finally:
             self._free.release()

@@ -32,9 +32,17 @@ class Signature:
         self.outputs = {k: TensorSpec.of(info) for k, info in sorted(definition.outputs.items())}
         self._run = session.runner(definition)
 
-    def __call__(self, inputs: Arrays) -> Arrays:
-        """Run the graph; releases the GIL meanwhile."""
-        outputs = self._run(*[inputs[key] for key in self.inputs])
+    def __call__(self, inputs: Arrays, timeout: float | None = None) -> Arrays:
+        """Run the graph; releases the GIL meanwhile.
+
+        Args:
+            inputs: arrays by name.
+            timeout: seconds, where the session can end a run.
+
+        Raises:
+            ModelRuntimeError: see `serving.runtime.errors`.
+        """
+        outputs = self._run(*[inputs[key] for key in self.inputs], timeout=timeout)
         return dict(zip(self.outputs, outputs, strict=True))
 
 

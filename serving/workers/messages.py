@@ -8,11 +8,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Served:
+    """Models that all workers serve, or are to serve."""
+
+    configs: bytes
+    """Pickled."""
+    file: bytes | None
+    """Content of `--model_config_file` that asked for them; None where it is not polled, or where a
+    reload request asked for them."""
+
+
+@dataclass(frozen=True)
 class Ready:
     """A worker's first message: it serves."""
 
     serving: str
     """Models and versions, in words."""
+    served: Served
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Prepare:
 
     reload: int
     """Number of the reload."""
-    configs: bytes
+    served: Served
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,10 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class GetMetrics:
-    """To a worker.  Answer: its metric families, a list of prometheus-client's `Metric`."""
+    """To a worker.  Answer: its metric families, a list of prometheus-client's `Metric`.
+
+    To the supervisor.  Answer: the same of all workers, and its own.
+    """
 
 
 @dataclass(frozen=True)
@@ -76,10 +91,10 @@ class GetRecords:
 class Reload:
     """To the supervisor: serve these models in all workers.  Answer: why not, or the empty text."""
 
-    configs: bytes
+    served: Served
 
 
 Order = Stop | Prepare | Commit | Abort | Heartbeat | GetMetrics | GetRecords
 """What a worker is asked."""
-Request = GetRecords | Reload
+Request = GetMetrics | GetRecords | Reload
 """What the supervisor is asked."""

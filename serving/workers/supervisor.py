@@ -15,6 +15,7 @@ open before the workers can answer, and know no reload that all workers accept o
 import logging
 import multiprocessing
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ from prometheus_client.registry import Collector
 
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
-from multigate.serving.core.addresses import address, reserve
+from multigate.serving.core.addresses import listening, reserve
 from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.signals import MARGIN, stop_signals, wait_for
@@ -54,6 +55,7 @@ from multigate.serving.workers.messages import (
     Ready,
     Reload,
     Request,
+    Served,
     Stop,
 )
 from multigate.serving.workers.worker import run_worker
@@ -95,7 +97,6 @@ class Slot:
         self._supervisor = supervisor
         self._process: Any = None
         self._worker: PipeClient | None = None
-        self._configs: bytes | None = None
         self._ready_at: float | None = None
         """Monotonic seconds at which the worker began to serve; None: it did not."""
         self._thread = threading.Thread(target=self._run, name=f"worker-{number}", daemon=True)
@@ -176,14 +177,13 @@ class Slot:
         spawn = multiprocessing.get_context("spawn")
         orders, worker_orders = spawn.Pipe()
         requests, worker_requests = spawn.Pipe()
-        self._configs = self._supervisor.configs
         self._process = spawn.Process(
             target=run_worker,
             args=(
                 self._supervisor.worker_options,
                 worker_orders,
                 worker_requests,
-                self._configs,
+                self._supervisor.served,
                 self._supervisor.at_start,
             ),
             name=f"multigate-worker-{self.number}",
@@ -217,7 +217,7 @@ class Slot:
         assert isinstance(first, Ready)
         self.serving = first.serving
         self._worker = PipeClient(orders)
-        self._supervisor.admit(self)
+        self._supervisor.admit(self, first.served)
         self._ready_at = time.monotonic()
         self.responsive = True
         self.settled.set()
@@ -267,13 +267,19 @@ class Slot:
         else:
             server.send(number, answer)
 
-    def catch_up(self, configs: bytes | None) -> None:
-        """Apply a reload that happened while the worker started, then count as ready."""
+    def catch_up(self, begun: Served, served: Served) -> None:
+        """Count as ready, with the models of the others.
+
+        Args:
+            begun: what the worker began with.
+            served: of the other workers: others after a reload that happened while it started, or
+                where the models' file changed between the starts of two workers.
+        """
         self.ready.set()
-        if configs is self._configs or configs is None:
+        if begun.configs == served.configs:
             return
         try:
-            problem = self.ask(Prepare(0, configs), _LOAD_IN)
+            problem = self.ask(Prepare(0, served), _LOAD_IN)
             problem = problem or self.ask(Commit(0))
         except LinkError as error:
             problem = str(error)
@@ -298,11 +304,18 @@ class Supervisor(Collector):
         self.at_start = at_start
         self.options = options
         self.stopping = threading.Event()
-        self.configs: bytes | None = None
-        """The models of the last reload; None: those of the options."""
+        self.served: Served | None = None
+        """Models of all workers; None until the first worker is ready."""
         self._held = reserve(options.host, options.port)
         self.port: int = self._held.getsockname()[1]
-        self.worker_options = options.model_copy(update={"port": self.port, "metrics_port": -1})
+        self.rest_port: int | None = None
+        self._held_for_rest: socket.socket | None = None
+        ports = {"port": self.port, "metrics_port": -1}
+        if options.rest_api_port >= 0:
+            held = reserve(options.host, options.rest_api_port, "--rest_api_port")
+            self._held_for_rest = held
+            ports["rest_api_port"] = self.rest_port = held.getsockname()[1]
+        self.worker_options = options.model_copy(update=ports)
         self.slots = [Slot(number, self) for number in range(options.workers)]
         self._changing = threading.Lock()
         self._reloads = 0
@@ -359,6 +372,8 @@ class Supervisor(Collector):
             slot.join()
         self._close_exporter()
         self._held.close()
+        if self._held_for_rest is not None:
+            self._held_for_rest.close()
 
     def _stop_workers(self, at_once: bool) -> None:
         """Tell all at once: one that hangs does not keep the others from draining."""
@@ -366,13 +381,21 @@ class Supervisor(Collector):
             for stopped in [pool.submit(slot.stop, at_once) for slot in self.slots]:
                 stopped.result()
 
-    def admit(self, slot: Slot) -> None:
-        """Bring a worker that has just started to the models of the last reload."""
+    def admit(self, slot: Slot, begun: Served) -> None:
+        """Bring a worker that has just started to the models of the others.
+
+        Its successors begin with these too, and not with what the options' file says by then: no
+        worker serves what the others do not, and a file that is broken keeps none from starting.
+        """
         with self._changing:
-            slot.catch_up(self.configs)
+            if self.served is None:
+                self.served = begun
+            slot.catch_up(begun, self.served)
 
     def answer(self, request: Request) -> Any:
-        """Answer a worker: the records of a model in all workers, or the result of a reload."""
+        """Answer a worker: metrics or a model's records in all workers, or a reload's result."""
+        if isinstance(request, GetMetrics):
+            return list(self.collect())
         if isinstance(request, GetRecords):
             found = self._ask_all(request)
             silent = [s for s in self.slots if s.ready.is_set() and s.number not in found]
@@ -408,7 +431,7 @@ class Supervisor(Collector):
             self._reloads += 1
             for slot in self.slots:
                 try:
-                    problem = slot.ask(Prepare(self._reloads, request.configs), _LOAD_IN)
+                    problem = slot.ask(Prepare(self._reloads, request.served), _LOAD_IN)
                 except AnswerTimeoutError as error:
                     problem = f"worker {slot.number}: {error}"
                     prepared.append(slot)  # it may finish later
@@ -423,7 +446,10 @@ class Supervisor(Collector):
                 with suppress(LinkError):
                     slot.ask(Abort(self._reloads) if problem else Commit(self._reloads))
             if not problem:
-                self.configs = request.configs
+                file, before = request.served.file, self.served
+                if file is None and before is not None:  # the file has not changed
+                    file = before.file
+                self.served = Served(request.served.configs, file)
             return problem
 
     def collect(self) -> Iterable[Metric]:
@@ -463,7 +489,7 @@ def supervise(options: ServerOptions, at_start: Callable[[], Any]) -> None:
             if not first.is_set():
                 raise
             return  # a signal asked for it
-        where = address(options.host, supervisor.port)
+        where = listening(options.host, supervisor.port, supervisor.rest_port)
         serving = supervisor.slots[0].serving
         print(f"serving {serving} in {options.workers} workers on {where}", flush=True)
         wait_for(first)

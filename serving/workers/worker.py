@@ -28,6 +28,7 @@ from multigate.serving.workers.messages import (
     Ready,
     Reload,
     Request,
+    Served,
     Stop,
 )
 
@@ -38,7 +39,7 @@ def run_worker(
     options: ServerOptions,
     orders: Connection,
     requests: Connection,
-    configs: bytes | None,
+    served: Served | None,
     at_start: Callable[[], Any],
 ) -> None:
     """Run one worker: start, follow orders, drain.
@@ -47,7 +48,7 @@ def run_worker(
         options: with the port that all workers share.
         orders: from the supervisor; the worker drains when this pipe ends.
         requests: to the supervisor.
-        configs: pickled models of the last reload; None: those of the options.
+        served: the models of the other workers; None: those of the options.
         at_start: what to do first.
     """
     stop, force = threading.Event(), threading.Event()
@@ -63,14 +64,16 @@ def run_worker(
     fleet = Fleet(PipeClient(requests))
     try:
         _refuse_gpu()
-        server = Server(options, pickle.loads(configs) if configs is not None else None, fleet)
+        configs = None if served is None else pickle.loads(served.configs)
+        server = Server(options, configs, fleet, None if served is None else served.file)
         server.start()
     except ServingError as error:
         with suppress(OSError):  # the supervisor is gone
             orders.send(Failed(str(error)))
         return
     with suppress(OSError):  # the thread that reads orders meets the same error, and stops
-        orders.send(Ready(server.describe()))
+        begun = Served(pickle.dumps(list(server.configs)), server.applied_file)
+        orders.send(Ready(server.describe(), begun))
     handler = OrderHandler(server, PipeServer(orders), stop, force)
     threading.Thread(target=handler.run, name="orders", daemon=True).start()
     while not stop.wait(0.5):  # a signal may reach one of TensorFlow's threads: see core.signals
@@ -156,7 +159,7 @@ class OrderHandler:
         """Load other models, and serve them if the supervisor says that all workers can."""
         problem: str | None = None
         try:
-            with self._server.models.change(pickle.loads(order.configs)):
+            with self._server.models.change(pickle.loads(order.served.configs)):
                 self._orders.send(number, "")
                 number, verdict = self._verdicts.get()
                 while verdict is not None and verdict.reload != order.reload:
@@ -164,6 +167,8 @@ class OrderHandler:
                     number, verdict = self._verdicts.get()
                 if not isinstance(verdict, Commit):
                     raise _AbortError
+            if order.served.file is not None:
+                self._server.applied_file = order.served.file
         except _AbortError:
             pass
         except ServingError as error:
@@ -184,18 +189,26 @@ class Fleet:
     def __init__(self, supervisor: PipeClient) -> None:
         self._supervisor = supervisor
 
-    def apply(self, configs: Sequence[Any]) -> None:
+    def apply(self, configs: Sequence[Any], file: bytes | None = None) -> None:
         """Serve these models in all workers, or change nothing.
+
+        Args:
+            configs: of the models.
+            file: content of the models' file, where that asks for them.
 
         Raises:
             ServingError: a worker cannot serve them.
         """
-        if problem := self._ask(Reload(pickle.dumps(list(configs)))):
+        if problem := self._ask(Reload(Served(pickle.dumps(list(configs)), file))):
             raise ServingError(problem)
 
     def known_records(self, name: str) -> list[dict[int, Any]]:
         """State of a model's versions in each worker."""
         return [pickle.loads(one) for one in self._ask(GetRecords(name))]
+
+    def collect(self) -> Any:
+        """The metrics of all workers, as the supervisor's page has them."""
+        return self._ask(GetMetrics())
 
     def _ask(self, request: Request) -> Any:
         try:

@@ -1,13 +1,17 @@
 """A small version folder built with plain TensorFlow, and servers that serve it."""
 
+import http.client
 import json
 import shutil
+import socket
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import (
@@ -21,6 +25,7 @@ from multigate.configs.contract import LENGTH, Contract, FrozenContract
 from multigate.configs.sections.base import parse
 from multigate.serving.core.layout import default_layout, empty_like, rank_layout, retrieve_layout
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.protos import ranking_pb2_grpc
 from multigate.serving.rpc.server import Server
 
@@ -316,6 +321,36 @@ def exported(tmp_path_factory, contract):
 
 
 @pytest.fixture(scope="session")
+def watched(exported, contract, tmp_path_factory):
+    """A version that counts unseen items and experts, as the exporter's do."""
+    module = tf.saved_model.load(str(exported))
+    known = tf.constant([f"i{n}" for n in range(50)])
+
+    def watch(**inputs):
+        strangers = tf.reduce_all(inputs["item_id"][:, None] != known[None, :], 1)
+        return {
+            "unseen/item_id": tf.math.count_nonzero(strangers, dtype=tf.int32),
+            "unseen/recent": tf.math.count_nonzero(inputs["recent"] == "new", dtype=tf.int32),
+            "experts": tf.strings.length(inputs["item_id"]),
+        }
+
+    shapes = {1: [None], 2: [None, None]}
+    specs = {
+        name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
+        for name, what in rank_layout(contract).inputs.items()
+    }
+    signatures = dict(module.signatures) | {
+        "watch": tf.function(watch, autograph=False).get_concrete_function(**specs)
+    }
+    folder = tmp_path_factory.mktemp("watched") / "1"
+    tf.saved_model.save(module, str(folder), signatures)
+    for path in (exported / "assets.extra").iterdir():
+        (folder / "assets.extra").mkdir(exist_ok=True)
+        (folder / "assets.extra" / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session")
 def candidates_exported(tmp_path_factory, contract):
     """A complete version folder of a candidate model."""
     folder = tmp_path_factory.mktemp("candidates") / "1"
@@ -353,6 +388,80 @@ def publish(exported):
 def publish_candidates(candidates_exported):
     """Publish the candidate model."""
     return copies(candidates_exported)
+
+
+@pytest.fixture(scope="session")
+def with_items(tmp_path_factory, contract):
+    """Gives a version the features of users and items, for those that calls leave out."""
+    folder = tmp_path_factory.mktemp("examples")
+    count = len(CATALOGUE)
+    tables = {
+        "users": {
+            "user_id": ["u7"],
+            "country": ["fr"],
+            "age": pa.array([40.0], pa.float32()),
+            "segment": [1],
+            "recent": [["i5", "i6"]],
+        },
+        "items": {
+            "item_id": CATALOGUE,
+            "topic": ["news"] * count,
+            "length": pa.array([float(n) for n in range(count)], pa.float32()),
+            "tags": [["a"]] * count,
+        },
+    }
+    for source, columns in tables.items():
+        (folder / "snapshot" / source).mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / "snapshot" / source / "part.parquet")
+    frozen = FrozenContract(
+        contract=contract,
+        schema_fingerprint=contract.schema_fingerprint(),
+        data_fingerprint="0" * 16,
+    )
+    (folder / "contract.json").write_text(frozen.model_dump_json())
+    (folder / "manifest.json").write_text('{"name": "small", "cut_off": null}')
+    return lambda version: write_snapshot(folder, version / "assets.extra" / "snapshot")
+
+
+class Rest:
+    """The standard library's client; a connection for each request."""
+
+    def __init__(self, port, timeout=60):
+        self.port = port
+        self.timeout = timeout
+
+    def __call__(self, method, path, body=None, headers=()):
+        """Status, headers and JSON of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout)
+        try:
+            data = body if isinstance(body, bytes | type(None)) else json.dumps(body).encode()
+            connection.request(method, path, data, dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.headers, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def post(self, path, body, headers=()):
+        status, _, answer = self("POST", f"/v1/models/{path}", body, headers)
+        return status, answer
+
+    def get(self, path):
+        status, _, answer = self("GET", f"/v1/models/{path}")
+        return status, answer
+
+    def connect(self):
+        """A socket for bytes of the test's own."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=self.timeout)
+
+
+def columns_of(inputs):
+    """Inputs of a signature as JSON."""
+    return {
+        name: np.vectorize(bytes.decode, otypes=[object])(values).tolist()
+        if values.dtype == object
+        else values.tolist()
+        for name, values in inputs.items()
+    }
 
 
 ADMIN = [("authorization", "Bearer admin")]
@@ -399,7 +508,7 @@ def run_server(tmp_path_factory):
         def __init__(self, base, **options):
             options = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0} | options
             if "model_config_file" not in options:
-                options |= {"model_name": "small", "model_base_path": Path(base)}
+                options |= {"model_name": "small", "model_base_path": base}
             # An admin token is on, so that `Running.models` may reload.
             options = {"admin_token_file": tokens} | options
             self.server = Server(ServerOptions(port=0, **options))
@@ -432,7 +541,7 @@ def running(tmp_path_factory, publish, run_server):
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def until():
     """Wait for a condition, up to half a minute."""
 
@@ -462,3 +571,15 @@ def helpers():
         catalogue = CATALOGUE
 
     return Helpers
+
+
+@pytest.fixture(scope="session")
+def rest():
+    """A client of HTTP that is not ours, for a port."""
+    return Rest
+
+
+@pytest.fixture(scope="session")
+def as_columns():
+    """Inputs of a signature as JSON."""
+    return columns_of

@@ -10,12 +10,14 @@ import yaml
 
 from multigate.serving.client import probe
 from multigate.serving.core.options import ServerOptions, add_arguments, from_arguments
+from multigate.serving.observe.exporter import PATH
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENT, SERVICE, BUDGET = yaml.safe_load_all((ROOT / "deploy" / "server.yaml").read_text())
 POD = DEPLOYMENT["spec"]["template"]
 (SERVER,) = POD["spec"]["containers"]
-COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["server"]
+SERVICES = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+COMPOSE = SERVICES["server"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SERVING = DOCKERFILE.partition("AS serving\n")[2].partition("\nFROM ")[0]
 SUPERVISORS_MARGIN = 10  # seconds, after which workers are killed
@@ -42,7 +44,8 @@ def test_the_deployments_flags_are_the_servers():
     options = deployed()
     assert isinstance(options, ServerOptions)
     ports = {port["name"]: port["containerPort"] for port in SERVER["ports"]}
-    assert ports == {"grpc": options.port, "metrics": options.metrics_port}
+    served = {"grpc": options.port, "metrics": options.metrics_port, "rest": options.rest_api_port}
+    assert ports == served
     mounts = {mount["mountPath"]: mount for mount in SERVER["volumeMounts"]}
     assert str(options.model_base_path).startswith("/runs/")
     assert mounts["/runs"]["readOnly"]
@@ -78,8 +81,8 @@ def test_service_and_budget_select_the_pods():
     assert DEPLOYMENT["spec"]["selector"]["matchLabels"] == labels
     assert SERVICE["spec"]["selector"] == labels
     assert BUDGET["spec"]["selector"]["matchLabels"] == labels
-    (port,) = SERVICE["spec"]["ports"]
-    assert (port["port"], port["targetPort"]) == (deployed().port, "grpc")
+    ports = {port["targetPort"]: port["port"] for port in SERVICE["spec"]["ports"]}
+    assert ports == {port["name"]: port["containerPort"] for port in SERVER["ports"]}
 
 
 def test_nothing_runs_as_root_or_writes_its_image():
@@ -91,16 +94,44 @@ def test_nothing_runs_as_root_or_writes_its_image():
     assert set(SERVER["resources"]["limits"]) == {"memory"}
 
 
-def test_the_compose_file_serves_what_it_says():
-    options = options_of(COMPOSE["command"], COMPOSE["environment"])
+@pytest.mark.parametrize("store", ["version", "redis://redis:6379/0"])
+def test_the_compose_file_serves_what_it_says(store):
+    command = [re.sub(r"\$\{FEATURE_STORE:-version\}", store, one) for one in COMPOSE["command"]]
+    options = options_of(command, COMPOSE["environment"])
+    assert options.feature_store == store
     published = [port.rsplit(":", 2) for port in COMPOSE["ports"]]
     assert published == [
-        ["127.0.0.1", str(port), str(port)] for port in (options.port, options.metrics_port)
+        ["127.0.0.1", str(port), str(port)]
+        for port in (options.port, options.metrics_port, options.rest_api_port)
     ]
     assert str(options.model_base_path).startswith("/models/")
     grace = int(COMPOSE["stop_grace_period"].removesuffix("s"))
     assert grace >= options.drain_delay_seconds + options.drain_grace_seconds
     assert COMPOSE["build"] == {"context": "..", "target": "serving"}
+
+
+def test_the_compose_file_watches_the_server():
+    """Files that it mounts exist, and services find each other by name and port."""
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert not source.startswith("./") or (ROOT / "deploy" / source).exists(), volume
+        assert set(service.get("depends_on", [])) <= set(SERVICES)
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), name
+    monitoring = ROOT / "deploy" / "monitoring"
+    (job,) = yaml.safe_load((monitoring / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"server:{deployed().metrics_port}"]}]
+    assert job["metrics_path"] == POD["metadata"]["annotations"]["prometheus.io/path"] == PATH
+    provisioning = monitoring / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards/multigate.yaml").read_text())[
+        "providers"
+    ]
+    mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    assert f"{provider['options']['path']}/multigate.json" in mounted
 
 
 def test_the_serving_image_carries_no_training_code():

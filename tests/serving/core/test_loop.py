@@ -80,6 +80,7 @@ def test_work_that_raises_stop_iteration_ends_its_call(call, threads):
     assert ended.is_set()
 
 
+@pytest.mark.slow
 def test_a_call_that_is_cancelled_ends_with_its_work_whose_failure_is_nobodys(call, caplog):
     work = Work(ValueError("too late"))
     running, ended = call(work)

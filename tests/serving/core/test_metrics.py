@@ -9,6 +9,10 @@ from multigate.serving.core.metrics import Counter, Gauge, Histogram, ServerMetr
 
 NAMES = {
     ":tensorflow:serving:request_count": "counter",
+    ":tensorflow:serving:request_latency": "histogram",
+    "multigate_requests_total": "counter",
+    "multigate_calls_in_flight": "gauge",
+    "multigate_spans_total": "counter",
     "multigate_request_seconds": "histogram",
     "multigate_candidates": "histogram",
     "multigate_recommendations_total": "counter",
@@ -26,6 +30,16 @@ NAMES = {
     "multigate_share_shift": "gauge",
     "multigate_score_stability_index": "gauge",
     "multigate_impression_rows_total": "counter",
+    "multigate_trial_percent": "gauge",
+    "multigate_canary_calls_total": "counter",
+    "multigate_shadow_calls_total": "counter",
+    "multigate_shadow_rows_total": "counter",
+    "multigate_shadow_pairs": "histogram",
+    "multigate_shadow_overlap": "histogram",
+    "multigate_store_looks_total": "counter",
+    "multigate_store_copies_total": "counter",
+    "multigate_store_read_timestamp_seconds": "gauge",
+    "multigate_config_reloads_total": "counter",
     "multigate_thread_failures_total": "counter",
     "multigate_queue_seconds": "histogram",
     "multigate_batch_rows": "histogram",
@@ -69,7 +83,7 @@ def test_the_page_has_these_names_and_types_and_no_others():
 
 def test_samples_have_their_names_labels_and_bounds():
     lines = filled().text().splitlines()
-    assert ':tensorflow:serving:request_count{method="Rank",status="OK"} 1.0' in lines
+    assert ':tensorflow:serving:request_count{method="Rank",model_name="",status="OK"} 1.0' in lines
     assert 'multigate_missing_values_total{feature="city",model="m"} 3.0' in lines
     assert 'multigate_request_seconds_bucket{le="5e-05",method="Rank"} 0.0' in lines
     assert 'multigate_request_seconds_bucket{le="1",method="Rank"} 1.0' in lines

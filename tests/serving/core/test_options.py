@@ -57,6 +57,7 @@ def test_every_option_is_read_from_the_environment(parse, name):
         "log_format": "json",
         "runtime": "python",
         "feature_store": "none",
+        "otlp_endpoint": "http://collector:4317",
         "enable_model_warmup": "false",
         "impression_log_rate": "0.5",
         "file_system_poll_wait_seconds": "0.5",

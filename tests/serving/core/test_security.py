@@ -3,6 +3,8 @@
 import datetime
 import ipaddress
 import ssl
+import urllib.error
+import urllib.request
 
 import grpc
 import pytest
@@ -107,6 +109,39 @@ def code_of(target, **credentials):
     return raised.value.code
 
 
+def https(port, ca, pair=None):
+    """The status of a request over HTTPS."""
+    context = ssl.create_default_context(cafile=ca)
+    if pair is not None:
+        context.load_cert_chain(*pair)
+    url = f"https://127.0.0.1:{port}/v1/models/small"
+    with urllib.request.urlopen(url, timeout=30, context=context) as answer:
+        return answer.status
+
+
+def test_http_has_the_tls_of_grpc(base, tmp_path, run_server, authority, stranger, until):
+    config = ssl_config(tmp_path, authority, client_verify=True, custom_ca=authority.ca.read_text())
+    pair = authority.issue("caller")
+    with run_server(base, ssl_config_file=config, rest_api_port=0) as running:
+        port = running.server.rest_port
+        assert https(port, authority.ca, pair) == 200
+        with pytest.raises(OSError, match=r"certificate required|reset|EOF|ALERT|closed"):
+            https(port, authority.ca)
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            https(port, stranger.ca, pair)
+
+        def renewed():
+            try:
+                return https(port, stranger.ca, stranger.issue("caller")) == 200
+            except OSError:
+                return False
+
+        ssl_config(tmp_path, stranger, client_verify=True, custom_ca=stranger.ca.read_text())
+        until(renewed)
+        with pytest.raises(OSError, match=r"unknown ca|reset|EOF|ALERT|closed"):
+            https(port, stranger.ca, pair)
+
+
 def test_tls_shows_the_server_to_its_callers(base, tmp_path, run_server, authority, stranger):
     with run_server(base, ssl_config_file=ssl_config(tmp_path, authority)) as running:
         with RankClient(running.target, timeout=60, ca=authority.ca) as client:
@@ -188,7 +223,7 @@ def test_every_call_but_health_shows_a_token(base, tmp_path, run_server):
         with pytest.raises(grpc.RpcError) as raised:
             unknown(b"", timeout=60)
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        counted = 'request_count{method="refused",status="UNAUTHENTICATED"} 6'
+        counted = 'request_count{method="refused",model_name="",status="UNAUTHENTICATED"} 6'
         assert counted in running.server.metrics.text()
 
 

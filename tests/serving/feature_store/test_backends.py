@@ -48,6 +48,7 @@ TYPES = {
     "age": pa.float32(),
     "length": pa.float32(),
     "idle": pa.float32(),
+    "member": pa.float32(),
     "lately": pa.float32(),
     "views": pa.float32(),
     "clicks": pa.float32(),
@@ -146,7 +147,7 @@ def check(contract, store):
     """Every row of the tables, and ids that are not in them."""
     for place, user in enumerate(ROWS["users"]["user_id"]):
         stored = store.read(everything(contract, user.encode(), ["nobody", *reversed(ITEMS)]))
-        assert stored.problem == ""
+        assert (stored.problem, stored.lacks_user) == ("", False)
         for name in stored_features(contract, "user"):
             assert plain(stored.columns[name], 0) == expected(contract, "users", name, place)
         for name in stored_features(contract, "item"):
@@ -156,6 +157,7 @@ def check(contract, store):
                 assert plain(column, len(ITEMS) - row) == expected(contract, "items", name, row)
     unknown = store.read(everything(contract, b"buckero", ["plumles", "i1\0", "", "x" * 1000]))
     assert not any(column.present.any() for column in unknown.columns.values())
+    assert unknown.lacks_user
 
 
 @pytest.mark.parametrize("kept", [1 << 16, -1], ids=["kept", "searched"])
@@ -393,6 +395,7 @@ def test_what_the_request_names_wins_feature_by_feature(client):
 def test_unknown_ids_have_the_missing_rule(client):
     _, columns = sent(0)
     stranger = rank(client, "u9", age=3.0)
+    assert stranger.warnings[0].startswith("user_id 'u9': the feature store does not know this")
     assert any("'country': 1 missing value;" in warning for warning in stranger.warnings)
     expected = rank(client, "u9", columns=columns, age=3.0)
     assert scores(stranger) == scores(expected)
@@ -416,6 +419,7 @@ def test_another_snapshot_comes_with_another_version(base, publish, run_server, 
         assert scores(rank(client, age=30.5)) == scores(before)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("file", "content", "reason"),
     [
@@ -457,6 +461,7 @@ def test_no_store_is_asked_where_none_is_wanted(base, run_server):
             rank(client)
 
 
+@pytest.mark.slow
 def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of_redis):
     load_snapshot(examples, store_of_redis.address)
     features, columns = sent(0)
@@ -650,6 +655,7 @@ def test_times_since_an_event_grow_with_the_clock(tmp_path):
         "user_id": {"kind": "id", "side": "user"},
         "item_id": {"kind": "id", "side": "item"},
         "idle": {"kind": "number", "side": "user", "since": since, "missing": "indicator"},
+        "member": {"kind": "number", "side": "user", "age": "iso", "missing": "indicator"},
         "age": {"kind": "number", "side": "user"},
         "lately": lately | {"missing": "indicator"},
     }
@@ -658,12 +664,18 @@ def test_times_since_an_event_grow_with_the_clock(tmp_path):
     contract = parse(Contract, values, "test")
     idle = [10.0, None]
     rows = {
-        "users": {"user_id": ["a", "b"], "idle": idle, "age": [30.0, 40.0], "lately": idle},
+        "users": {
+            "user_id": ["a", "b"],
+            "idle": idle,
+            "member": idle,
+            "age": [30.0, 40.0],
+            "lately": idle,
+        },
         "items": {"item_id": ["i"]},
     }
     write_snapshot(write_examples(tmp_path / "examples", contract, rows), tmp_path / "out")
     store = Snapshot(tmp_path / "out", contract, contract.schema_fingerprint())
-    query = FeatureQuery(b"a", ["idle", "age"], bytes_of(["i"]), [])
+    query = FeatureQuery(b"a", ["idle", "member", "age"], bytes_of(["i"]), [])
     cut_off = store.read(query).cut_off
     for clock, idle in (
         (lambda: cut_off + 3600, 3610),
@@ -671,7 +683,8 @@ def test_times_since_an_event_grow_with_the_clock(tmp_path):
         (None, 10),
     ):
         columns = OnlineFeatures(contract, store, clock).read(query).columns
-        assert (columns["idle"].values.tolist(), columns["age"].values.tolist()) == ([idle], [30])
+        found = [columns[name].values.tolist() for name in ("idle", "member", "age")]
+        assert found == [[idle], [idle], [30]]
     for passed, present in ((3590, True), (3591, False)):  # an event longer ago than an hour
         clock = OnlineFeatures(contract, store, lambda passed=passed: cut_off + passed)
         lately = clock.read(FeatureQuery(b"a", ["lately"], bytes_of(["i"]), [])).columns["lately"]

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from multigate.serving.client.rank_client import RankClient
-from multigate.serving.core.layout import rank_layout
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe.drift import _LEAST_CALLS
 from multigate.serving.versions.reference import Histogram, Reference, stability_index
@@ -34,36 +32,6 @@ def reference_of(outputs, **shares):
             "counts": np.histogram(values, edges)[0].tolist(),
         }
     return {"rows": 1000, "features": features, "scores": scores}
-
-
-@pytest.fixture(scope="module")
-def watched(exported, contract, tmp_path_factory):
-    """A version that counts unseen items and experts, as the exporter's do."""
-    module = tf.saved_model.load(str(exported))
-    known = tf.constant([f"i{n}" for n in range(50)])
-
-    def watch(**inputs):
-        strangers = tf.reduce_all(inputs["item_id"][:, None] != known[None, :], 1)
-        return {
-            "unseen/item_id": tf.math.count_nonzero(strangers, dtype=tf.int32),
-            "unseen/recent": tf.math.count_nonzero(inputs["recent"] == "new", dtype=tf.int32),
-            "experts": tf.strings.length(inputs["item_id"]),
-        }
-
-    shapes = {1: [None], 2: [None, None]}
-    specs = {
-        name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
-        for name, what in rank_layout(contract).inputs.items()
-    }
-    signatures = dict(module.signatures) | {
-        "watch": tf.function(watch, autograph=False).get_concrete_function(**specs)
-    }
-    folder = tmp_path_factory.mktemp("watched") / "1"
-    tf.saved_model.save(module, str(folder), signatures)
-    for path in (exported / "assets.extra").iterdir():
-        (folder / "assets.extra").mkdir(exist_ok=True)
-        (folder / "assets.extra" / path.name).write_bytes(path.read_bytes())
-    return folder
 
 
 def rank(client, items=ITEMS, number=0, **user):

@@ -98,7 +98,7 @@ def test_workers_become_one_page():
     workers = {name: ServerMetrics() for name in ("0", "1")}
     for name, metrics in workers.items():
         metrics.version.set(3 + int(name), "m")
-        metrics.requests.add("Rank", "OK")
+        metrics.requests.add("Rank", "", "OK")
 
     class Page:
         def collect(self):
@@ -112,5 +112,5 @@ def test_workers_become_one_page():
         'multigate_model_version{model="m",worker="0"} 3.0\n'
         'multigate_model_version{model="m",worker="1"} 4.0\n'
     ) in page
-    assert ':tensorflow:serving:request_count{method="Rank",status="OK",worker="1"} 1.0\n' in page
+    assert 'request_count{method="Rank",model_name="",status="OK",worker="1"} 1.0\n' in page
     assert "worker" not in workers["0"].text()

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PROTOS = ("multigate/serving/protos/ranking.proto", "multigate/serving/protos/ssl_config.proto")
+PROTOS = (
+    "multigate/serving/protos/health.proto",
+    "multigate/serving/protos/ranking.proto",
+    "multigate/serving/protos/ssl_config.proto",
+)
 GENERATED = (
+    "health_pb2.py",
+    "health_pb2.pyi",
     "ranking_pb2.py",
     "ranking_pb2.pyi",
     "ranking_pb2_grpc.py",

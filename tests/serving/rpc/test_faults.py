@@ -32,6 +32,7 @@ from tensorflow_serving.apis import (
     regression_pb2,
 )
 
+from multigate.serving.core.loop import CALLS
 from multigate.serving.protos import ranking_pb2
 
 ROOT = Path(__file__).parents[3]
@@ -105,6 +106,7 @@ def overload(run_server, publish, tmp_path, contract, helpers, seconds):
     assert grown < 64 << 20
 
 
+@pytest.mark.slow
 def test_overload_is_refused_at_once_and_ends_with_its_cause(
     run_server, publish, tmp_path, contract, helpers
 ):
@@ -232,6 +234,7 @@ def scores_of(answer):
     return dict(zip(answer.item_id.texts.values, answer.score, strict=True))
 
 
+@pytest.mark.slow
 def test_malformed_requests_on_every_rpc(running, contract, helpers):
     assert bombard(running, contract, helpers, 2000, seconds=60) > 500
 
@@ -301,6 +304,21 @@ def test_a_crowds_answers_are_each_rows_own(running):
 @pytest.mark.slow
 def test_thousands_of_joined_answers_are_each_rows_own(running):
     assert answers_of_crowds(running, callers=64, calls=60) == 3840
+
+
+@pytest.mark.long
+def test_calls_outlast_a_pause_of_the_machine(running):
+    """gRPC's own limit would end calls that stand in line for 30 s as CANCELLED."""
+
+    async def pause():
+        time.sleep(32)
+
+    with futures.ThreadPoolExecutor(20) as pool:
+        paused = CALLS.submit(pause())
+        request = rank_request("u1", ["i1", "i2"])
+        calls = [pool.submit(running.ranking.Rank, request, timeout=120) for _ in range(20)]
+        paused.result()
+        assert [len(call.result().score) for call in calls] == [2] * 20
 
 
 # -------------------------------------------------------------------- processes and clients

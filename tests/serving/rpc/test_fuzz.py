@@ -20,8 +20,6 @@ ALLOWED = {
     grpc.StatusCode.FAILED_PRECONDITION,
 }
 SETTINGS = {
-    "deadline": None,
-    "derandomize": True,
     "database": None,
     "suppress_health_check": list(HealthCheck),
 }
@@ -114,6 +112,7 @@ def code_of(method, request):
     return grpc.StatusCode.OK, response
 
 
+@pytest.mark.slow
 @settings(max_examples=250, **SETTINGS)
 @given(change=changes)
 def test_rank_requests_of_odd_parts(running, change):
@@ -162,6 +161,7 @@ tensors = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, **SETTINGS)
 @given(
     name=names,
@@ -179,6 +179,7 @@ def test_predict_requests_of_odd_tensors(running, contract, helpers, name, tenso
     assert code in ALLOWED, answer
 
 
+@pytest.mark.slow
 @settings(max_examples=250, **SETTINGS)
 @given(data=st.data())
 def test_requests_with_flipped_bytes(running, contract, helpers, data):

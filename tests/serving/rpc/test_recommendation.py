@@ -5,7 +5,6 @@ import re
 import threading
 
 import grpc
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
@@ -16,45 +15,11 @@ from tensorflow_serving.config import model_server_config_pb2
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import CallError, RankClient
-from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.protos import ranking_pb2
 
 HOUR = {"hour": 9}
 USER = {"user_id": "u1", "country": "de", "age": 31.0, "segment": 3, "recent": ["i1", "i2"]}
 POPULAR = [f"i{n}" for n in range(39, 0, -2)]
-
-
-@pytest.fixture(scope="module")
-def with_items(tmp_path_factory, contract, helpers):
-    """Gives a version the features of users and items, for those that calls leave out."""
-    folder = tmp_path_factory.mktemp("examples")
-    count = len(helpers.catalogue)
-    tables = {
-        "users": {
-            "user_id": ["u7"],
-            "country": ["fr"],
-            "age": pa.array([40.0], pa.float32()),
-            "segment": [1],
-            "recent": [["i5", "i6"]],
-        },
-        "items": {
-            "item_id": helpers.catalogue,
-            "topic": ["news"] * count,
-            "length": pa.array([float(n) for n in range(count)], pa.float32()),
-            "tags": [["a"]] * count,
-        },
-    }
-    for source, columns in tables.items():
-        (folder / "snapshot" / source).mkdir(parents=True)
-        pq.write_table(pa.table(columns), folder / "snapshot" / source / "part.parquet")
-    frozen = FrozenContract(
-        contract=contract,
-        schema_fingerprint=contract.schema_fingerprint(),
-        data_fingerprint="0" * 16,
-    )
-    (folder / "contract.json").write_text(frozen.model_dump_json())
-    (folder / "manifest.json").write_text('{"name": "small", "cut_off": null}')
-    return lambda version: write_snapshot(folder, version / "assets.extra" / "snapshot")
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +306,7 @@ def test_the_callers_deadline_goes_before(pair, run_server, helpers):
         assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
+@pytest.mark.slow
 def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, helpers, until):
     slow = ranking_pb2.RecommendRequest(model={"name": "small"})
     slow.user["user_id"].text = "u7"

@@ -113,6 +113,7 @@ def warms_up(process, folder):
     return str(folder / WARMUP) in opened
 
 
+@pytest.mark.slow
 def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
     tmp_path, publish, contract, helpers, until
 ):
@@ -332,6 +333,19 @@ def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
         stopping.join()
 
 
+def test_reflection_finds_a_method_by_its_name(running):
+    """The question of load generators such as ghz."""
+    reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
+    names = ("multigate.RankingService.Rank", "multigate.RankingService.Rang")
+    questions = (
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names
+    )
+    found, lost = reflect(questions, timeout=60)
+    (file,) = found.file_descriptor_response.file_descriptor_proto
+    assert b"multigate/serving/protos/ranking.proto" in file
+    assert lost.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 def test_rank_by_reflection_alone(running):
     database = ProtoReflectionDescriptorDatabase(running.channel)
     assert set(database.get_services()) == {
@@ -399,7 +413,9 @@ def test_metrics_over_http(running, contract, helpers):
         lines = page.read().decode().splitlines()
     assert 'multigate_model_version{model="small"} 1.0' in lines
     assert any(
-        line.startswith(':tensorflow:serving:request_count{method="Predict",status="OK"} ')
+        line.startswith(
+            ':tensorflow:serving:request_count{method="Predict",model_name="small",status="OK"} '
+        )
         for line in lines
     )
     assert "# TYPE multigate_request_seconds histogram" in lines

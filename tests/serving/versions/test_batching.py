@@ -12,7 +12,7 @@ from multigate.serving.core.layout import Input, Layout, rank_layout
 from multigate.serving.core.loop import CALLS
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, OverloadedError, TooLateError
-from multigate.serving.rpc import interceptor
+from multigate.serving.runtime.errors import RunTimeoutError
 from multigate.serving.versions.batching import Batcher, join_calls, split_call
 from multigate.serving.versions.saved_model import SavedModel
 
@@ -42,15 +42,18 @@ class Doubler:
 
     def __init__(self):
         self.started, self.let_go = threading.Event(), threading.Event()
-        self.runs = []
+        self.runs, self.timeouts = [], []
 
-    def __call__(self, inputs):
+    def __call__(self, inputs, timeout):
         self.runs.append(inputs["x"].tolist())
+        self.timeouts.append(timeout)
         if len(self.runs) == 1:
             self.started.set()
             assert self.let_go.wait(30)
         if (inputs["x"] < 0).any():
             raise ValueError("x is negative")
+        if np.isnan(inputs["x"]).any():
+            raise RunTimeoutError("Timed out")
         return {"y": inputs["x"] * 2}
 
 
@@ -160,6 +163,35 @@ def test_a_deadline_that_has_passed_on_arrival_is_not_queued(busy):
     with pytest.raises(TooLateError, match="before the call was queued"):
         answer(one, 2, call=Call(Context(-1))).result(30)
     assert run.runs == [[1]]
+
+
+def test_a_run_may_last_as_long_as_the_most_patient_of_its_calls(busy, until):
+    one, run, _ = busy(max_rows=2)
+    seconds = (60, 100, 100, None, 30)
+    tasks = queue_up(one, [((5,), Call(Context(s))) for s in seconds], until)
+    run.let_go.set()
+    assert [task.result(30)["y"].tolist() for task in tasks] == [[10]] * 5
+    unlimited, of_two, with_a_patient_one, of_one = run.timeouts
+    assert unlimited is None
+    assert 60 < of_two <= 100
+    assert with_a_patient_one is None
+    assert 0 <= of_one <= 30
+
+
+def test_calls_of_a_run_that_was_ended_are_late_and_not_run_again(busy, until, caplog):
+    one, run, _ = busy()
+    tasks = queue_up(one, [((x,), Call(Context(60))) for x in (5, np.nan)], until)
+    run.let_go.set()
+    for task in tasks:
+        with pytest.raises(TooLateError, match="the deadline passed during the run"):
+            task.result(30)
+    assert len(run.runs) == 2
+    with pytest.raises(TooLateError, match="the deadline passed during the run"):
+        answer(one, np.nan).result(30)
+    assert len(run.runs) == 3
+    assert answer(one, 3).result(30)["y"].tolist() == [6]
+    assert one._free == 1
+    assert not caplog.records
 
 
 def test_a_cancelled_call_leaves_the_queue(busy, until):
@@ -281,6 +313,25 @@ def test_joined_and_split_answers_equal_single_ones(rank_signature, contract, he
     np.testing.assert_allclose(again, together["score"], rtol=1e-6, atol=1e-6)
 
 
+def test_a_run_that_tensorflow_ended_leaves_the_next_ones_right(
+    exported, contract, helpers, rank_signature
+):
+    inputs = helpers.sample_inputs(contract, 2, users=1)
+    slow_inputs = inputs | {"hour": np.array([helpers.slow_from + 999_999])}  # over ten seconds
+    saved_model = SavedModel.load(1, exported, (1, 2))
+    layout = rank_layout(contract)
+    one = Batcher(saved_model.signatures["rank"], layout, ("m", "rank"), ServerMetrics(), slots=1)
+    with pytest.raises(TooLateError, match="the deadline passed"):
+        CALLS.submit(one.run(slow_inputs, 2, Call(Context(0.5)))).result(60)
+    expected = rank_signature(inputs)
+    for seconds in (60, None):
+        answer = CALLS.submit(one.run(inputs, 2, Call(Context(seconds)))).result(60)
+        assert answer.keys() == expected.keys()
+        assert all(np.array_equal(answer[name], expected[name]) for name in expected)
+    one.close()
+    saved_model.retire()
+
+
 def test_concurrent_calls_of_the_server_are_joined_and_keep_their_answers(
     tmp_path, publish, run_server, contract, helpers
 ):
@@ -313,7 +364,7 @@ def slow(contract, helpers, spins):
 
 
 def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
-    tmp_path, publish, run_server, contract, helpers, until
+    tmp_path, publish, run_server, contract, helpers, until, monkeypatch
 ):
     publish(tmp_path, 1)
     options = {"num_batch_threads": 1, "max_queued_calls": 1, "max_concurrent_calls": 3}
@@ -333,15 +384,20 @@ def test_deadline_queue_limit_and_admission_cap_through_the_stubs(
         late = predict.future(quick, timeout=0.2)
         assert late.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: not batcher._queue)
+        until(lambda: len(running.server.gate.admitted) == 1)
+        waiting = predict.future(quick, timeout=120)
+        until(lambda: len(batcher._queue) == 1)
+        monkeypatch.setattr(running.server.gate, "_max_calls", 2)  # as many as are in flight
+        with pytest.raises(grpc.RpcError, match="2 calls are in flight already") as raised:
+            predict(quick, timeout=120)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert not occupying.done()
-        others = [predict.future(quick, timeout=120) for _ in range(20)]
-        codes = {one.exception() and one.exception().code() for one in others}
-        assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes
+        assert waiting.result().outputs
         assert len(occupying.result().outputs["score"].float_val) == 2
         assert predict(quick, timeout=120).outputs
         text = running.server.metrics.text()
-    assert 'request_count{method="Predict",status="UNAVAILABLE"}' in text
-    assert 'request_count{method="refused",status="RESOURCE_EXHAUSTED"}' in text
+    assert 'request_count{method="Predict",model_name="small",status="UNAVAILABLE"}' in text
+    assert 'request_count{method="refused",model_name="",status="RESOURCE_EXHAUSTED"}' in text
 
 
 def test_health_checks_are_answered_where_no_other_call_is_admitted(
@@ -353,7 +409,7 @@ def test_health_checks_are_answered_where_no_other_call_is_admitted(
         predict = running.prediction.Predict
         check = health_pb2_grpc.HealthStub(running.channel).Check
         request = health_pb2.HealthCheckRequest()
-        admitted = running.server._interceptor._admitted
+        admitted = running.server.gate.admitted
         slow_request = slow(contract, helpers, 100_000)
         calls = [predict.future(slow_request, timeout=120) for _ in range(2)]
         until(lambda: len(admitted) == 2)
@@ -368,9 +424,9 @@ def test_health_checks_are_answered_where_no_other_call_is_admitted(
         until(lambda: not admitted)
         assert check(request, timeout=120).status == 1
         # Nobody needs a token for them: they have a limit, too.
-        probes = running.server._interceptor._health_calls
+        probes = running.server.gate.health_calls
         until(lambda: not probes)
-        monkeypatch.setattr(interceptor, "_MAX_HEALTH_CALLS", 1)
+        monkeypatch.setattr("multigate.serving.core.calls.MAX_HEALTH_CALLS", 1)
         watch = health_pb2_grpc.HealthStub(running.channel).Watch(request, timeout=120)
         until(lambda: len(probes) == 1)
         with pytest.raises(grpc.RpcError, match="1 calls are in flight already"):

@@ -318,10 +318,10 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
         first, signature = served.saved_model, served.batchers["rank"]._run
         runs, let_go = threading.Event(), threading.Event()
 
-        def held(inputs):
+        def held(inputs, timeout):
             runs.set()
             assert let_go.wait(60)
-            return signature(inputs)
+            return signature(inputs, timeout)
 
         served.batchers["rank"]._run = held
         slow = running.prediction.Predict.future(request, timeout=120)

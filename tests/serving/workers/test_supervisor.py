@@ -91,6 +91,7 @@ def fleet(base, admin_token_file):
         model_base_path=base,
         port=0,
         metrics_port=0,
+        rest_api_port=0,
         workers=2,
         file_system_poll_wait_seconds=0.1,
         drain_grace_seconds=5.0,
@@ -118,7 +119,7 @@ def number_of(page, name, **labels):
 
 def rank_calls(page):
     """Workers that have answered Rank calls."""
-    answered = {"method": "Rank", "status": "OK"}
+    answered = {"method": "Rank", "model_name": "small", "status": "OK"}
     name = ":tensorflow:serving:request_count_total"  # the parser completes counters' names
     return {w for w in ("0", "1") if number_of(page, name, worker=w, **answered)}
 
@@ -128,6 +129,17 @@ def test_no_worker_loads_the_python_of_tensorflow(fleet):
         mapped = Path(f"/proc/{slot._process.pid}/maps").read_text()
         assert "libtensorflow_cc" in mapped
         assert "_pywrap_tensorflow" not in mapped
+
+
+def test_each_worker_serves_http_on_one_port_with_the_metrics_of_all(fleet):
+    base = f"http://127.0.0.1:{fleet.rest_port}"
+    with urllib.request.urlopen(f"{base}/v1/models/small", timeout=30) as answer:
+        assert '"AVAILABLE"' in answer.read().decode()
+    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
+        text = page.read().decode()
+    for worker in ("0", "1"):
+        assert number_of(text, "multigate_calls_in_flight", worker=worker) is not None
+    assert number_of(text, "multigate_workers") == 2
 
 
 def test_connections_are_dealt_out_and_metrics_say_to_whom(fleet, until):
@@ -166,6 +178,7 @@ def reload_request(base, labels, names=("small",)):
     return request
 
 
+@pytest.mark.slow
 def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, contract, helpers):
     swapped = threading.Event()
 
@@ -203,7 +216,8 @@ def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, c
         with new_channel(fleet.port) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
             assert stub.Predict(request, timeout=60).model_spec.version.value == 2
-    assert len(re.findall('method="Predict",status="OK"', page_of(fleet))) == 2, before
+    counted = 'request_count{method="Predict",model_name="small",status="OK"'
+    assert page_of(fleet).count(counted) == 2, before
 
 
 def hold_the_warm_up(folder):
@@ -213,6 +227,7 @@ def hold_the_warm_up(folder):
     os.mkfifo(path)
 
 
+@pytest.mark.slow
 def test_a_long_reload_keeps_nobody_waiting(fleet, base, publish, tmp_path, helpers):
     held = publish(tmp_path, 1, hold_the_warm_up)
     before = versions_of(fleet)

@@ -1,0 +1,195 @@
+"""Reads JSON bodies: small ones in a thread, large ones in a process of their own.
+
+json.loads keeps the interpreter until it is done: 4 MiB of empty lists take a second, in whichever
+thread.  A body over `SMALL` is therefore read in a child process, whose answer is the request
+message's bytes; reading these costs what it costs gRPC.
+
+`concurrent.futures.ProcessPoolExecutor` was considered: server processes under `--workers` are
+daemons, which may have no children of multiprocessing.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from multigate.serving.core.loop import Threads
+from multigate.serving.core.status import InvalidRequestError, OverloadedError
+from multigate.serving.core.tracing import step
+from multigate.serving.protos import ranking_pb2
+from multigate.serving.protos.tensorflow_messages import predict_pb2
+from multigate.serving.rest.messages import read_message
+from multigate.serving.rest.tensors import Signatures, read_predict
+
+LOG = logging.getLogger("multigate.serving")
+
+SMALL = 1 << 15
+"""Bytes of a body that is read in this process: the worst takes some 10 ms."""
+_LONGEST = 30.0
+"""Seconds after which a child that does not answer is replaced; the worst 4 MiB take two."""
+
+
+class JsonReader:
+    """Reads request bodies for the loop."""
+
+    def __init__(self, threads: Threads, max_waiting: int) -> None:
+        """Make a reader whose child process is not started yet.
+
+        Args:
+            threads: for small bodies.
+            max_waiting: most large bodies that wait for the child.
+        """
+        self._threads = threads
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._child = _Child()
+        # One thread: the child reads one body at a time, and takes no more than one core.
+        self._asking = ThreadPoolExecutor(1, "json")
+
+    def start(self) -> None:
+        """Start the child, so that the first large body does not wait for it."""
+        self._asking.submit(self._child.start)
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+        self._asking.shutdown(cancel_futures=True)
+        self._child.close()
+
+    async def message(self, body: bytes, kind: str) -> Any:
+        """A message of the RankingService.
+
+        Raises:
+            InvalidRequestError: the body is not such a message.
+            OverloadedError: too many large bodies wait.
+        """
+        with step("parse", bytes=len(body)):
+            if len(body) <= SMALL:
+                return await self._threads.run(read_message, body, kind)
+            data = await self._ask("message", body, kind)
+        return getattr(ranking_pb2, kind).FromString(data)
+
+    async def predict(self, body: bytes, signatures: Signatures) -> tuple[Any, bool]:
+        """A PredictRequest, and whether it came in row format.
+
+        Raises:
+            InvalidRequestError: the body is not what the signature takes.
+            OverloadedError: too many large bodies wait.
+        """
+        with step("parse", bytes=len(body)):
+            if len(body) <= SMALL:
+                return await self._threads.run(read_predict, body, signatures)
+            data, rows = await self._ask("predict", body, signatures)
+        return predict_pb2.PredictRequest.FromString(data), rows
+
+    async def _ask(self, *question: Any) -> Any:
+        if self._waiting >= self._max_waiting:
+            raise OverloadedError(
+                f"{self._waiting} bodies over {SMALL} bytes wait to be read already; try again "
+                "later, or call another server"
+            )
+        self._waiting += 1
+        asked = self._asking.submit(self._child.ask, question)
+        asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
+        loop = asyncio.get_running_loop()
+        answer = await asyncio.wrap_future(asked)
+        if isinstance(answer, str):
+            raise InvalidRequestError(answer)
+        return answer[0] if len(answer) == 1 else answer
+
+    def _done(self) -> None:
+        self._waiting -= 1
+
+
+class _Child:
+    """The process that reads large bodies; started anew where it has died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process if it does not run."""
+        with self._lock:
+            if self._closed or self._process is not None:
+                return
+            ours, its = Pipe()
+            with its:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(its.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[its.fileno()],
+                )
+            self._pipe = ours
+
+    def ask(self, question: Any) -> Any:
+        """The child's answer: a tuple, or why the body is refused.
+
+        Raises:
+            OverloadedError: the child died or hangs; the next question starts another.
+        """
+        try:
+            self.start()
+            pipe = self._pipe
+            if pipe is None:
+                raise EOFError
+            pipe.send(question)
+            if pipe.poll(_LONGEST):
+                return pipe.recv()
+            LOG.error("a JSON body was not read within %g s; its reader is replaced", _LONGEST)
+        except (EOFError, OSError):
+            LOG.warning("the process that reads large JSON bodies has ended; another one follows")
+        self._end()
+        raise OverloadedError("the body could not be read; try again, or call another server")
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+            pipe, self._pipe = self._pipe, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        if pipe is not None:
+            pipe.close()
+
+
+def _read(kind: str, body: bytes, about: Any) -> Any:
+    """What the child answers."""
+    try:
+        if kind == "message":
+            return (read_message(body, about).SerializeToString(),)
+        request, rows = read_predict(body, about)
+        return request.SerializeToString(), rows
+    except InvalidRequestError as error:
+        return str(error)
+
+
+def main(pipe: Connection, read: Callable[..., Any] = _read) -> None:
+    """Answer until the other end is closed, at a lower priority than the calls."""
+    for one in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group
+        signal.signal(one, signal.SIG_IGN)
+    os.nice(5)
+    gc.disable()  # a body makes millions of objects, and no circles
+    with suppress(EOFError, OSError):
+        while True:
+            pipe.send(read(*pipe.recv()))
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

@@ -1,0 +1,171 @@
+"""Spans of live calls, as a collector receives them over OTLP."""
+
+import sys
+import time
+from concurrent import futures
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import (
+    trace_service_pb2,
+    trace_service_pb2_grpc,
+)
+
+from multigate.configs.errors import ServingError
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.core.tracing import Tracing
+from multigate.serving.protos import ranking_pb2
+from multigate.serving.rpc.server import Server
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = f"00-{TRACE}-{PARENT}-01"
+SENT = "multigate_spans_total"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps what it receives."""
+
+    def __init__(self):
+        self.spans = []
+        self.resources = []
+
+    def Export(self, request, context):
+        for one in request.resource_spans:
+            self.resources.append({a.key: a.value.string_value for a in one.resource.attributes})
+            for scope in one.scope_spans:
+                self.spans.extend(scope.spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def of(self, trace):
+        return [span for span in self.spans if span.trace_id.hex() == trace]
+
+
+@pytest.fixture(scope="module")
+def collector():
+    collector = Collector()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield collector
+    server.stop(None)
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory, publish, with_items, run_server, rest, collector):
+    base = tmp_path_factory.mktemp("models")
+    publish(base, 1, with_items)
+    options = {"otlp_endpoint": collector.endpoint, "otlp_sampling_rate": 0.0}
+    with run_server(base, rest_api_port=0, **options) as running:
+        running.rest = rest(running.server.rest_port)
+        yield running
+
+
+def rank_request(request_id):
+    return ranking_pb2.RankRequest(
+        model=ranking_pb2.ModelSpec(name="small"),
+        user={"user_id": ranking_pb2.Value(text="u7")},
+        context={"hour": ranking_pb2.Value(integer=3)},
+        candidates=ranking_pb2.Candidates(
+            item_id=ranking_pb2.ItemIds(texts=ranking_pb2.Texts(values=["i1", "i2"]))
+        ),
+        request_id=request_id,
+    )
+
+
+def attributes_of(span):
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+def tree_of(spans):
+    """The root of a trace, and the others by name; checks that they hang on it in its time."""
+    (root,) = [span for span in spans if span.parent_span_id.hex() == PARENT]
+    steps = {span.name: span for span in spans if span is not root}
+    for step in steps.values():
+        assert step.parent_span_id == root.span_id
+        began, ended = step.start_time_unix_nano, step.end_time_unix_nano
+        assert root.start_time_unix_nano - 10**6 <= began <= ended
+        assert ended <= root.end_time_unix_nano + 10**6
+    return root, steps
+
+
+def test_a_call_over_grpc_goes_on_with_its_callers_trace(traced, collector, until):
+    before = time.time_ns()
+    traced.ranking.Rank(
+        rank_request("over-grpc"), metadata=[("traceparent", SAMPLED), ("tracestate", "a=b")]
+    )
+    after = time.time_ns()
+    until(lambda: len(collector.of(TRACE)) == 5, "five spans")
+    root, steps = tree_of(collector.of(TRACE))
+    assert root.name == "multigate.RankingService/Rank"
+    assert root.trace_state == "a=b"
+    assert before - 10**9 < root.start_time_unix_nano < root.end_time_unix_nano < after + 10**9
+    assert steps.keys() == {"read", "store", "queue", "run"}
+    attributes = attributes_of(root)
+    assert attributes["rpc.system"] == "grpc"
+    assert attributes["rpc.response.status_code"] == "OK"
+    assert attributes["multigate.request_id"] == "over-grpc"
+    assert (attributes["multigate.model"], attributes["multigate.version"]) == ("small", 1)
+    assert attributes_of(steps["run"]) == {"rows": 2, "calls": 1}
+    assert collector.resources[-1]["service.name"] == "multigate"
+
+
+def test_a_call_over_http_has_its_reading_and_writing_too(traced, collector, until):
+    trace = "1" * 32
+    status, answer = traced.rest.post(
+        "small:rank", {"user": {}}, {"traceparent": f"00-{trace}-{PARENT}-01"}
+    )
+    assert status == 400
+    until(lambda: len(collector.of(trace)) == 3, "three spans")
+    root, steps = tree_of(collector.of(trace))
+    assert steps.keys() == {"parse", "read"}
+    assert root.status.message == answer["error"]
+    assert attributes_of(root)["rpc.response.status_code"] == "INVALID_ARGUMENT"
+
+
+def test_calls_that_their_callers_do_not_sample_are_not_traced(traced, collector, until):
+    last = "2" * 32
+    for parent in (None, f"00-{'3' * 32}-{PARENT}-00", "00-nonsense-01", f"ff-{TRACE}-{PARENT}-01"):
+        metadata = [] if parent is None else [("traceparent", parent)]
+        traced.ranking.Rank(rank_request("unsampled"), metadata=metadata)
+    traced.ranking.Rank(rank_request("last"), metadata=[("traceparent", f"00-{last}-{PARENT}-01")])
+    until(lambda: collector.of(last))
+    ids = {attributes_of(span).get("multigate.request_id") for span in collector.spans}
+    assert "last" in ids
+    assert "unsampled" not in ids
+
+
+def test_the_rate_is_a_share_of_the_calls():
+    tracing = Tracing(0.25, lambda call: None)
+    count = sum(tracing.begin(()) is not None for _ in range(4000))
+    assert 800 < count < 1200
+
+
+@pytest.mark.slow
+def test_a_collector_that_is_gone_costs_a_counter(
+    tmp_path, publish, with_items, run_server, until, caplog
+):
+    publish(tmp_path, 1, with_items)
+    options = {"otlp_endpoint": "http://127.0.0.1:1", "otlp_sampling_rate": 1.0}
+    with run_server(tmp_path, **options) as running:
+        for number in range(20):
+            assert running.ranking.Rank(rank_request(f"r{number}")).score
+        until(lambda: running.metric(SENT, result="failed") == 100, "a hundred failed spans")
+        assert running.metric(SENT, result="sent") is None
+        running.server._spans._sender._waiting = 10_000
+        running.ranking.Rank(rank_request("dropped"))
+        assert running.metric(SENT, result="dropped") == 5
+    lines = [one.getMessage() for one in caplog.records if "takes no spans" in one.getMessage()]
+    assert lines == ["http://127.0.0.1:1: takes no spans; they are dropped and counted"]
+
+
+def test_an_endpoint_needs_its_scheme():
+    with pytest.raises(ServingError, match="--otlp_endpoint: expected an address"):
+        ServerOptions(model_name="m", model_base_path="m", otlp_endpoint="localhost:4317")
+
+
+def test_the_packages_are_asked_for_where_they_are_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "multigate.serving.observe.spans", None)
+    options = ServerOptions(model_name="m", model_base_path="m", otlp_endpoint="http://h:1")
+    with pytest.raises(ServingError, match=r"--otlp_endpoint: needs the package .*\[traces\]"):
+        Server(options)

@@ -1,0 +1,317 @@
+"""HTTP itself: sizes, pieces, slow clients, tokens, deadlines, caps and the drain."""
+
+import json
+import socket
+import struct
+import sys
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+from multigate.configs.errors import ServingError
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.rest import app, http
+from multigate.serving.rpc.server import Server
+
+STATUS = b"GET /v1/models/small HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, publish):
+    folder = tmp_path_factory.mktemp("models")
+    publish(folder, 1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(base, run_server, rest):
+    """One model server, whose largest body is 1 MiB."""
+    with run_server(base, rest_api_port=0, max_message_mebibytes=1) as running:
+        running.rest = rest(running.server.rest_port)
+        yield running
+
+
+@pytest.fixture
+def slow(contract, helpers, as_columns):
+    """The body of a Predict that takes a while."""
+
+    def body(spins=30_000):
+        inputs = helpers.sample_inputs(contract, 2, users=1)
+        inputs["hour"] = np.array([helpers.slow_from + spins])
+        return {"signature_name": "rank", "inputs": as_columns(inputs)}
+
+    return body
+
+
+def read_answer(connection):
+    """Status line and JSON of the next answer."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(1)
+        assert part, data
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next(
+        (
+            int(line.split(b":")[1])
+            for line in head.lower().split(b"\r\n")
+            if b"content-length" in line
+        ),
+        0,
+    )
+    while len(body) < length:
+        body += connection.recv(length - len(body))
+    return head.split(b"\r\n")[0].decode(), json.loads(body) if body else None
+
+
+def ended(connection):
+    """Wait until the other end has closed or reset the connection."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def post(path, body, *headers):
+    head = [f"POST /v1/models/{path} HTTP/1.1", "Host: here", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_refused_before_it_is_parsed(served, chunked):
+    body = b'{"user": "' + b"x" * (1 << 20) + b'"}'
+    if chunked:
+        parts = [body[start : start + 65536] for start in range(0, len(body), 65536)]
+        data = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in parts) + b"0\r\n\r\n"
+        request = post("small:rank", data, "Transfer-Encoding: chunked")
+    else:
+        request = post("small:rank", body, f"Content-Length: {len(body)}")
+    with served.rest.connect() as connection:
+        connection.sendall(request)
+        line, answer = read_answer(connection)
+    assert line.startswith("HTTP/1.1 413 ")
+    assert answer == {"error": "body: expected at most 1048576 bytes"}
+
+
+def test_a_body_may_come_in_chunks_after_a_hundred_continue(served):
+    with served.rest.connect() as connection:
+        head = post("small:rank", b"", "Transfer-Encoding: chunked", "Expect: 100-continue")
+        connection.sendall(head)
+        assert read_answer(connection) == ("HTTP/1.1 100 Continue", None)
+        connection.sendall(b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+        line, answer = read_answer(connection)
+    assert line == "HTTP/1.1 400 Bad Request"
+    assert "candidates" in answer["error"]
+
+
+def test_pipelined_requests_are_answered_in_order(served):
+    with served.rest.connect() as connection:
+        connection.sendall(STATUS + post("small:rank", b"{}", "Content-Length: 2") + STATUS)
+        answers = [read_answer(connection) for _ in range(3)]
+    assert [line for line, _ in answers] == [
+        "HTTP/1.1 200 OK",
+        "HTTP/1.1 400 Bad Request",
+        "HTTP/1.1 200 OK",
+    ]
+    assert [list(answer) for _, answer in answers] == [
+        ["model_version_status"],
+        ["error"],
+        ["model_version_status"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: here\r\nX: " + b"x" * 40_000,
+        b"GET / HTTP/1.1\r\n\r\n",
+        post("small:rank", b"{}", "Content-Length: 2", "Content-Length: 3"),
+        post("small:rank", b"{}", "Content-Length: -2"),
+        post("small:rank", b"{}", "Transfer-Encoding: gzip"),
+    ],
+    ids=["TLS", "long head", "no host", "two lengths", "negative", "encoding"],
+)
+def test_what_is_no_http_gets_a_line_and_the_end_of_the_connection(served, data):
+    with served.rest.connect() as connection:
+        connection.sendall(data)
+        line, answer = read_answer(connection)
+        assert int(line.split()[1]) in {400, 501}
+        assert answer["error"].startswith("HTTP: ")
+        assert connection.recv(1) == b""
+
+
+def test_a_broken_chunk_ends_the_connection(served):
+    with served.rest.connect() as connection:
+        connection.sendall(post("small:rank", b"zz\r\n{}", "Transfer-Encoding: chunked"))
+        with_line, answer = read_answer(connection)
+        assert (with_line, list(answer)) == ("HTTP/1.1 400 Bad Request", ["error"])
+    assert served.rest.get("small")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "application/json; charset=utf-8"}, 400),
+        ({"Content-Type": "application/x-protobuf"}, 415),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
+        ({"Grpc-Timeout": "soon"}, 400),
+        ({"Upgrade": "websocket", "Connection": "Upgrade"}, 400),
+    ],
+)
+def test_headers_that_do_not_fit_are_refused(served, headers, status):
+    received, answer = served.rest.post("small:rank", {}, headers)
+    assert received == status
+    assert list(answer) == ["error"]
+
+
+def test_a_head_that_does_not_arrive_ends_its_connection(served, monkeypatch):
+    monkeypatch.setattr(http, "_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http, "_LOOK_EVERY", 0.05)
+    with served.rest.connect() as silent, served.rest.connect() as slow:
+        slow.sendall(STATUS)
+        assert read_answer(slow)[0] == "HTTP/1.1 200 OK"
+        slow.sendall(STATUS[:20])
+        for connection in (silent, slow):
+            assert ended(connection)
+
+
+def test_a_body_that_does_not_arrive_is_a_timeout(served, monkeypatch):
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.1)
+    with served.rest.connect() as connection:
+        connection.sendall(post("small:rank", b"{", "Content-Length: 2"))
+        line, answer = read_answer(connection)
+    assert line == "HTTP/1.1 408 Request Timeout"
+    assert answer == {"error": "body: did not arrive in time"}
+
+
+@pytest.mark.slow
+def test_who_does_not_read_holds_no_connection(
+    served, monkeypatch, contract, helpers, as_columns, until
+):
+    """Many answers that nobody takes: they fill the socket's buffers."""
+    monkeypatch.setattr(http, "_WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(http, "_LOOK_EVERY", 0.05)
+    body = json.dumps({"inputs": as_columns(helpers.sample_inputs(contract, 300))}).encode()
+    request = post("small:predict", body, f"Content-Length: {len(body)}")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.rest.port))
+        connection.settimeout(60)
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            while True:
+                connection.sendall(request)
+    assert served.rest.get("small")[0] == 200
+
+
+def test_connections_have_a_limit(served, monkeypatch):
+    connections = [served.rest.connect() for _ in range(3)]
+    try:
+        for one in connections:
+            one.sendall(STATUS)
+            assert read_answer(one)[0] == "HTTP/1.1 200 OK"
+        monkeypatch.setattr(http._Connection, "max_connections", 3)
+        with served.rest.connect() as refused:
+            assert ended(refused)
+        connections[0].sendall(STATUS)
+        assert read_answer(connections[0])[0] == "HTTP/1.1 200 OK"
+    finally:
+        for one in connections:
+            one.close()
+
+
+def test_a_deadline_ends_a_call_and_says_so(served, slow):
+    status, answer = served.rest.post("small:predict", slow(), {"Grpc-Timeout": "100m"})
+    assert status == 504
+    assert "deadline" in answer["error"]
+
+
+def test_a_client_that_goes_away_cancels_its_call(served, slow, until):
+    body = json.dumps(slow(100_000)).encode()
+    with served.rest.connect() as connection:
+        connection.sendall(post("small:predict", body, f"Content-Length: {len(body)}"))
+        until(lambda: served.server.gate.in_flight == 1)
+        linger = struct.pack("ii", 1, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    counted = {"method": "Predict", "model_name": "small", "status": "CANCELLED"}
+    until(lambda: served.metric(":tensorflow:serving:request_count", **counted) == 1)
+
+
+def test_calls_over_http_and_grpc_share_one_cap_and_one_queue(
+    base, run_server, rest, slow, contract, helpers, until
+):
+    options = {"max_concurrent_calls": 4, "num_batch_threads": 1, "max_queued_calls": 0}
+    with (
+        run_server(base, rest_api_port=0, **options) as running,
+        futures.ThreadPoolExecutor(2) as pool,
+    ):
+        client = rest(running.server.rest_port)
+        # A call is in flight before it has the slot.
+        batcher = running.server.models.manager("small")._loaded[1].batchers["rank"]
+        occupying = pool.submit(client.post, "small:predict", slow(200_000))
+        until(lambda: batcher._free == 0)
+        quick = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
+        with pytest.raises(grpc.RpcError, match="calls wait already"):
+            running.prediction.Predict(quick)
+        status, answer = client.post("small:predict", slow(1))
+        assert (status, "calls wait already" in answer["error"]) == (503, True)
+        assert running.metric("multigate_calls_in_flight") == 1
+        running.server.gate._max_calls = 1
+        status, answer = client.post("small:predict", slow(1))
+        assert (status, "1 calls are in flight" in answer["error"]) == (429, True)
+        assert not occupying.done()
+        assert occupying.result()[0] == 200
+
+
+def test_a_drain_lets_calls_finish_and_takes_no_more(base, run_server, rest, slow, until):
+    with run_server(base, rest_api_port=0, drain_delay_seconds=1.0) as running:
+        client = rest(running.server.rest_port)
+        with futures.ThreadPoolExecutor(2) as pool:
+            call = pool.submit(client.post, "small:predict", slow())
+            until(lambda: running.server.gate.in_flight == 1)
+            stopping = pool.submit(running.server.stop)
+            until(lambda: running.server.gate.draining)
+            assert client.post("small:rank", {}) == (
+                503,
+                {"error": "the server is stopping; call another server"},
+            )
+            status, answer = call.result()
+            assert (status, list(answer)) == (200, ["outputs"])
+            stopping.result()
+        with pytest.raises(ConnectionRefusedError):
+            client.get("small")
+
+
+def test_tokens_are_checked_as_over_grpc(base, tmp_path, run_server, rest):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("secret\n")
+    with run_server(base, rest_api_port=0, auth_token_file=tokens) as running:
+        client = rest(running.server.rest_port)
+        for path in ("/v1/models/small", "/v1/models/small/metadata", "/metrics"):
+            status, headers, answer = client("GET", path)
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+            assert "expected a valid token" in answer["error"]
+        assert client.post("small:rank", b"x" * 100)[0] == 401
+        shown = {"Authorization": "Bearer secret"}
+        assert client("GET", "/v1/models/small", headers=shown)[0] == 200
+        refused = {"method": "refused", "model_name": "", "status": "UNAUTHENTICATED"}
+        assert running.metric(":tensorflow:serving:request_count", **refused) == 4
+
+
+def test_uvicorn_is_asked_for_where_it_is_not_installed(base, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in ("http", "server"):
+        monkeypatch.delitem(sys.modules, f"multigate.serving.rest.{name}", raising=False)
+    options = ServerOptions(model_name="small", model_base_path=base, port=0, rest_api_port=0)
+    with pytest.raises(ServingError, match="--rest_api_port: needs the package uvicorn"):
+        Server(options).start()
+
+
+def test_a_taken_port_is_said_by_its_flag(served, base):
+    options = ServerOptions(
+        model_name="small", model_base_path=base, port=0, rest_api_port=served.rest.port
+    )
+    with pytest.raises(ServingError, match="see --host and --rest_api_port"):
+        Server(options).start()

@@ -1,0 +1,269 @@
+"""The Helm chart: rendered, it is the manifests of deploy/, and what Kubernetes accepts."""
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "chart"
+VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
+KUBERNETES = "1.31.0"
+EVERYTHING = {
+    "server": {
+        "tokenSecret": "tokens",
+        "args": ["--feature_store=redis://redis:6379/0"],
+        "env": [{"name": "MULTIGATE_LOG_FORMAT", "value": "json"}],
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "ranking", "operator": "Exists"}],
+    },
+    "nightly": {
+        "config": "contract: {user: user_id}\n",
+        "args": ["--accept", "max_row_drop"],
+        "affinity": {"nodeAffinity": {}},
+    },
+    "autoscaling": {"enabled": True, "callsInFlight": 5},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "operator"}},
+    "alerts": {"enabled": True},
+    "dashboard": {"enabled": True},
+}
+
+
+def by_name(text):
+    """Objects by kind and name."""
+    objects = [one for one in yaml.safe_load_all(text) if one is not None]
+    return {(one["kind"], one["metadata"]["name"]): one for one in objects}
+
+
+def paths(values, before=""):
+    """Every place in the values, leaves and what holds them; lists and open objects are leaves."""
+    for key, value in values.items():
+        path = f"{before}.{key}"
+        yield path
+        if isinstance(value, dict) and key not in ("resources", "labels"):
+            yield from paths(value, path)
+
+
+def test_templates_use_the_values_that_there_are_and_all_of_them():
+    """Without Helm: a template's `with .Values.x` makes `.y` the value x.y."""
+    named, inner = set(), set()
+    for template in (CHART / "templates").glob("*.yaml"):
+        text = template.read_text()
+        named |= {f".{path}" for path in re.findall(r"\.Values\.([\w.]+)", text)}
+        blocks = re.findall(r"\{\{-? with \.Values\.(\w+)", text)
+        names = re.findall(r"(?<![\w$\"])\.([a-z]\w+(?:\.[a-z]\w+)*)", text)
+        if "multigate.placement" in text:
+            names += ["nodeSelector", "tolerations", "affinity"]
+        inner |= {f".{block}.{name}" for block in blocks for name in names}
+    known = set(paths(VALUES))
+    assert named <= known
+    leaves = {path for path in known if not any(other.startswith(f"{path}.") for other in known)}
+    assert leaves <= named | inner
+
+
+def test_the_charts_version_is_the_projects():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert chart["appVersion"] == version
+    assert VALUES["server"]["image"].endswith(f":{version}")
+    assert VALUES["nightly"]["image"].endswith(f":{version}")
+
+
+@pytest.fixture(scope="module")
+def helm(helm_program):
+    program = helm_program()
+
+    def run(*arguments):
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def rendered(helm, tmp_path_factory):
+    """Render the chart with values; the text of all objects."""
+
+    def render(values, release="multigate"):
+        path = tmp_path_factory.mktemp("values") / "values.yaml"
+        path.write_text(yaml.safe_dump(values))
+        command = ("template", release, CHART, "--kube-version", KUBERNETES, "--values", path)
+        return helm(*command, "--namespace", "ranking")
+
+    return render
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_chart_passes_helms_lint(helm, tmp_path):
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(EVERYTHING))
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, "--values", values)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_by_default_it_is_the_manifests(rendered):
+    found = by_name(rendered({}))
+    plain = {}
+    for name in ("server.yaml", "cronjob.yaml"):
+        plain |= by_name((ROOT / "deploy" / name).read_text())
+    policies = {("NetworkPolicy", f"multigate-{one}") for one in ("server", "nightly")}
+    assert set(found) == set(plain) | policies
+    for name, expected in plain.items():
+        assert found[name] == expected, name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_two_releases_share_nothing(rendered):
+    first, second = by_name(rendered(EVERYTHING, "one")), by_name(rendered(EVERYTHING, "two"))
+    common = {("ConfigMap", EVERYTHING["nightly"].get("configMap", "multigate-config"))}
+    assert set(first) & set(second) == common
+    labels = [
+        found["Deployment", f"{release}-server"]["spec"]["selector"]["matchLabels"]
+        for release, found in (("one", first), ("two", second))
+    ]
+    assert labels[0] != labels[1]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_what_can_be_switched_on(rendered):
+    found = by_name(rendered(EVERYTHING))
+    deployment = found["Deployment", "multigate-server"]["spec"]
+    pod = deployment["template"]["spec"]
+    (server,) = pod["containers"]
+    assert {"--auth_token_file=/tokens/tokens", "--feature_store=redis://redis:6379/0"} <= set(
+        server["args"]
+    )
+    assert {"name": "MULTIGATE_LOG_FORMAT", "value": "json"} in server["env"]
+    assert pod["nodeSelector"] == {"disk": "fast"}
+    assert "replicas" not in deployment  # the autoscaler's
+    scaler = found["HorizontalPodAutoscaler", "multigate-server"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == "multigate-server"
+    (metric,) = scaler["metrics"]
+    assert metric["pods"]["metric"]["name"] == "multigate_calls_in_flight"
+    labels = deployment["selector"]["matchLabels"]
+    service = found["Service", "multigate"]
+    assert service["metadata"]["labels"] == labels
+    monitor = found["ServiceMonitor", "multigate"]
+    assert monitor["metadata"]["labels"]["release"] == "operator"
+    assert monitor["spec"]["selector"]["matchLabels"] == labels
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    allowed = found["NetworkPolicy", "multigate-server"]["spec"]
+    assert allowed["podSelector"]["matchLabels"] == labels
+    named = {port["name"] for port in server["ports"]}
+    clients, prometheus = ({port["port"] for port in rule["ports"]} for rule in allowed["ingress"])
+    assert (clients, prometheus) == ({"grpc", "rest"}, {"metrics"})
+    assert named == clients | prometheus
+    run = found["CronJob", "multigate-nightly"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert run["containers"][0]["args"][-2:] == ["--accept", "max_row_drop"]
+    assert run["volumes"][0]["configMap"]["name"] == "multigate-config"
+    config = found["ConfigMap", "multigate-config"]["data"]["model.yaml"]
+    assert config == EVERYTHING["nightly"]["config"]
+    alerts = yaml.safe_load((CHART / "monitoring" / "alerts.yaml").read_text())
+    assert found["PrometheusRule", "multigate"]["spec"] == alerts
+    board = found["ConfigMap", "multigate-dashboard"]["data"]["multigate.json"]
+    assert json.loads(board) == json.loads((CHART / "monitoring" / "dashboard.json").read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_rest_port_can_be_moved_and_switched_off(rendered):
+    def ports(values):
+        found = by_name(rendered(values))
+        (server,) = found["Deployment", "multigate-server"]["spec"]["template"]["spec"][
+            "containers"
+        ]
+        flags = [one for one in server["args"] if one.startswith("--rest_api_port")]
+        opened = {port["name"]: port["containerPort"] for port in server["ports"]}
+        offered = found["Service", "multigate"]["spec"]["ports"]
+        assert {port["targetPort"]: port["port"] for port in offered} == opened
+        rules = found["NetworkPolicy", "multigate-server"]["spec"]["ingress"]
+        assert {port["port"] for rule in rules for port in rule["ports"]} == set(opened)
+        return flags, opened.get("rest")
+
+    assert ports({"server": {"restPort": 9000}}) == (["--rest_api_port=9000"], 9000)
+    for off in (0, None):
+        assert ports({"server": {"restPort": off}}) == ([], None)
+
+
+@pytest.fixture(scope="module")
+def schemas(lacking, tmp_path_factory):
+    """A folder of strict JSON schemas, by kind, made from Kubernetes' own OpenAPI."""
+    command = ["go", "mod", "download", "-json", f"k8s.io/kubernetes@v{KUBERNETES}"]
+    folder = tmp_path_factory.mktemp("schemas")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    except FileNotFoundError:
+        lacking("Kubernetes' schemas: Go is not installed")
+    if done.returncode:
+        lacking(f"Kubernetes' schemas did not come: {done.stderr[-300:]}")
+    path = Path(json.loads(done.stdout)["Dir"]) / "api" / "openapi-spec" / "swagger.json"
+    definitions = json.loads(path.read_text())["definitions"]
+    for name, definition in definitions.items():
+        if "properties" in definition:
+            definition["additionalProperties"] = False
+        if name.endswith((".intstr.IntOrString", ".resource.Quantity")):
+            definition.pop("format", None)
+            definition["type"] = ["string", "number"]
+    for name, definition in definitions.items():
+        for kind in definition.get("x-kubernetes-group-version-kind", []):
+            group = f"{kind['group'].split('.')[0]}-" if kind["group"] else ""
+            schema = {"$ref": f"#/definitions/{name}", "definitions": definitions}
+            file = folder / f"{kind['kind']}-{group}{kind['version']}.json".lower()
+            if kind["kind"] in KINDS:
+                file.write_text(json.dumps(schema))
+    return folder
+
+
+KINDS = {
+    *("Deployment", "Service", "PodDisruptionBudget", "CronJob", "ConfigMap"),
+    *("HorizontalPodAutoscaler", "NetworkPolicy"),
+}
+OPERATORS = {"ServiceMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus operator, whose schemas Kubernetes does not have."""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_kubernetes_accepts_every_object(rendered, schemas, go_tool, tmp_path):
+    kubeconform = go_tool("github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0")
+
+    def check(text):
+        path = tmp_path / "objects.yaml"
+        path.write_text(text)
+        place = f"{schemas}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
+        command = [kubeconform, "-schema-location", place, "-skip", ",".join(OPERATORS)]
+        return subprocess.run(
+            [*command, "-output", "json", "-summary", path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for values in ({}, EVERYTHING):
+        text = rendered(values)
+        done = check(text)
+        assert done.returncode == 0, done.stdout + done.stderr
+        summary = json.loads(done.stdout)["summary"]
+        objects = by_name(text)
+        skipped = sum(kind in OPERATORS for kind, _ in objects)
+        assert summary == {
+            "valid": len(objects) - skipped,
+            "invalid": 0,
+            "errors": 0,
+            "skipped": skipped,
+        }
+    # It would notice: a key that no object has, and a value of another type.
+    text = rendered({})
+    assert check(text.replace("startingDeadlineSeconds:", "startingDeadline:")).returncode == 1
+    assert check(text.replace("replicas: 2", "replicas: two")).returncode == 1

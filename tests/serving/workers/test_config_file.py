@@ -1,0 +1,143 @@
+"""The models' file, polled by several workers: what it asks for holds in all of them or in none."""
+
+import os
+import signal
+import threading
+import urllib.request
+from functools import partial
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.runtime.start import start_runtime
+from multigate.serving.workers.supervisor import Supervisor
+from multigate.verbs.command import main
+
+WORKERS = ("0", "1")
+
+
+def config(*models):
+    """The text of a file: name and base path of each model."""
+    parts = [f'config {{ name: "{name}" base_path: "{base}" }}' for name, base in models]
+    return f"model_config_list {{ {' '.join(parts)} }}"
+
+
+@pytest.fixture
+def bases(tmp_path, publish):
+    """Models `a`, `b` and `c`, each with version 1."""
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        publish(tmp_path / name, 1)
+    return {name: tmp_path / name for name in "abc"}
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "models.txt"
+
+
+@pytest.fixture
+def fleet(tmp_path, file, bases):
+    """Two workers that poll the file, which asks for `a`."""
+    (tmp_path / "token").write_text("admin\n")
+    file.write_text(config(("a", bases["a"])))
+    options = ServerOptions(
+        model_config_file=file,
+        model_config_file_poll_wait_seconds=0.1,
+        admin_token_file=tmp_path / "token",
+        port=0,
+        metrics_port=0,
+        workers=len(WORKERS),
+        drain_grace_seconds=5.0,
+    )
+    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor.start()
+    yield supervisor
+    supervisor.stop(threading.Event())
+
+
+def samples(fleet, name, **labels):
+    """Values of a metric by worker, of the samples with these labels."""
+    url = f"http://127.0.0.1:{fleet.metrics_port}/monitoring/prometheus/metrics"
+    with urllib.request.urlopen(url, timeout=30) as page:
+        families = text_string_to_metric_families(page.read().decode())
+    return {
+        one.labels.get("worker"): one.value
+        for family in families
+        for one in family.samples
+        if one.name == name and labels.items() <= one.labels.items()
+    }
+
+
+def serving(fleet):
+    """The models of each worker; none where a busy one left its metrics out."""
+    found = {name: samples(fleet, "multigate_model_version", model=name) for name in "abc"}
+    return {worker: "".join(name for name in found if worker in found[name]) for worker in WORKERS}
+
+
+def served(fleet, until):
+    """The models of each worker, once all of them have answered."""
+    answers = []
+
+    def answered():
+        answers.append(serving(fleet))
+        return all(answers[-1].values())
+
+    until(answered, "an answer of each worker")
+    return answers[-1]
+
+
+def refused(fleet):
+    """How many changes of the file each worker has refused."""
+    found = samples(fleet, "multigate_config_reloads_total", result="failed")
+    return {worker: found.get(worker, 0) for worker in WORKERS}
+
+
+def kill(fleet, number, until):
+    """Kill a worker, and wait until its successor serves."""
+    slot = fleet.slots[number]
+    deaths = slot.deaths
+    os.kill(slot.pid, signal.SIGKILL)
+    until(lambda: slot.deaths > deaths, "its end")
+    assert slot.ready.wait(120)
+
+
+def everywhere(models):
+    return dict.fromkeys(WORKERS, models)
+
+
+@pytest.mark.slow
+def test_a_changed_file_holds_in_all_workers_or_in_none(
+    fleet, file, bases, tmp_path, until, capsys
+):
+    assert served(fleet, until) == everywhere("a")
+    for broken in ("nonsense", config(("b", tmp_path / "absent"))):
+        before = refused(fleet)
+        file.write_text(broken)
+        until(lambda before=before: all(refused(fleet)[one] > before[one] for one in WORKERS))
+        assert served(fleet, until) == everywhere("a")
+    # A worker that dies meanwhile has a successor, which serves what the others do.
+    kill(fleet, 0, until)
+    assert served(fleet, until) == everywhere("a")
+
+    file.write_text(config(("a", bases["a"]), ("b", bases["b"])))  # mended
+    until(lambda: serving(fleet) == everywhere("ab"), "the mended file in all workers")
+    kill(fleet, 1, until)
+    assert served(fleet, until) == everywhere("ab")
+
+    # A reload request goes before the file, until that changes again; for successors too.
+    other = tmp_path / "other.txt"
+    other.write_text(config(("c", bases["c"])))
+    command = ["reload", "--target", f"127.0.0.1:{fleet.port}", "--model_config_file", str(other)]
+    assert main([*command, "--token_file", str(tmp_path / "token")]) == 0
+    capsys.readouterr()
+    kill(fleet, 0, until)
+    assert served(fleet, until) == everywhere("c")
+    file.write_text(config(("b", bases["b"])))
+    until(lambda: serving(fleet) == everywhere("b"), "the changed file in all workers")
+    with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+        assert [model.name for model in client.models().models] == ["b"]
+    applied = samples(fleet, "multigate_config_reloads_total", result="applied")
+    assert sum(applied.values()) >= 1
