@@ -18,7 +18,7 @@ COPY features multigate/features
 COPY explanation multigate/explanation
 COPY serving multigate/serving
 USER multigate
-EXPOSE 8500 8501
+EXPOSE 8500 8501 8502
 ENV MODEL_NAME=model MODEL_BASE_PATH=/models/model
 # Readiness, for Docker and Compose; Kubernetes asks over gRPC itself (deploy/server.yaml).
 HEALTHCHECK --start-period=180s --start-interval=2s --timeout=5s \
