@@ -38,7 +38,8 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{options.config}: every key is valid; --data checks it against a log")
         return {"fails": False, "findings": []}
     require_log(options.data)
-    from multigate.jobs.onboarding.check import check, lines
+    from multigate.jobs.onboarding.check import check
+    from multigate.jobs.onboarding.findings import lines
 
     found = check(config, options.data, options.rows)
     if not options.json:

@@ -18,8 +18,10 @@ from types import FrameType
 from typing import Any
 
 from multigate import __version__
+from multigate.configs import progress
 from multigate.configs.errors import MultigateError
 from multigate.verbs import VERBS, module_of
+from multigate.verbs.common import add_output
 
 _NOTHING_LEFT = "nothing half-written is left"
 _INTERRUPTED = f"error: interrupted; {_NOTHING_LEFT}"
@@ -51,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 2
             interrupted = f"error: interrupted; {options.interrupted}"
             as_json = getattr(options, "json", False)
-            with ExitStack() as options.temporary, _alone(as_json):
+            bars = not as_json and not getattr(options, "quiet", False)
+            with ExitStack() as options.temporary, _alone(as_json), progress.shown(bars):
                 result = options.execute(options)
             if result is not None and as_json:
                 print(json.dumps(result, ensure_ascii=False))
@@ -135,6 +138,7 @@ def _interrupted_by_signals(signals: list[int]) -> Iterator[None]:
             raise KeyboardInterrupt
         if len(signals) > 1 or not _in_job(importer):
             said = _AT_ONCE if _in_job(importer) else _INTERRUPTED
+            progress.clear()
             os.write(terminal, f"{said}\n".encode())
             os._exit(130)
         importer.f_trace = end_import
@@ -211,12 +215,7 @@ class _VerbParser(argparse.ArgumentParser):
         self.epilog = "example:\n  " + verb.EXAMPLE.replace("\n", "\n  ")
         self.formatter_class = argparse.RawDescriptionHelpFormatter
         if verb.execute.__annotations__["return"] is not None:
-            self.add_argument(
-                "--json",
-                action="store_true",
-                help="print the result as one JSON object on standard output, and all else on "
-                "standard error",
-            )
+            add_output(self)
         verb.add_arguments(self)
         self.set_defaults(
             execute=verb.execute,

@@ -12,6 +12,21 @@ from typing import Any
 from multigate.configs.storage import place
 
 
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--quiet`, which verbs with a result have."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as one JSON object on standard output, and all else on standard "
+        "error",
+    )
+    parser.add_argument(
+        "--quiet",
+        action="store_true",
+        help="show no progress, which else goes to standard error; its bars to a terminal only",
+    )
+
+
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add `--config`."""
     parser.add_argument("--config", required=True, help="preset or YAML file")
@@ -68,7 +83,11 @@ def add_caller(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, help="return at most this many items")
 
 
-def add_connection(parser: argparse.ArgumentParser, target: str | None = "localhost:8500") -> None:
+def add_connection(
+    parser: argparse.ArgumentParser,
+    target: str | None = "localhost:8500",
+    timeout: float = 5.0,
+) -> None:
     """Add the options of a connection to a server."""
     parser.add_argument("--target", default=target, help="host:port of the server")
     parser.add_argument("--tls", action="store_true", help="encrypt, trusting the system's CAs")
@@ -79,7 +98,10 @@ def add_connection(parser: argparse.ArgumentParser, target: str | None = "localh
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's private key")
     parser.add_argument("--token_file", type=Path, help="file whose first line is a bearer token")
     parser.add_argument(
-        "--timeout", type=float, default=5.0, help="seconds to wait for an answer (default: 5)"
+        "--timeout",
+        type=float,
+        default=timeout,
+        help=f"seconds to wait for an answer (default: {timeout:g})",
     )
 
 

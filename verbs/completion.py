@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 
 from multigate.verbs import VERBS, module_of
+from multigate.verbs.common import add_output
 
 EXAMPLE = (
     "multigate completion bash > ~/.local/share/bash-completion/completions/multigate\n"
@@ -41,7 +42,7 @@ def _words(verb: str) -> _Words:
     module = importlib.import_module(module_of(verb))
     parser = argparse.ArgumentParser()
     if module.execute.__annotations__["return"] is not None:
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        add_output(parser)
     module.add_arguments(parser)
     found = _Words()
     parsers = [parser]

@@ -4,12 +4,16 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from multigate.configs import progress
 from multigate.configs.errors import ConfigError, DataError, ModelError
+from multigate.configs.storage import place
 from multigate.verbs.common import add_connection, connect
 
 EXAMPLE = (
     "multigate explain --model models/deskdrop/1 --request request.json --item 123\n"
     "multigate explain --model models/deskdrop/1 --examples examples --row 17\n"
+    "multigate explain --model models/deskdrop/1 --request request.json --item 123 "
+    "--background rows.csv\n"
     "multigate explain --target localhost:8500 --model deskdrop --request request.json --item 123"
 )
 
@@ -37,8 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=("examples", "candidates"),
-        default="examples",
         help="compare with the version's example rows (default), or with the request's other items",
+    )
+    parser.add_argument(
+        "--background",
+        type=place,
+        metavar="FILE",
+        help="compare with rows of this file, or address, with all features: .parquet, .csv, .tsv "
+        "or .jsonl, .gz too; 32 of them, evenly spread",
     )
     parser.add_argument(
         "--pairs",
@@ -86,6 +96,11 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} and --{partner} belong together: give both or neither")
     if options.target is not None and (options.examples is not None or options.exact):
         raise ConfigError("--target: a server takes --request and --item, and draws orders")
+    if options.background is not None:
+        if options.target is not None:
+            raise ConfigError("--background: a server compares with its own rows; leave it out")
+        if options.against is not None:
+            raise ConfigError(f"--background, --against {options.against}: give one of them")
     if options.examples is not None and options.against == "candidates":
         raise ConfigError("--against candidates: a row of examples has none; give --request")
     if options.pairs < 2:
@@ -110,7 +125,7 @@ def _of_server(options: argparse.Namespace) -> Any:
             columns=request.get("columns"),
             context=request.get("context"),
             weights=request.get("weights"),
-            against=options.against,
+            against=options.against or "examples",
             pairs=options.pairs,
             seed=options.seed,
         )
@@ -120,19 +135,33 @@ def _of_version(options: argparse.Namespace) -> Any:
     """The explanation of a version in a folder."""
     from multigate.serving.client.request_file import read_request
     from multigate.serving.runtime.start import start_runtime
-    from multigate.serving.versions.explaining import Drawing
+    from multigate.serving.versions.explaining import Against, Drawing
     from multigate.serving.versions.opened import OpenedVersion, find_version
 
     folder = find_version(Path(options.model))
     request = None if options.request is None else read_request(options.request)
+    background = options.background
+    if background is not None:
+        from multigate.jobs.scoring.rows import kind_of
+
+        kind_of(background)
+        if not background.is_file():
+            raise DataError(f"{background}: no such file; expected rows to compare with")
     drawing = Drawing(None if options.exact else options.pairs, options.seed)
     raw = None if request is not None else _example(options, folder)
     start_runtime("c")
     opened = OpenedVersion(folder, options.feature_store)
-    if raw is not None:
-        return opened.explain_example(raw, drawing)
-    assert request is not None
-    return opened.explain(request, options.item, options.against, drawing)
+    rows = None
+    if background is not None:
+        from multigate.jobs.scoring.background import read_background
+
+        rows = read_background(background, opened.saved_model)
+    with progress.bar("explain", unit="runs of the model") as bar:
+        if raw is not None:
+            return opened.explain_example(raw, drawing, rows, bar.advance)
+        assert request is not None
+        against: Against = options.against or "examples"
+        return opened.explain(request, options.item, against, drawing, rows, bar.advance)
 
 
 def _example(options: argparse.Namespace, folder: Path) -> Any:

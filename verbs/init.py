@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
     from multigate.configs import ConfigError
+    from multigate.configs.files import write_text
     from multigate.verbs.inputs import require_log
 
     if options.out.exists():
@@ -28,12 +29,13 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"{options.out.parent}: no such folder; make it, or choose another file")
     require_log(options.data)
-    from multigate.jobs.onboarding.draft import as_yaml, draft
+    from multigate.jobs.onboarding.draft import draft
+    from multigate.jobs.onboarding.drafted import as_yaml
     from multigate.jobs.onboarding.labels import snake
 
     made = draft(options.data, snake(options.out.stem))
     made.config()
-    options.out.write_text(as_yaml(made, options.data), encoding="utf-8")
+    write_text(options.out, as_yaml(made, options.data))
     for key, why in made.notes.items():
         print(f"{key}: {why}", file=sys.stderr)
     for column, why in made.left_out.items():

@@ -221,7 +221,8 @@ def require_names(options: EvaluationConfig, folder: Path) -> None:
 def require_server_files(options: "ServerOptions") -> None:
     """Check what a server's options name: its files, and the base paths of its rankers.
 
-    A candidate model's base path may be absent: Recommend then answers with popular items.
+    A candidate model's base path may be absent: Recommend then answers with popular items.  Those
+    in an object store are not looked at.
 
     Raises:
         ServingError: a file cannot be read or does not hold what it must, or a folder is absent or
@@ -240,4 +241,5 @@ def require_server_files(options: "ServerOptions") -> None:
     if options.auth_token_file is not None:
         read_tokens(options.auth_token_file)
     for base in bases:
-        require_versions(base)
+        if isinstance(base, Path):
+            require_versions(base)

@@ -1,4 +1,4 @@
-"""Serve versions over gRPC."""
+"""Serve versions over gRPC and REST."""
 
 import argparse
 from functools import partial

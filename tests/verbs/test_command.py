@@ -53,6 +53,7 @@ def test_a_full_disk_while_making_examples(logs, tmp_path, capfd, full_disk):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_termination_signal_leaves_nothing(logs, tmp_path):
     out = tmp_path / "out"
     command = ["examples", "--config", "demo", "--data", str(logs), "--out", str(out)]
@@ -104,6 +105,7 @@ def test_the_exit_statuses_are_documented():
     assert re.findall(r"^\| (\d+) \| ", page, re.MULTILINE) == ["0", "1", "2", "130", "141"]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "arguments", [["options"], ["options", "--json"], ["print-config", "demo"]]
 )

@@ -36,7 +36,7 @@ def complete(tmp_path, capsys):
 
 def test_bash_completes_verbs_options_and_values(complete):
     assert set(VERBS) < set(complete(""))
-    assert complete("tr") == ["train"]
+    assert complete("tr") == ["train", "trial"]
     assert complete("run") == ["run", "runs"]
     assert complete("train", "--ex") == ["--examples"]
     assert complete("print-config", "--as") == ["--as_written"]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from multigate.serving.core.options import ServerOptions
-from multigate.serving.rpc.server import Server
 from multigate.verbs import VERBS, module_of
 from multigate.verbs.command import main
 
@@ -18,6 +16,8 @@ ELSEWHERE = {
     "demo": "end_to_end/test_demo.py",
     "run": "jobs/night/test_run.py",
     "features": "serving/feature_store/test_backends.py",
+    "trial": "jobs/trial/test_judge.py",
+    "reload": "serving/rpc/test_admin.py",
     "recommend": "candidates/test_serving.py",
     "evaluate": "end_to_end/test_verbs.py",
     "examples": "end_to_end/test_verbs.py",
@@ -39,9 +39,10 @@ COMMANDS = {
     '--user {"user_id":"u"} --context {"hour":1} --columns {"topic":["t"],"length":[1]}',
     "runs": "--out LOGS",
     "publish": "--base BASE",
+    "models": "--target TARGET",
     "candidates": "train --config CONFIG --examples EXAMPLES --out OUT",
 }
-SLOW = {"train", "tune", "candidates"}
+SLOW = {"train": pytest.mark.slow, "candidates": pytest.mark.slow, "tune": pytest.mark.long}
 
 
 def has_json(verb):
@@ -58,38 +59,13 @@ def test_every_verb_with_a_result_is_walked():
         )
 
 
-@pytest.fixture(scope="module")
-def target(small_run):
-    base = small_run.root / "run/models/demo"
-    server = Server(ServerOptions(model_name="demo", model_base_path=base, port=0))
-    server.start()
-    yield f"127.0.0.1:{server.port}"
-    server.stop()
-
-
 @pytest.mark.parametrize(
-    "verb", [pytest.param(v, marks=pytest.mark.slow) if v in SLOW else v for v in COMMANDS]
+    "verb", [pytest.param(verb, marks=SLOW.get(verb, ())) for verb in COMMANDS]
 )
-def test_one_document_stands_alone(verb, small_run, target, tmp_path, capfd):
-    values = small_run.config.model_dump(mode="json", exclude_unset=True)
-    values["tune"] = {"space": {"train.learning_rate": {"low": 0.001, "high": 0.002}}}
-    values["candidates"] = {"embedding_dim": 4, "units": [4], "epochs": 1}
-    (tmp_path / "config.yaml").write_text(json.dumps(values))
-    run = small_run.root / "run"
-    places = {
-        "LOGS": small_run.root / "logs",
-        "EXAMPLES": run / "examples",
-        "VERSION": run / "models/demo/1",
-        "BASE": run / "models/demo",
-        "CONFIG": tmp_path / "config.yaml",
-        "OUT": tmp_path / "out",
-        "TARGET": target,
-    }
-    words = COMMANDS[verb]
-    for name, place in places.items():
-        words = re.sub(rf"\b{name}\b", str(place), words)
+def test_one_document_stands_alone(verb, words_of, small_target, capfd):
+    words = words_of(COMMANDS[verb], TARGET=small_target)
     capfd.readouterr()
-    assert main([verb, "--json", *words.split()]) == 0
+    assert main([verb, "--json", *words]) == 0
     out = capfd.readouterr().out
     assert isinstance(json.loads(out), dict)
     assert len(out.splitlines()) == 1

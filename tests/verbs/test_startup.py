@@ -49,7 +49,7 @@ def test_help_imports_no_package(verb):
     assert (status, err) == (0, "")
     assert out.startswith(f"usage: multigate {verb} ")
     assert f"example:\n  multigate {verb} " in out
-    assert cpu < 1.0
+    assert cpu < 2.5  # TensorFlow alone takes seven
 
 
 def test_help_lists_all_verbs_and_imports_none():
@@ -122,7 +122,7 @@ def test_a_wrong_configuration_is_told_at_once(verb, folders, tmp_path):
     assert (status, out) == (2, "")
     assert err.startswith(f"error: {config}: modle: unknown key; did you mean 'model'? ")
     assert len(err.splitlines()) == 1
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_setting_that_fits_nothing_is_told_at_once(verb, changed, message, fol
     assert err.startswith("error: ")
     assert message in err
     assert len(err.splitlines()) == 1
-    assert cpu < 2.5  # these look at packages that are lighter than TensorFlow
+    assert cpu < 4.0  # these look at packages that are lighter than TensorFlow
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
@@ -154,7 +154,7 @@ def test_a_rule_for_an_unknown_task_is_told_at_once(verb, folders, tmp_path):
     status, _, err, cpu = call(*options(verb, tmp_path / "other.yaml", folders))
     assert status == 2
     assert "evaluation.rules.tasks: expected one of" in err
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_absent_folder_is_told_at_once(absent, verb, message, folders, tmp_pa
     assert err.startswith(f"error: {tmp_path / absent}: ")
     assert message in err
     assert len(err.splitlines()) == 1
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])
@@ -200,7 +200,7 @@ def test_an_absent_baseline_is_told_at_once(verb, folders, tmp_path):
         "error: baseline lightgbm: expected the package lightgbm, but it is not installed; run "
         "`pip install multigate[baseline]`\n"
     )
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 @pytest.mark.parametrize("action", ["export", "candidates evaluate", "candidates export"])
@@ -216,7 +216,7 @@ def test_an_absent_checkpoint_is_told_at_once(action, folders, tmp_path):
         f"error: {tmp_path}/absent/config.json: no such file; expected a folder that "
         f"`multigate {writer}` wrote\n"
     )
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -244,7 +244,7 @@ def test_a_wrong_file_of_the_server_is_told_at_once(flag, text, message, workers
     assert f"{path}: " in err
     assert message in err
     assert len(err.splitlines()) == 1
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 def test_an_absent_base_path_is_told_at_once(tmp_path):
@@ -260,7 +260,7 @@ def test_an_absent_base_path_is_told_at_once(tmp_path):
         status, out, err, cpu = call("serve", *arguments, without=HEAVY_FOR_SERVE)
         assert (status, out) == (2, "")
         assert err == f"error: {absent}: expected a folder of versions, but it does not exist\n"
-        assert cpu < 1.5
+        assert cpu < 3.0
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_wrong_model_folder_is_told_at_once(verb, message, folders, tmp_path):
     assert (status, out) == (2, "")
     assert err.startswith(f"error: {wrong}: {message}")
     assert len(err.splitlines()) == 1
-    assert cpu < 1.5
+    assert cpu < 3.0
 
 
 def test_a_version_in_place_of_its_base_folder_is_told_at_once(tmp_path):
@@ -305,6 +305,7 @@ def test_a_version_in_place_of_its_base_folder_is_told_at_once(tmp_path):
     assert "received a version; give the folder that it is in" in err
 
 
+@pytest.mark.slow
 def test_verbs_that_compute_no_model_work_without_tensorflow(folders, tmp_path):
     status, out, err, _ = call(
         *("audit", "--config", "demo", "--data", folders / "log"),
@@ -335,25 +336,80 @@ def test_a_finished_night_is_told_without_tensorflow(tmp_path):
     assert err.startswith(f"error: {tmp_path}/log: no such folder")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_while_tensorflow_is_imported_is_one_line(number, folders, tmp_path):
-    command = ["train", "--config", "demo", "--examples", folders / "examples"]
+@pytest.mark.parametrize(
+    ("verb", "library", "number"),
+    [
+        ("train", "libtensorflow", signal.SIGTERM),
+        ("train", "libtensorflow", signal.SIGINT),
+        ("serve", "libtensorflow", signal.SIGTERM),
+        ("serve", "libtensorflow", signal.SIGINT),
+        ("examples", "libarrow", signal.SIGINT),
+        ("init", "polars", signal.SIGTERM),
+        ("init", "polars", signal.SIGINT),
+    ],
+)
+def test_a_signal_while_a_library_is_imported_is_one_line(verb, library, number, folders, tmp_path):
+    """A verb that waits for its first library has written nothing, and serves nothing yet."""
+    base = tmp_path / "models"
+    out = ("--out", tmp_path / "out")
+    command = {
+        "train": ("train", "--config", "demo", "--examples", folders / "examples", *out),
+        "serve": ("serve", "--model_name", "m", "--model_base_path", base, "--port", 0),
+        "examples": ("examples", "--config", "demo", "--data", folders / "log", *out),
+        "init": ("init", "--data", folders / "log", *out),
+    }[verb]
+    if verb == "serve":
+        (base / "1").mkdir(parents=True)
+        (base / "1/saved_model.pb").touch()
+    before = sorted(tmp_path.rglob("*"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "multigate", *map(str, command), "--out", str(tmp_path / "out")],
+        [sys.executable, "-m", "multigate", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     maps = Path(f"/proc/{process.pid}/maps")
-    while "libtensorflow" not in maps.read_text():
+    while library not in maps.read_text():
         assert process.poll() is None
-        time.sleep(0.01)
+        time.sleep(0.005)
     process.send_signal(number)
     out, err = process.communicate()
     assert (process.returncode, out) == (130, "")
     (line,) = err.splitlines()
     assert line.startswith("error: interrupted; no")
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+ENTRY = """
+import pathlib, sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "multigate.verbs.command":
+            pathlib.Path(sys.argv[1]).touch()
+            time.sleep(60)
+sys.meta_path.insert(0, Slow())
+from multigate.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_command_itself_is_imported_is_one_line(number, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENTRY, tmp_path / "begun"], stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert (process.returncode, err) == (130, "error: interrupted; nothing half-written is left\n")
+
+
+def test_the_command_that_is_installed_is_the_entry():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts = tomllib.load(file)["project"]["scripts"]
+    assert scripts == {"multigate": "multigate.__main__:main"}
 
 
 JOB = """

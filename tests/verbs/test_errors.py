@@ -1,0 +1,262 @@
+"""Every verb's mistakes end in one clear line and a documented status; all verbs are walked."""
+
+import os
+import re
+import socket
+import sys
+
+import pytest
+import yaml
+
+from multigate.verbs import VERBS
+from multigate.verbs.command import main
+
+MISSING = {
+    "demo": ("--config CONFIG --data ABSENT --out OUT", "ABSENT: no such folder"),
+    "init": ("--data ABSENT --out OUT", "ABSENT: no such folder"),
+    "options": ("train.epohcs", "did you mean 'epochs'?"),
+    "print-config": ("ABSENT.yaml", "ABSENT.yaml"),
+    "check": ("--config CONFIG --data ABSENT", "ABSENT: no such folder"),
+    "examples": ("--config CONFIG --data ABSENT --out OUT", "ABSENT: no such folder"),
+    "audit": ("--config CONFIG --data LOGS --examples ABSENT", "ABSENT: no such folder"),
+    "train": ("--config CONFIG --examples ABSENT --out OUT", "ABSENT: no such folder"),
+    "tune": ("--config CONFIG --examples ABSENT --out OUT", "ABSENT: no such folder"),
+    "evaluate": ("--version ABSENT --examples EXAMPLES", "ABSENT: expected a checkpoint"),
+    "export": ("--checkpoint ABSENT --examples EXAMPLES --out OUT", "ABSENT/config.json: no such"),
+    "score": ("--version VERSION --rows ABSENT.csv --out OUT.csv", "ABSENT.csv: no such file"),
+    "compare": ("--candidate ABSENT --examples EXAMPLES", "ABSENT: expected a checkpoint"),
+    "serve": ("--model_name m --model_base_path ABSENT", "ABSENT: expected a folder of versions"),
+    "rank": ("--target NOBODY --model m --items a --timeout 2", "NOBODY: "),
+    "explain": ("--model ABSENT --examples EXAMPLES --row 0", "ABSENT: expected an exported"),
+    "recommend": ("--target NOBODY --model m --timeout 2", "NOBODY: "),
+    "run": ("--config CONFIG --data ABSENT --out OUT --date 2026-01-30", "ABSENT: no such folder"),
+    "runs": ("--out ABSENT", "ABSENT"),
+    "publish": ("--base ABSENT", "ABSENT"),
+    "trial": ("--base BASE --log ABSENT", "no version is on trial"),
+    "models": ("--target NOBODY --timeout 2", "NOBODY: "),
+    "reload": ("--target NOBODY --timeout 2 --model_config_file ABSENT", "ABSENT: cannot be read"),
+    "features": ("load --snapshot ABSENT --to redis://NOBODY/0", "ABSENT"),
+    "candidates": ("train --config CONFIG --examples ABSENT --out OUT", "ABSENT: no such folder"),
+    "completion": None,  # reads nothing
+}
+"""Verb -> a command line that names what is not there, and what the line says."""
+
+COLUMN = {
+    "demo": "--config WRONG --data LOGS --out OUT",
+    "examples": "--config WRONG --data LOGS --out OUT",
+    "check": "--config WRONG --data LOGS",
+    "run": "--config WRONG --data LOGS --out OUT --date 2026-01-30",
+    "score": "--version VERSION --rows NO_ITEM --out OUT.csv",
+    "explain": "--model VERSION --examples EXAMPLES --row 0 --background NO_ITEM",
+    "init": "--data NO_IDS --out OUT",
+}
+"""Verbs that read a log's or a file's columns, with one that is not there."""
+
+FULL = {
+    "init": ("--data LOGS --out OUT", 1_000),
+    "examples": ("--config CONFIG --data LOGS --out OUT", 20_000),
+    "demo": ("--config CONFIG --data LOGS --out OUT", 20_000),
+    "run": ("--config CONFIG --data LOGS --out OUT --date 2026-01-30", 20_000),
+    "score": ("--version VERSION --examples EXAMPLES --out OUT.csv --keep item_id", 20_000),
+    "train": ("--config CONFIG --examples EXAMPLES --out OUT", 20_000),
+    "tune": ("--config TUNED --examples EXAMPLES --out OUT --trials 1", 20_000),
+    "export": ("--checkpoint CHECKPOINT --examples EXAMPLES --out OUT", 20_000),
+    "evaluate": ("--version VERSION --examples EXAMPLES --report OUT.html", 20_000),
+    "compare": ("--candidate VERSION --examples EXAMPLES --report OUT.html", 20_000),
+    "candidates": ("train --config CONFIG --examples EXAMPLES --out OUT", 2_000),
+}
+"""Verbs that write files, and how many bytes one may have."""
+
+PIPE = {
+    "init": "--data LOGS --out OUT --json",
+    "options": "",
+    "print-config": "demo",
+    "check": "--config CONFIG --data LOGS",
+    "examples": "--config CONFIG --data LOGS --out OUT",
+    "audit": "--config CONFIG --data LOGS --examples EXAMPLES --sample 10",
+    "train": "--config CONFIG --examples EXAMPLES --out OUT --json",
+    "tune": "--config TUNED --examples EXAMPLES --out OUT --trials 1",
+    "evaluate": "--version VERSION --examples EXAMPLES",
+    "export": "--checkpoint CHECKPOINT --examples EXAMPLES --out OUT",
+    "score": "--version VERSION --examples EXAMPLES --out OUT.csv --keep item_id",
+    "compare": "--candidate VERSION --examples EXAMPLES",
+    "rank": "--target SERVER --model demo --items a "
+    '--user {"user_id":"u"} --context {"hour":1} --columns {"topic":["t"],"length":[1]}',
+    "explain": "--model VERSION --examples EXAMPLES --row 0 --pairs 2",
+    "runs": "--out LOGS",
+    "publish": "--base BASE",
+    "models": "--target SERVER",
+    "candidates": "train --config CONFIG --examples EXAMPLES --out OUT",
+    "completion": "bash",
+}
+"""Verbs whose standard output nobody reads."""
+ALIKE = {
+    "demo": "examples",
+    "run": "runs",
+    "recommend": "rank",
+    "features": "publish",
+    "trial": "compare",
+    "reload": "publish",
+}
+"""Verbs that print by the functions of another, and take longer or need a store."""
+SILENT = {"serve"}
+_KEPT = r"\.lock|.*\.json"
+"""What a night keeps of a run that failed."""
+SLOW = {"train", "tune", "export", "evaluate", "compare", "candidates"}
+
+
+def slow(verbs, kept):
+    """Cases of verbs; of those that take long, `kept` are slow and the others long."""
+    marks = {v: pytest.mark.slow if v in kept else pytest.mark.long for v in SLOW}
+    return [pytest.param(v, marks=marks[v]) if v in SLOW else v for v in verbs]
+
+
+@pytest.fixture
+def words(small_run, tmp_path, request):
+    """Makes a command line's words of a text with places in it."""
+    run = small_run.root / "run"
+    values = small_run.config.model_dump(mode="json", exclude_unset=True)
+    values["candidates"] = {"embedding_dim": 4, "units": [4], "epochs": 1}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    tuned = {"tune": {"space": {"train.learning_rate": {"low": 0.001, "high": 0.002}}}}
+    (tmp_path / "tuned.yaml").write_text(yaml.safe_dump(values | tuned))
+    values["contract"]["features"]["topic"]["column"] = "topicc"
+    (tmp_path / "wrong.yaml").write_text(yaml.safe_dump(values))
+    (tmp_path / "no_item.csv").write_text("user_id,hour\nu,1\n")
+    (tmp_path / "no_ids").mkdir()
+    (tmp_path / "no_ids/a.csv").write_text("time,x\n" + "1700000000,1\n1700000001,2\n" * 9)
+    with socket.socket() as free:  # nobody listens there once it is closed
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    places = {
+        "LOGS": small_run.root / "logs",
+        "EXAMPLES": run / "examples",
+        "VERSION": run / "models/demo/1",
+        "BASE": run / "models/demo",
+        "CHECKPOINT": run / "checkpoint",
+        "CONFIG": tmp_path / "config.yaml",
+        "TUNED": tmp_path / "tuned.yaml",
+        "WRONG": tmp_path / "wrong.yaml",
+        "NO_ITEM": tmp_path / "no_item.csv",
+        "NO_IDS": tmp_path / "no_ids",
+        "ABSENT": tmp_path / "absent",
+        "OUT": tmp_path / "out/new",
+        "NOBODY": nobody,
+    }
+    (tmp_path / "out").mkdir()
+
+    def make(text: str) -> str:
+        if "SERVER" in text:
+            places["SERVER"] = request.getfixturevalue("small_target")
+        for name, place in places.items():
+            text = re.sub(rf"\b{name}\b", str(place), text)
+        return text
+
+    return make
+
+
+def one_error(text: str) -> str:
+    """The one line that is told; the rest is progress, advice and notices of libraries."""
+    assert "Traceback" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    return line
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_misspelt_option(verb, capfd):
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--hlep"])
+    assert ended.value.code == 2
+    *_, line = capfd.readouterr().err.splitlines()
+    assert re.match(f"multigate( {verb})?: error: (unrecognized|the following|argument)", line)
+
+
+def test_every_verb_is_walked():
+    assert set(MISSING) == set(VERBS)
+    assert set(PIPE) | set(ALIKE) | SILENT == set(VERBS)
+    assert set(ALIKE.values()) <= set(PIPE)
+
+
+@pytest.mark.parametrize("verb", [verb for verb, case in MISSING.items() if case])
+def test_what_is_not_there(verb, words, tmp_path, capfd):
+    text, expected = MISSING[verb]
+    assert main([verb, *words(text).split()]) == 2
+    assert words(expected) in one_error(capfd.readouterr().err)
+    assert list((tmp_path / "out").rglob("*.partial")) == []
+
+
+@pytest.mark.parametrize("verb", COLUMN)
+def test_a_column_that_is_not_there(verb, words, tmp_path, capfd):
+    status = main([verb, *words(COLUMN[verb]).split()])
+    printed = capfd.readouterr()
+    if verb == "check":
+        assert status == 1
+        (line,) = [line for line in printed.out.splitlines() if line.startswith("FAILS: ")]
+    else:
+        assert status == 2
+        line = one_error(printed.err)
+    if "WRONG" in COLUMN[verb]:
+        assert "topicc" in line
+        assert "did you mean 'topic'?" in line
+    elif verb == "init":
+        assert "expected a column of users and one of items" in line
+    else:
+        assert "item_id" in line
+    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert [path.name for path in left if not re.fullmatch(_KEPT, path.name)] == []
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("verb", slow(FULL, {"train", "tune", "export", "candidates"}))
+def test_a_full_disk(verb, words, tmp_path, capfd, full_disk):
+    text, room = FULL[verb]
+    command = words(text).split()
+    with full_disk(room):
+        status = main([verb, *command])
+    assert status == 2
+    line = one_error(capfd.readouterr().err)
+    assert re.search("File too large|could not be written|cannot be written", line), line
+    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    kept = {"run": r"\.lock|.*\.json", "tune": r"\.lock|study.db.*"}.get(verb, "none")
+    assert [path.name for path in left if not re.fullmatch(kept, path.name)] == []
+
+
+class NobodyReads:
+    """Standard output is a pipe without a reader, within a test."""
+
+    def __enter__(self) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        self._before, self._stream = os.dup(1), sys.stdout
+        os.dup2(write, 1)
+        sys.stdout = os.fdopen(write, "w")
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout.close()
+        sys.stdout = self._stream
+        os.dup2(self._before, 1)
+        os.close(self._before)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("verb", slow(PIPE, {"train", "candidates"}))
+def test_nobody_reads_the_results(verb, words, capfd):
+    command = words(PIPE[verb]).split()
+    with NobodyReads():
+        status = main([verb, *command])
+    assert status == 141
+    assert "rror" not in re.sub(r"(?m)^[IWE]\d{4} .*$", "", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_that_is_in_use(workers, words, capfd):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = f"--model_name demo --model_base_path BASE --host 127.0.0.1 --port {port}"
+        status = main(["serve", *words(command).split(), "--workers", str(workers)])
+    assert status == 2
+    line = one_error(capfd.readouterr().err)
+    assert f"127.0.0.1:{port}: cannot listen there" in line
+    assert "--port" in line
