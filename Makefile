@@ -25,7 +25,7 @@ test: install
 	$(BIN)/python -m pytest -n 2
 
 test-slow: install
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m 'slow and not long'
 
 # Both at once: what tests share, such as trained models, is made once.
 test-all: install
@@ -51,16 +51,18 @@ check-all: lint format types test-all
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 	    multigate/serving/protos/ranking.proto multigate/serving/protos/ssl_config.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src \
+	    multigate/serving/protos/health.proto
 
 # Compile the lock files anew; they carry hashes and no addresses.
 COMPILE := uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url \
     --custom-compile-command "make lock" pyproject.toml
 NO_KERAS := --no-emit-package keras --no-emit-package namex --no-emit-package optree
 lock:
-	$(BIN)/$(COMPILE) --extra train --extra baseline --extra candidates --extra serving --extra jax --extra dev -o requirements.lock
+	$(BIN)/$(COMPILE) --extra train --extra baseline --extra candidates --extra serving --extra traces --extra jax --extra dev -o requirements.lock
 	# TensorFlow asks for Keras, which a server never imports.
-	$(BIN)/$(COMPILE) $(NO_KERAS) --extra serving -o requirements-serving.lock
-	$(BIN)/$(COMPILE) --extra train --extra gpu -o requirements-gpu.lock
+	$(BIN)/$(COMPILE) $(NO_KERAS) --extra serving --extra traces -o requirements-serving.lock
+	$(BIN)/$(COMPILE) --extra train --extra baseline --extra gpu -o requirements-gpu.lock
 
 clean:
 	rm -rf .venv demo-out
