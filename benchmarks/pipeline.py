@@ -23,6 +23,7 @@ and how many times faster ours is than the others, at its worst of the two logs.
 import argparse
 import json
 import logging
+import os
 import resource
 import shutil
 import subprocess
@@ -40,7 +41,7 @@ import psutil
 from multigate.configs.config import Config
 from multigate.configs.sections.base import parse
 from multigate.pipeline import job
-from multigate.pipeline.core.runner import import_beam, local_options
+from multigate.pipeline.core.runner import BEAMS_RUNNER, import_beam
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "deskdrop"
 ENGINES = ("ours", "per_element", "polars")
@@ -60,7 +61,8 @@ def child(engine: str, log: str, files: list[Path], out: Path) -> None:
         if engine == "polars":
             pipeline_peers.in_memory(log, files, out)
         else:
-            pipeline_peers.per_element(log, files, out, local_options())
+            workers = f"--direct_num_workers={len(os.sched_getaffinity(0))}"
+            pipeline_peers.per_element(log, files, out, [f"--runner={BEAMS_RUNNER}", workers])
     print(json.dumps(time.perf_counter() - started))
 
 

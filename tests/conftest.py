@@ -4,21 +4,33 @@ import os
 import re
 import resource
 import secrets
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
+
+# The same examples every time, and no limit on how long a slow machine takes for one.
+settings.register_profile("multigate", deadline=None, derandomize=True)
+settings.load_profile("multigate")
+
+# A shell's background jobs ignore Ctrl-C, and so would each process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -26,7 +38,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
     r"jobs/(night/test_(run|candidate_stages)|test_tune)\.py",
-    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract|offline_scores)\.py|(verbs/test_json|model/report/test_table|jobs/test_interface)\.py",
+    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract|offline_scores)\.py|(verbs/test_(errors|json|progress)|model/report/test_table|jobs/test_interface)\.py",
     r"jobs/night/test_fortnight\.py",
     r"model/training/test_resume\.py",
     r"serving/rpc/test_faults\.py",
@@ -71,7 +83,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             test = item.nodeid.partition("[")[0]
             cases[test] += 1
             if cases[test] > sweep.args[0]:
-                item.add_marker("slow")
+                item.add_marker("slow" if cases[test] <= sweep.kwargs.get("slow", 1e9) else "long")
     items.sort(key=lambda item: group(item.nodeid)[0])
 
 
@@ -89,6 +101,52 @@ def full_disk() -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limit
+
+
+@pytest.fixture(scope="session")
+def lacking(pytestconfig: pytest.Config) -> Any:
+    """Skip a test that lacks a program or a registry; `CI=true make test-long` fails it instead."""
+    strict = os.environ.get("CI") == "true" and pytestconfig.option.markexpr == "long"
+
+    def lack(reason: str) -> None:
+        if strict:
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+    return lack
+
+
+@pytest.fixture(scope="session")
+def go_tool(lacking: Any) -> Any:
+    """Build a program of a Go module through the module proxy; kept for later runs."""
+    folder = Path(tempfile.gettempdir()) / "multigate-go-tools"
+
+    def build(module: str, version: str, anew: bool = True) -> Path:
+        """The program of `module`, a path such as github.com/bojand/ghz/cmd/ghz, at a version.
+
+        Without `anew` it is not built, which takes minutes: an earlier test has done so, or not.
+        """
+        path = folder / version / module.rpartition("/")[2]
+        if path.exists():
+            return path
+        if not anew:
+            lacking(f"{path}: no long test has built it")
+        if shutil.which("go") is None:
+            lacking(f"{module}: Go is not installed")
+        environment = {**os.environ, "GOBIN": str(path.parent), "GOFLAGS": "-mod=mod"}
+        command = ["go", "install", f"{module}@{version}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode:
+            lacking(f"{module}: Go did not build it: {done.stderr[-300:]}")
+        return path
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def helm_program(go_tool: Any) -> Any:
+    """Helm, as `go_tool` builds it; see `anew` there."""
+    return partial(go_tool, "helm.sh/helm/v3/cmd/helm", "v3.22.0")
 
 
 @contextmanager
@@ -227,6 +285,19 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> SmallRun:
     simulate(root / "logs", seed=3, users=150, items=60, exposures=6_000)
     result = demo.run(config, root / "logs", root / "run")
     return SmallRun(config, root, result)
+
+
+@pytest.fixture(scope="module")
+def small_target(small_run: SmallRun) -> Iterator[str]:
+    """Address of a server of the small run's version."""
+    from multigate.serving.core.options import ServerOptions
+    from multigate.serving.rpc.server import Server
+
+    base = small_run.root / "run/models/demo"
+    server = Server(ServerOptions(model_name="demo", model_base_path=base, port=0))
+    server.start()
+    yield f"127.0.0.1:{server.port}"
+    server.stop()
 
 
 @dataclass(frozen=True)

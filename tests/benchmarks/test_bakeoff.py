@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,17 +95,22 @@ def test_finished_rows_are_not_trained_again(made: Any) -> None:
     assert (made.work / "lightgbm-0.npz").stat().st_mtime_ns == written
 
 
-def test_a_line_that_a_kill_cut_off_does_not_count(bakeoff: Any, tmp_path: Path) -> None:
+def test_lines_of_other_tables_and_one_that_a_kill_cut_off_do_not_count(
+    bakeoff: Any, tmp_path: Path
+) -> None:
     made = bakeoff.Bakeoff.__new__(bakeoff.Bakeoff)
-    made.work = tmp_path
-    assert made.finished("rows") == []
+    path = tmp_path / "rows.jsonl"
+    made.name, made.identity = "demo", "another"
+    made.finish(path, {"seed": 9})
+    made.identity = "this"
+    assert made.finished(path) == []
     for seed in (0, 1):
-        made.finish("rows", {"seed": seed})
-    with (tmp_path / "rows.jsonl").open("a") as file:
+        made.finish(path, {"seed": seed})
+    with path.open("a") as file:
         file.write('{"seed": ')
-    assert made.finished("rows") == [{"seed": 0}, {"seed": 1}]
-    made.finish("rows", {"seed": 2})
-    assert made.finished("rows") == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert [line["seed"] for line in made.finished(path)] == [0, 1]
+    made.finish(path, {"seed": 2})
+    assert [line["seed"] for line in made.finished(path)] == [0, 1, 2]
 
 
 @slow
@@ -112,8 +118,9 @@ def test_tuning_keeps_the_best_on_validation_by_task(
     bakeoff: Any, made: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(bakeoff, "SETTINGS", tmp_path / "settings.json")
+    monkeypatch.setattr(bakeoff, "TRIALS", tmp_path / "trials.jsonl")
     made.tune("lightgbm", 2)
-    trials = made.finished("trials")
+    trials = made.finished(bakeoff.TRIALS)
     assert [line["setting"] for line in trials] == [
         bakeoff.FIRST["lightgbm"],
         bakeoff.draw("lightgbm", 1),
@@ -124,7 +131,36 @@ def test_tuning_keeps_the_best_on_validation_by_task(
         best = max(trials, key=lambda line, task=task: line["validation"][task])
         assert stored["tasks"][task] == best["setting"]
     made.tune("lightgbm", 2)
-    assert made.finished("trials") == trials  # no trial is repeated
+    assert made.finished(bakeoff.TRIALS) == trials  # no trial is repeated
+    old = [line | {"setting": {"num_leaves": 31}} for line in trials[1:]]
+    bakeoff.TRIALS.write_text("".join(json.dumps(line) + "\n" for line in [trials[0], *old]))
+    made.tune("lightgbm", 2)  # the second trial was another draw, so it is run again
+    assert [line["setting"] for line in made.finished(bakeoff.TRIALS)] == [
+        trials[0]["setting"],
+        {"num_leaves": 31},
+        trials[1]["setting"],
+    ]
+
+
+def test_trees_without_ids_split_on_numbers_alone(monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(PATH.parent / "bakeoff")
+    import trees
+
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.integers(0, 20, 1500).astype(float), rng.normal(size=1500)], axis=1)
+    y = (x[:, 0] % 2 + x[:, 1] + rng.normal(size=1500) > 0.5).astype(float)
+    data: Any = SimpleNamespace(
+        tasks={"click": "binary"},
+        columns=["item_id", "age"],
+        categories=[0],
+        of_task=lambda task, split: (x, y),
+    )
+    blank = x.copy()
+    blank[:, 0] = np.nan
+    for ids in (True, False):
+        scores = trees.lightgbm(data, "click", {"ids": ids}, 0, 1)
+        assert (scores(x) != scores(blank)).any() == ids
+        assert len(np.unique(scores(x))) > 100
 
 
 @slow

@@ -200,6 +200,7 @@ def raw_values(encoder: Encoder, table: pa.Table, rng: np.random.Generator) -> d
     return raw
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("rows", [0, 1, 400])
 def test_graph_and_numpy_agree(encoder: Encoder, rows: int) -> None:
     contract = encoder.contract

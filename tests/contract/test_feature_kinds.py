@@ -36,6 +36,8 @@ from multigate.serving.feature_store.snapshot import Snapshot
 from multigate.serving.request.rank_request import RequestReader
 from multigate.serving.rpc.server import Server
 
+pytestmark = pytest.mark.slow
+
 START, ROWS = 1_750_000_000, 900
 CUT_OFF = START + 600 * ROWS
 CONTRACT: dict[str, Any] = {

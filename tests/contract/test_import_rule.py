@@ -96,8 +96,10 @@ serving.core
 serving.client
 serving.feature_store
 serving.request
+serving.mirror
 serving.versions
 serving.observe
+serving.rest
 serving.rpc
 serving.workers
 serving
@@ -108,6 +110,7 @@ jobs.scoring
 jobs
 jobs.onboarding
 jobs.publication
+jobs.trial
 jobs.night
 
 verbs
@@ -239,6 +242,7 @@ def test_the_architecture_draws_this_rule():
     assert f"```mermaid\n{picture()}\n```" in page, f"expected this picture:\n{picture()}"
 
 
+@pytest.mark.slow
 def test_no_room_imports_a_higher_one():
     upward = [
         f"{module} ({room_of(module)}) imports {imported} ({room_of(imported)})"
@@ -250,6 +254,7 @@ def test_no_room_imports_a_higher_one():
     assert not upward, "\n".join(upward)
 
 
+@pytest.mark.slow
 def test_no_circles_of_modules():
     """Not even by way of an import inside a function, or of a room's `__init__`."""
     graph = {
@@ -262,6 +267,7 @@ def test_no_circles_of_modules():
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+@pytest.mark.slow
 def test_rooms_take_no_private_name_of_another():
     taken = [
         f"{path}: {imported}.{name}"
@@ -272,6 +278,7 @@ def test_rooms_take_no_private_name_of_another():
     assert not taken, "\n".join(taken)
 
 
+@pytest.mark.slow
 def test_every_import_of_ours_is_under_the_one_name():
     """`import model` would work in a checkout and nowhere else."""
     for path in [*modules().values(), *(ROOT / "tests").rglob("*.py")]:
@@ -292,11 +299,12 @@ def imported_by(path: Path) -> set[str]:
 
 
 def test_candidates_import_only_what_knows_no_keras_of_the_model():
-    """Keras 2 and Keras 3 never meet: what both models share is the encoding of raw values."""
+    """Keras 2 and Keras 3 never meet: the models share the encoding of values and the freezing."""
     shared = {
         "model.data.encoding",
         "model.data.raw",
         "model.data.rows",
+        "model.export.freezing",
         "model.export.frozen.encoding",
     }
     for module, path in modules().items():
@@ -309,6 +317,7 @@ def test_candidates_import_only_what_knows_no_keras_of_the_model():
             assert not imported_by(modules()[name]) & {"keras", "tf_keras"}, name
 
 
+@pytest.mark.slow
 def test_only_candidates_import_keras_2():
     for module, path in modules().items():
         if not module.startswith("candidates"):

@@ -51,7 +51,7 @@ def stored(raw):
     return parsed.values.to_list()[0] or []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(LISTS)
 def test_lists_of_a_log_are_lists_of_a_request(values):
     expected = [value for value in values if value][-3:]

@@ -133,6 +133,7 @@ def test_columns_may_be_numpy_lists_or_arrow(version, rows):
     assert version.predict({name: [] for name in IDS})["score"].shape == (0,)
 
 
+@pytest.mark.slow
 def test_a_file_is_scored_in_every_format(folder, version, rows, tmp_path, capfd):
     ids = rows.select(IDS)
     expected = version.predict(ids)
@@ -177,7 +178,7 @@ def test_a_split_is_scored_whole(small_run, folder, version, rows, tmp_path):
     ("text", "message"),
     [
         ("user_id,item_id\nu,i\n", "feature 'hour': expected a value"),
-        ("user_id,item_id,hour\nu,i,\n", "row 0"),
+        ("user_id,item_id,hour\nu,i,\n,,\n", "none in row 0, and 2 rows lack such a value"),
         ("user_id,item_id,hour\nu,i,late\n", "feature 'hour': expected values of int64"),
         ("user_id,hour\nu,1\n", "column 'item_id': expected the item's id"),
         ("user_id,item_id,hour,score\nu,i,1,2\n", "'score': the rows have it already"),
@@ -195,6 +196,117 @@ def test_what_cannot_be_scored_is_one_line_and_leaves_no_file(
     (line,) = [line for line in lines if line.startswith("error: ")]
     assert message in line
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("full", [False, True])
+def test_a_row_without_a_required_feature_is_left_without_scores(
+    full, folder, version, rows, tmp_path, capfd
+):
+    """`hour` and the item's id are required; with all features the rows go through Predict."""
+    table = rows.select(version.features if full else IDS).slice(0, 8)
+    expected = version.predict(table)
+    hours, items = table["hour"].to_pylist(), table["item_id"].to_pylist()
+    hours[2], items[5] = None, None
+    for name, values in (("hour", hours), ("item_id", items)):
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.array(values, table.schema.field(name).type))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    out = tmp_path / "scored.parquet"
+    files = ("--rows", tmp_path / "rows.parquet", "--out", out)
+    assert score("--version", folder, *files, "--json") == 0
+    printed = capfd.readouterr()
+    warnings = [line for line in printed.err.splitlines() if line.startswith("warning: ")]
+    assert warnings == [
+        "warning: row 2: no score, it lacks 'hour' (missing: error)",
+        "warning: row 5: no score, it lacks 'item_id' (missing: error)",
+    ]
+    told = json.loads(printed.out)
+    assert (told["rows"], told["unscored"]) == (8, 2)
+    assert told["lacking"] == {"2": ["hour"], "5": ["item_id"]}
+    found = pq.read_table(out)
+    for column, output in (("score", "score"), ("score/click", "click")):
+        values = found[column].to_pylist()
+        assert [row for row, value in enumerate(values) if value is None] == [2, 5]
+        for row in {*range(8)} - {2, 5}:
+            assert values[row] == pytest.approx(expected[output][row], rel=1e-5)
+    lacking = version.score_rows(table)
+    assert np.isnan(lacking.scores["score"]).tolist() == [row in (2, 5) for row in range(8)]
+    with pytest.raises(ServingError, match=r"'hour': expected a value .* received none in row 2"):
+        version.predict(table)
+
+
+def test_an_item_that_the_snapshot_lacks_costs_no_other_row_its_score(version, rows):
+    """All rows are of one user and hour, so that they are one request."""
+    ids = [*dict.fromkeys(rows["item_id"].to_pylist())][:4]
+    count = len(ids) + 1
+    same = {"user_id": ["u0003"] * count, "hour": [7] * count}
+    found = version.score_rows({**same, "item_id": [*ids[:2], "new", *ids[2:]]})
+    assert list(found.lacking) == [2]
+    assert {"topic", "length"} <= set(found.lacking[2])
+    others = version.predict({**{k: v[1:] for k, v in same.items()}, "item_id": ids})
+    np.testing.assert_allclose(np.delete(found.scores["score"], 2), others["score"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["all features", "some features"])
+def test_ids_that_the_vocabulary_lacks_are_counted(full, folder, version, rows, tmp_path, capfd):
+    known = rows.select([name for name in version.features if full or name != "tags"]).slice(0, 8)
+    assert not version.score_rows(known).unknown.get("user_id")
+    columns = known.to_pydict()
+    columns["user_id"][3:6] = ["nobody", "nobody", "none"]
+    columns["item_id"][5] = "no item"
+    pq.write_table(pa.table(columns, known.schema), tmp_path / "rows.parquet")
+    files = ("--rows", tmp_path / "rows.parquet", "--out", tmp_path / "scored.parquet")
+    assert score("--version", folder, *files, "--json") == 0
+    printed = capfd.readouterr()
+    before = version.score_rows(known).unknown.get("item_id", 0)
+    assert json.loads(printed.out)["unknown"] == {"user_id": 3, "item_id": before + 1}
+    assert "note: 3 of 8 rows have a user_id that the model's vocabulary lacks" in printed.err
+
+
+@pytest.mark.slow
+def test_rows_and_scores_may_lie_in_a_store(small_run, folder, version, rows, bucket, tmp_path):
+    ids = rows.select(IDS)
+    expected = version.predict(ids)["score"]
+    pacsv.write_csv(ids, tmp_path / "rows.csv")
+    pq.write_table(ids, tmp_path / "rows.parquet")
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress((tmp_path / "rows.csv").read_bytes()))
+    for name, out in (
+        ("rows.parquet", "a.csv"),
+        ("rows.csv.gz", "b.parquet"),
+        ("rows.csv", "c.jsonl"),
+    ):
+        (bucket.address / name).upload(tmp_path / name)
+        files = ("--rows", bucket.address / name, "--out", bucket.address / "scored" / out)
+        assert score("--version", folder, *files) == 0
+        content = (bucket.address / "scored" / out).read_bytes()
+        if out.endswith("csv"):
+            found = pacsv.read_csv(pa.BufferReader(content))
+        elif out.endswith("parquet"):
+            found = pq.read_table(pa.BufferReader(content))
+        else:
+            found = pa.Table.from_pylist([json.loads(line) for line in content.splitlines()])
+        np.testing.assert_allclose(found["score"].to_numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_examples_in_a_store_are_scored(small_run, folder, version, rows, bucket, tmp_path):
+    examples = small_run.root / "run/examples"
+    for path in examples.rglob("*"):
+        if path.is_file():
+            (bucket.address / "examples" / str(path.relative_to(examples))).upload(path)
+    out = tmp_path / "scored.parquet"
+    files = ("--examples", bucket.address / "examples", "--out", out)
+    assert score("--version", folder, *files, "--keep", "item_id") == 0
+    found = pq.read_table(out)["score"].to_numpy()[: len(rows)]
+    np.testing.assert_allclose(found, version.predict(rows)["score"], rtol=1e-6)
+
+
+def test_an_absent_address_is_one_line(folder, bucket, capfd):
+    address = bucket.address / "rows.csv"
+    assert score("--version", folder, "--rows", address, "--out", bucket.address / "o.csv") == 2
+    err = capfd.readouterr().err
+    assert err == f"error: {address}: no such file; expected a file of rows\n"
 
 
 def test_lists_do_not_fit_into_csv(version, rows, tmp_path):

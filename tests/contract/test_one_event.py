@@ -150,6 +150,7 @@ def rank(client, contract, features):
     return item
 
 
+@pytest.mark.slow
 def test_the_served_score_is_the_models(features, rates, row, small_run):
     ranker, encoder, config, _ = checkpoint.load(small_run.root / "run/checkpoint")
     encoded = encoder(row)
@@ -176,6 +177,7 @@ def test_the_served_score_is_the_models(features, rates, row, small_run):
     assert counted == evaluated
 
 
+@pytest.mark.slow
 def test_every_feature_reaches_the_graph(features, rates, small_run):
     """No input is read and then forgotten: each feature's change changes some score."""
     options = ServerOptions(

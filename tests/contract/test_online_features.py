@@ -186,6 +186,7 @@ def test_stored_features_are_those_of_the_rows(run, rows):
             assert value == row[name], name
 
 
+@pytest.mark.slow
 def test_time_passes_as_in_the_pipelines_definition(events, small_config, tmp_path):
     """Two days later, with nothing new in the log, ages have grown by two days."""
     later = CUT_OFF + timedelta(days=2)

@@ -11,6 +11,8 @@ from multigate.configs.contract import FrozenContract
 from multigate.pipeline import job
 from multigate.pipeline.write.tfrecord import serialise, write_records
 
+pytestmark = pytest.mark.slow
+
 TRICKY = pl.DataFrame(
     {
         "text": ["", "ä€", None, "x" * 300],

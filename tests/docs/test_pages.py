@@ -9,7 +9,14 @@ import pytest
 from multigate.verbs.command import make_parser
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "clients").glob("*.md"),
+        *(ROOT / "clients").glob("*/*.md"),
+    ]
+)
 
 
 def documented_commands() -> list[str]:

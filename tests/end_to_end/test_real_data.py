@@ -37,7 +37,7 @@ def movielens(real_data, tmp_path):
     return data
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["movielens", "deskdrop"])
 def test_a_slice_of_the_real_file_becomes_ranked_lists(name, request, small_config, tmp_path):
     config, data = small_config(name), request.getfixturevalue(name)

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from multigate.serving.core.options import ServerOptions
-from multigate.serving.rpc.server import Server
 from multigate.verbs.command import main
 
 
@@ -26,15 +27,7 @@ def call(capfd):
     return run
 
 
-@pytest.fixture(scope="module")
-def target(small_run):
-    base = small_run.root / "run/models/demo"
-    server = Server(ServerOptions(model_name="demo", model_base_path=base, port=0))
-    server.start()
-    yield f"127.0.0.1:{server.port}"
-    server.stop()
-
-
+@pytest.mark.slow
 def test_examples_print_where_the_rows_went(small_run, call, tmp_path):
     logs = small_run.root / "logs"
     status, out, err = call(
@@ -46,6 +39,7 @@ def test_examples_print_where_the_rows_went(small_run, call, tmp_path):
     assert "rows in" in "\n".join(err)
 
 
+@pytest.mark.slow
 def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_path):
     run, page = small_run.root / "run", tmp_path / "report.html"
     examples = ("--examples", run / "examples")
@@ -65,6 +59,7 @@ def test_evaluate_prints_the_metrics_and_writes_the_report(small_run, call, tmp_
     assert line.startswith(f"error: {tmp_path}/no/")
 
 
+@pytest.mark.slow
 def test_a_version_is_measured_as_it_is_served(small_run, call):
     run = small_run.root / "run"
     folders = ("--version", run / "models/demo/1", "--examples", run / "examples")
@@ -107,6 +102,7 @@ def test_compare_answers_by_its_exit_status(small_run, call, tmp_path):
     assert "expected a checkpoint" in err[0]
 
 
+@pytest.mark.slow
 def test_export_counts_versions(small_run, call, tmp_path):
     run = small_run.root / "run"
     folders = ("--checkpoint", run / "checkpoint", "--examples", run / "examples")
@@ -116,9 +112,9 @@ def test_export_counts_versions(small_run, call, tmp_path):
     assert (tmp_path / "7/saved_model.pb").exists()
 
 
-def test_rank_prints_the_list(call, target):
+def test_rank_prints_the_list(call, small_target):
     user = '{"user_id": "nobody", "country": null, "age": 30}'
-    options = ("--target", target, "--model", "demo", "--user", user)
+    options = ("--target", small_target, "--model", "demo", "--user", user)
     features = (
         *("--context", '{"hour": 7}', "--items", "a,b,c"),
         *("--columns", '{"topic": ["t", "t", "u"], "length": [100, 5, 70]}'),
@@ -142,12 +138,12 @@ def test_rank_prints_the_list(call, target):
         (("--items", "a", "--model", "other"), "model 'other': unknown"),
     ],
 )
-def test_a_refused_rank_is_one_line(call, target, changed, message):
-    options = ("--target", target, "--model", "demo", "--user", '{"user_id": "u"}')
+def test_a_refused_rank_is_one_line(call, small_target, changed, message):
+    options = ("--target", small_target, "--model", "demo", "--user", '{"user_id": "u"}')
     status, out, err = call("rank", *options, "--context", '{"hour": 7}', *changed)
     assert (status, out) == (2, [])
     (line,) = err
-    assert line.startswith(f"error: {target}: ")
+    assert line.startswith(f"error: {small_target}: ")
     assert message in line
 
 
@@ -166,6 +162,7 @@ def said(err):
     return [line for line in err if not re.match(r"[IWE]0000 ", line)]
 
 
+@pytest.mark.slow
 def test_explain_says_why_an_item_has_its_place(small_run, call, request_file):
     """From the version alone: features of the user and the items come from its snapshot."""
     arguments = ("--request", request_file, "--item", "i0003", "--json")
@@ -185,15 +182,15 @@ def test_explain_says_why_an_item_has_its_place(small_run, call, request_file):
         assert sum(one["weight"] for one in chosen) == pytest.approx(1, abs=1e-5)
 
 
-def test_explain_asks_a_server(call, request_file, target):
+def test_explain_asks_a_server(call, request_file, small_target):
     request = json.loads(request_file.read_text())
     arguments = ("--request", request_file, "--item", "i0003", "--timeout", 60, "--json")
-    status, out, _ = call("explain", "--target", target, "--model", "demo", *arguments)
+    status, out, _ = call("explain", "--target", small_target, "--model", "demo", *arguments)
     assert status == 0
     found = json.loads("".join(out))
     user, context = json.dumps(request["user"]), json.dumps(request["context"])
     items = ("--items", ",".join(request["items"]), "--user", user, "--context", context)
-    _, ranked, _ = call("rank", "--target", target, "--model", "demo", *items, "--json")
+    _, ranked, _ = call("rank", "--target", small_target, "--model", "demo", *items, "--json")
     order = json.loads("".join(ranked))["ranked"]
     assert order[found["place"] - 1]["item_id"] == "i0003"
     assert order[found["place"] - 1]["score"] == pytest.approx(found["score"], abs=1e-4)
@@ -217,6 +214,65 @@ def test_explain_takes_a_row_of_examples(small_run, call):
     assert "place" not in found
 
 
+@pytest.mark.slow
+def test_explain_compares_with_rows_of_the_caller(small_run, call, request_file, tmp_path):
+    """Of 20 rows all are taken: their mean scores are those that `score` gives them."""
+    run = small_run.root / "run"
+    part = sorted((run / "examples/test").glob("*.parquet"))[0]
+    pq.write_table(pq.read_table(part).slice(0, 20), tmp_path / "rows.parquet")
+    version, scored = run / "models/demo/1", tmp_path / "scored.parquet"
+    status, *_ = call(
+        "score", "--version", version, "--rows", tmp_path / "rows.parquet", "--out", scored
+    )
+    assert status == 0
+    asked = ("--request", request_file, "--item", "i0003", "--json")
+    status, out, _ = call(
+        "explain", "--model", version, *asked, "--background", tmp_path / "rows.parquet"
+    )
+    assert status == 0
+    background = json.loads("".join(out))["background"]
+    assert (background["of"], background["rows"]) == ("rows of rows.parquet", 20)
+    found = pq.read_table(scored)
+    for output, mean in background["scores"].items():
+        column = output if output == "score" else f"score/{output}"
+        assert mean == pytest.approx(np.mean(found[column].to_numpy()), rel=1e-4)
+
+
+def without_hour(table):
+    place = table.schema.get_field_index("hour")
+    hours = [None if row == 3 else value for row, value in enumerate(table["hour"].to_pylist())]
+    return table.set_column(place, "hour", pa.array(hours, table.schema.field("hour").type))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_hour, "row 3: feature 'hour': expected a value (missing: error), received none"),
+        (lambda t: t.drop_columns(["topic"]), "expected a column for each feature"),
+        (
+            lambda t: t.drop_columns(["age"]).append_column("age", pa.array(["old"] * len(t))),
+            "feature 'age': expected values of double",
+        ),
+        (lambda t: t.slice(0, 0), "no rows; expected some to compare with"),
+        (None, "no such file; expected rows to compare with"),
+    ],
+)
+def test_rows_that_do_not_fit_are_no_background(
+    small_run, call, request_file, tmp_path, change, message
+):
+    part = sorted((small_run.root / "run/examples/test").glob("*.parquet"))[0]
+    path = tmp_path / "rows.parquet"
+    if change is not None:
+        pq.write_table(change(pq.read_table(part).slice(0, 20)), path)
+    asked = ("--request", request_file, "--item", "i0003", "--background", path)
+    status, out, err = call("explain", "--model", small_run.root / "run", *asked)
+    assert (status, out) == (2, [])
+    (line,) = said(err)
+    assert line.startswith(f"error: {path}: ")
+    assert message in line
+
+
+@pytest.mark.slow
 def test_explain_names_an_unseen_item(small_run, call, request_file, tmp_path):
     request = json.loads(request_file.read_text()) | {"items": ["i0003", "nowhere"]}
     request["columns"] = {"topic": ["topic03"] * 2, "length": [100.0] * 2}
@@ -237,6 +293,8 @@ def test_explain_names_an_unseen_item(small_run, call, request_file, tmp_path):
         ({"request": "no.json"}, "--request no.json: No such file or directory"),
         ({"item": None}, "--request and --item belong together"),
         ({"request": None, "item": None}, "--request, --examples: expected one of them"),
+        ({"background": "a.csv", "against": "examples"}, "--background, --against examples: give"),
+        ({"background": "a.csv", "target": "localhost:1"}, "--background: a server compares"),
         ({"pairs": 1}, "--pairs: expected 2 or more, received 1"),
         ({"top": 0}, "--top: expected 1 or more, received 0"),
         ({"target": "localhost:1", "exact": ""}, "--target: a server takes --request"),
