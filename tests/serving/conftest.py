@@ -543,11 +543,11 @@ def running(tmp_path_factory, publish, run_server):
 
 @pytest.fixture(scope="session")
 def until():
-    """Wait for a condition, up to half a minute."""
+    """Wait for a condition, up to three minutes: a busy machine starts a worker in one."""
 
     def wait(condition, what="the condition"):
         pause = threading.Event()
-        for _ in range(600):
+        for _ in range(3600):
             if condition():
                 return
             pause.wait(0.05)
