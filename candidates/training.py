@@ -117,9 +117,10 @@ def load(folder: Path) -> tuple[Retrieval, Config, FrozenContract]:
     """
     try:
         values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        with np.load(folder / WEIGHTS) as file:
+        # NumPy leaves a damaged file open that it has opened itself.
+        with (folder / WEIGHTS).open("rb") as content, np.load(content) as file:
             arrays = dict(file)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         reason = " ".join(str(error).split())
         raise ModelError(
             f"{folder}: {reason}; expected a folder that `multigate candidates train` wrote"

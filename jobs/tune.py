@@ -4,6 +4,7 @@
     OUT/best/             checkpoint of the best trial so far
     OUT/best.yaml         the configuration with the best trial's settings, which `--config` takes
     OUT/trials.json       all trials, for people and scripts
+    OUT/teacher.npz       scores of `train.teacher`, which all trials share
 
 A search that was interrupted goes on in the same folder: finished trials count, and the settings of
 the interrupted trial are tried again.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # its import takes seconds
     from multigate.model.checkpoints.history import Epoch
 
 STUDY, BEST, BEST_CONFIG, TRIALS = "study.db", "best", "best.yaml", "trials.json"
+TEACHER = "teacher.npz"
 
 Measure = Callable[[Path], dict[str, Any]]
 """Called with a finished trial's checkpoint; what it returns is kept with the trial."""
@@ -235,7 +237,12 @@ def _run_trial(
     text = ", ".join(f"{name} {value}" for name, value in settings.items())
     try:
         trained = train.train(
-            with_settings(config, settings), examples, checkpoint, progress=False, on_epoch=report
+            with_settings(config, settings),
+            examples,
+            checkpoint,
+            progress=False,
+            on_epoch=report,
+            teacher_scores=out / TEACHER,
         )
     except optuna.TrialPruned:
         _remove(checkpoint)

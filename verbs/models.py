@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from multigate.configs.console import Results
+from multigate.configs.version_folders import Trial
 from multigate.verbs.common import add_connection, connect
 
 EXAMPLE = "multigate models --target localhost:8500"
@@ -62,6 +63,6 @@ def _described(model: Any) -> dict[str, Any]:
 def _state(model: dict[str, Any], version: dict[str, Any]) -> str:
     trial = model["trial"]
     if trial is not None and trial["version"] == version["version"]:
-        return f"on trial: canary {trial['canary']:g} %, shadow {trial['shadow']:g} %"
+        return f"on trial: {Trial(**trial).words()}"
     serving = " (serves)" if model["serving"] == version["version"] else ""
     return f"{version['state']}{serving}"

@@ -32,8 +32,8 @@ from multigate.configs.baselines import LIGHTGBM, require_library
 from multigate.configs.contract import Contract
 from multigate.configs.progress import track
 from multigate.configs.sections.labels import Task
-from multigate.model.baselines.table import Tabulator
-from multigate.model.data.rows import Rows, read_rows
+from multigate.model.baselines.table import Tabulator, read_tables
+from multigate.model.data.rows import Rows
 from multigate.model.ranker.scores import transform
 
 
@@ -130,11 +130,8 @@ def fit(examples: Path, contract: Contract, *, threads: int = 0) -> LightGBM:
     import lightgbm
 
     started = time.perf_counter()
-    rows = [read_rows(examples, split) for split in ("train", "validation")]
-    threads = threads or default_threads(len(rows[0]))
-    tabulator = Tabulator(contract, rows[0])
-    tables = [tabulator(one) for one in rows]
-    labels = [one.labels(contract) for one in rows]
+    tabulator, train, tables, labels = read_tables(examples, contract)
+    threads = threads or default_threads(len(train))
     tasks = {}
     named = track(contract.tasks.items(), "LightGBM", len(contract.tasks), "tasks")
     for t, (name, task) in enumerate(named):

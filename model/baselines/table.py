@@ -20,6 +20,7 @@ are in ascending order.  Trees need no transform, so numbers stay as they are.  
 stays missing under every rule of the contract, `default` too: trees have a branch of their own.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from multigate.configs.contract import (
 from multigate.configs.errors import DataError
 from multigate.model.data.encoding import as_ids, vectors
 from multigate.model.data.ngrams import words
-from multigate.model.data.rows import Rows
+from multigate.model.data.rows import Rows, read_rows
 
 MOST_FREQUENT = 2_000
 COUNT = "__count"
@@ -181,6 +182,38 @@ class Tabulator:
         count = np.where(known, np.append(counts, 0)[place], 0.0)
         code[missing], count[missing] = np.nan, np.nan
         return {name: code, name + COUNT: count}
+
+
+class Tables(NamedTuple):
+    """The training and the validation split as tables.
+
+    Attributes:
+        tabulator: fitted on the training split.
+        train: the training rows.
+        values: a table (N, F) of each split.
+        labels: labels (N, T) of each split in own units, NaN where masked.
+    """
+
+    tabulator: Tabulator
+    train: Rows
+    values: tuple[np.ndarray, np.ndarray]
+    labels: tuple[np.ndarray, np.ndarray]
+
+
+def read_tables(examples: Path, contract: Contract) -> Tables:
+    """Read what trees learn from and what they are chosen by.
+
+    Raises:
+        DataError: a split or a column cannot be read, or a label has a wrong value.
+    """
+    train, held_out = (read_rows(examples, split) for split in ("train", "validation"))
+    tabulator = Tabulator(contract, train)
+    return Tables(
+        tabulator,
+        train,
+        (tabulator(train), tabulator(held_out)),
+        (train.labels(contract), held_out.labels(contract)),
+    )
 
 
 def matches(contract: Contract, rows: Rows, name: str) -> np.ndarray:

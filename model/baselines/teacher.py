@@ -9,7 +9,10 @@ A tree that has seen a row knows its label by heart.  So users are divided into 
 of each fold are scored by trees that were trained on all others.
 """
 
+import hashlib
+from importlib.metadata import version
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +20,7 @@ import pyarrow.compute as pc
 
 from multigate.configs.baselines import require_library
 from multigate.configs.contract import Contract
+from multigate.configs.files import new_file
 from multigate.configs.progress import track
 from multigate.configs.sections.model import Teacher
 from multigate.model.baselines.lightgbm_baseline import (
@@ -25,13 +29,15 @@ from multigate.model.baselines.lightgbm_baseline import (
     default_threads,
     fit_task,
 )
-from multigate.model.baselines.table import Tabulator
+from multigate.model.baselines.table import Tables, read_tables
 from multigate.model.data.examples import SoftLabels
 from multigate.model.data.hashing import hash_ids
-from multigate.model.data.rows import Rows, read_rows
+from multigate.model.data.rows import Rows
 
 
-def scores(examples: Path, contract: Contract, options: Teacher) -> SoftLabels:
+def scores(
+    examples: Path, contract: Contract, options: Teacher, kept: Path | None = None
+) -> SoftLabels:
     """The teacher's part in the labels of the training split, which is read into memory.
 
     The same examples give the same scores.  Trees are those of `model.baselines`; the setting of a
@@ -41,40 +47,81 @@ def scores(examples: Path, contract: Contract, options: Teacher) -> SoftLabels:
         examples: folder of examples.
         contract: features and tasks.
         options: of the teacher.
+        kept: file of scores: they are read from it where they are of the same rows and options,
+            and written to it otherwise.  So neither a training that is resumed nor the next trial
+            of a search waits for the trees again.
 
     Raises:
         ConfigError: the library is not installed.
         DataError: a split or a column cannot be read.
     """
     require_library(options.library)
-    rows, held_out = (read_rows(examples, split) for split in ("train", "validation"))
-    # Of ids it only knows how often they come, which says nothing of labels.
-    tabulator = Tabulator(contract, rows)
-    tables = tabulator(rows), tabulator(held_out)
-    labels = rows.labels(contract), held_out.labels(contract)
-    fold, threads = _folds(rows, contract.user, options.folds), default_threads(len(rows))
-    found = np.full(labels[0].shape, np.nan, np.float32)
+    tables = read_tables(examples, contract)
+    fold = _folds(tables.train, contract.user, options.folds)
+    identity = _identity(tables, fold, options)
+    found = None if kept is None else _read(kept, identity)
+    if found is None:
+        found = _fit(tables, contract, fold, options)
+        if kept is not None:
+            _write(kept, identity, found)
+    return SoftLabels(found, options.share)
+
+
+def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> np.ndarray:
+    """Scores (N, T) of the training rows, NaN for tasks that are not binary."""
+    train, held_out = tables.values
+    labels, held_out_labels = tables.labels
+    threads = default_threads(len(train))
+    found = np.full(labels.shape, np.nan, np.float32)
     binary = [(t, task) for t, task in enumerate(contract.tasks.values()) if task.type == "binary"]
     for t, task in track(binary, "teacher", len(binary), "tasks"):
-        to_measure = ~np.isnan(labels[1][:, t])
+        to_measure = ~np.isnan(held_out_labels[:, t])
         settings: tuple[Setting, ...] = SETTINGS
         for number in range(options.folds):
             inside = fold == number
-            to_learn = ~inside & ~np.isnan(labels[0][:, t])
+            to_learn = ~inside & ~np.isnan(labels[:, t])
             if not inside.any() or not to_learn.any():
                 continue
             fitted = fit_task(
-                tabulator,
+                # Of ids it only knows how often they come, which says nothing of labels.
+                tables.tabulator,
                 task,
-                [tables[0][to_learn], tables[1][to_measure]],
-                [labels[0][to_learn, t], labels[1][to_measure, t]],
+                [train[to_learn], held_out[to_measure]],
+                [labels[to_learn, t], held_out_labels[to_measure, t]],
                 threads,
                 settings,
             )
-            found[inside, t] = fitted.predict(tables[0][inside], threads)
+            found[inside, t] = fitted.predict(train[inside], threads)
             if fitted.setting is not None:
                 settings = (fitted.setting,)
-    return SoftLabels(found, options.share)
+    return found
+
+
+def _identity(tables: Tables, fold: np.ndarray, options: Teacher) -> str:
+    """A hash of all that the scores depend on."""
+    found = hashlib.blake2b(digest_size=16)
+    parts = (*tables.values, *tables.labels, fold)
+    release = version(options.library)
+    for said in (release, tables.tabulator.columns, *(part.shape for part in parts)):
+        found.update(repr(said).encode())
+    for part in parts:
+        found.update(np.ascontiguousarray(part).data)
+    return found.hexdigest()
+
+
+def _read(kept: Path, identity: str) -> np.ndarray | None:
+    """The scores of a file; None where it is absent, damaged or of other rows or options."""
+    try:
+        # NumPy leaves a damaged file open that it has opened itself.
+        with kept.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            return held["scores"] if str(held["identity"]) == identity else None
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile):
+        return None
+
+
+def _write(kept: Path, identity: str, found: np.ndarray) -> None:
+    with new_file(kept) as temporary, temporary.open("wb") as file:
+        np.savez(file, identity=np.array(identity), scores=found)
 
 
 def _folds(rows: Rows, user: str, count: int) -> np.ndarray:

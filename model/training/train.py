@@ -31,7 +31,7 @@ from multigate.model.ranker.tables import table_bytes
 from multigate.model.training import admission, label_quantiles, snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.row_moments import Moments
-from multigate.model.training.workspace import Workspace
+from multigate.model.training.workspace import TEACHER, Workspace
 
 _VALIDATION_BATCH = 4096
 _SAMPLED_ROWS = 1 << 18  # of the validation split, to measure the share of unknown ids
@@ -69,6 +69,7 @@ def train(
     resume: bool = False,
     start_from: Path | None = None,
     on_epoch: OnEpoch | None = None,
+    teacher_scores: Path | None = None,
 ) -> Trained:
     """Train a ranker and write its checkpoint, whole or not at all.
 
@@ -83,6 +84,8 @@ def train(
         start_from: checkpoint with the initial weights, see `model.training.warm_start`.
         on_epoch: called with each epoch's entry of the history; an exception from it ends the
             training.
+        teacher_scores: file in which the scores of `train.teacher` stay for other trainings on
+            these examples; None: they go when this training ends.
 
     Raises:
         DataError: the examples cannot be read, `out` exists or is being trained.
@@ -110,12 +113,14 @@ def train(
         label_quantiles.add(folder, examples, config.contract, start_from)
         admission.add(folder, examples, config.contract, start_from)
         encoder = Encoder.read(folder)
+        _require_memory(config, encoder)
         options, statistics = config.train, encoder.statistics
         logged = None if config.pipeline.log.columns.weight is None else WEIGHT
         weight = options.weight or logged
         taught = None
         if options.teacher is not None:
-            taught = teacher.scores(examples, config.contract, options.teacher)
+            kept = teacher_scores or work.root / TEACHER if writes else None
+            taught = teacher.scores(examples, config.contract, options.teacher, kept)
         train_split = Split(
             examples,
             "train",
@@ -134,7 +139,6 @@ def train(
         dropped = unknown_ids.dropout_shares(
             config.contract, config.model, unknown_ids.unknown_shares(config.contract, sample)
         )
-        _require_memory(config, encoder)
         ranker = checkpoint.make_ranker(
             config.contract,
             config.model,

@@ -6,6 +6,7 @@
     checkpoint/     the unfinished checkpoint; renamed to <name> at the end
     snapshot-*.npz  see `model.training.snapshots`
     best-*.h5       weights of the best epochs so far
+    teacher.npz     scores of the teacher, see `model.baselines.teacher`
 
 A killed process leaves the folder behind.  A process that is interrupted or runs out of disk leaves
 it if it holds a snapshot; training continues from there.
@@ -25,6 +26,7 @@ from multigate.model.backend.peers import PeerError
 from multigate.model.training import snapshots
 
 RUN = "run.json"
+TEACHER = "teacher.npz"
 
 
 class Workspace:

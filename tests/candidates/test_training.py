@@ -1,5 +1,6 @@
 """Training the two towers: the loss by hand, repeatability, and what is refused."""
 
+import shutil
 import subprocess
 import sys
 
@@ -139,6 +140,15 @@ def test_examples_of_another_contract_are_refused(trained, tmp_path):
 def test_a_folder_that_is_no_checkpoint(tmp_path):
     with pytest.raises(ModelError, match="expected a folder that `multigate candidates train`"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("left", [0, 20, -30], ids=["empty", "a beginning", "no end"])
+def test_a_checkpoint_with_damaged_weights(trained, tmp_path, left):
+    folder = tmp_path / "damaged"
+    shutil.copytree(trained.checkpoint, folder)
+    (folder / "weights.npz").write_bytes((folder / "weights.npz").read_bytes()[:left])
+    with pytest.raises(ModelError, match="expected a folder that `multigate candidates train` wr"):
+        load(folder)
 
 
 def test_the_task_of_the_pairs(trained):

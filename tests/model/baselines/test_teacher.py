@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from multigate.configs.errors import ConfigError
 from multigate.configs.files import SPLITS
 from multigate.configs.sections.model import Teacher
+from multigate.jobs.tune import tune
 from multigate.model.baselines import lightgbm_baseline, teacher
 from multigate.model.data.encoding import Encoder
 from multigate.model.data.examples import SoftLabels, Split, read_split
@@ -123,6 +124,54 @@ def test_masked_labels_stay_masked() -> None:
     np.testing.assert_allclose(found, [[0.8, np.nan], [0.2, 3]])
     masked = SoftLabels(scores, 0.5).blend(np.full((1, 2), np.nan, np.float32), np.array([0]))
     assert np.isnan(masked).all()
+
+
+def test_scores_are_kept_for_the_same_rows_and_options_alone(
+    tiny: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract, kept = tiny.config.contract, tmp_path / "teacher.npz"
+    fits = []
+
+    def counted(*given: Any) -> Any:
+        fits.append(given)
+        return lightgbm_baseline.fit_task(*given)
+
+    def fitted(folder: Path, options: Teacher = OPTIONS) -> tuple[np.ndarray, int]:
+        before = len(fits)
+        return teacher.scores(folder, contract, options, kept).scores, len(fits) - before
+
+    monkeypatch.setattr(teacher, "fit_task", counted)
+    first, count = fitted(examples)
+    assert count == 8  # four folds of two tasks
+    again, count = fitted(examples, Teacher(share=0.2, folds=4))
+    assert count == 0
+    np.testing.assert_array_equal(again, first)
+    assert fitted(examples, Teacher(folds=2))[1] == 4
+    changed = relabelled(
+        examples, tmp_path / "o", "label/like", lambda table: [0.0, 1.0] * (len(table) // 2)
+    )
+    assert fitted(changed)[1] == 8
+    for damage in (kept.read_bytes()[:-40], b"", b"no file of scores"):
+        kept.write_bytes(damage)
+        found, count = fitted(examples)
+        assert count == 8
+        np.testing.assert_array_equal(found, first)
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["teacher.npz"]
+
+
+def test_a_search_fits_it_once(
+    tiny: Any, examples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = []
+    whole = teacher._fit
+    monkeypatch.setattr(teacher, "_fit", lambda *given: fits.append(given) or whole(*given))
+    space = {"train.learning_rate": {"low": 0.001, "high": 0.01}}
+    config = tiny.make_config(
+        train={"teacher": {"folds": 2}, "epochs": 1},
+        tune={"space": space, "trials": 2, "prune": False},
+    )
+    found = tune(config, examples, tmp_path / "search")
+    assert (found["trials"], len(fits)) == (2, 1)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 from multigate.configs.errors import ConfigError, DataError, ModelError
 from multigate.model.backend import memory
+from multigate.model.baselines import teacher
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
@@ -213,7 +214,10 @@ def test_tables_that_do_not_fit_are_refused_before_training(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "available", lambda: 2**20)
-    config = tiny.make_config(model=tiny.config.model.model_dump() | {"embedding_dim": 100_000})
+    monkeypatch.setattr(teacher, "scores", lambda *given: pytest.fail("trees before the check"))
+    config = tiny.make_config(
+        model=tiny.config.model.model_dump() | {"embedding_dim": 100_000}, train={"teacher": {}}
+    )
     with pytest.raises(
         ModelError,
         match=r"embedding tables .*\(largest: item_id \d+ x 100000, .*\) take .* MiB of memory, "
