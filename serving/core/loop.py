@@ -63,6 +63,14 @@ class CallLoop:
         """Run a coroutine in the loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def call(self, work: Callable[[], object]) -> None:
+        """Have the loop call a function soon, from another thread.
+
+        Raises:
+            RuntimeError: the loop has ended.
+        """
+        self._loop.call_soon_threadsafe(work)
+
 
 CALLS = CallLoop()
 

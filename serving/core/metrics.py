@@ -367,6 +367,9 @@ class ServerMetrics:
             _MODEL,
         )
 
+        self.tell_thread_failure: Callable[[], None] = lambda: None
+        """Called after each failure of a background thread; the server sets it."""
+
         self.registry = CollectorRegistry(auto_describe=True)
         for metric in vars(self).values():
             if isinstance(metric, _Metric):
@@ -398,6 +401,11 @@ class ServerMetrics:
         self.request_latency.observe(1e6 * seconds, model, method, entrypoint, status)
         if model:
             self.calls.add(model, version, signature, method, status)
+
+    def thread_failed(self, name: str) -> None:
+        """Record that a background thread failed."""
+        self.thread_failures.add(name)
+        self.tell_thread_failure()
 
     def forget_model(self, name: str) -> None:
         """Remove the gauges of a model that is no longer served; counters stay."""

@@ -108,7 +108,7 @@ class Mirror:
         """Why the last look failed; empty after one that did not."""
         self._reported: set[str] = set()
         self._stop = threading.Event()
-        self._thread = SupervisedThread("mirror", self._run, metrics.thread_failures.add)
+        self._thread = SupervisedThread("mirror", self._run, metrics.thread_failed)
 
     def start(self, required: bool) -> None:
         """Copy what is wanted, then look at the store from time to time.

@@ -77,7 +77,7 @@ class DriftMonitor:
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
         self._thread: SupervisedThread | None = None
         if self._rate > 0:
-            self._thread = SupervisedThread("drift", self._run, metrics.thread_failures.add)
+            self._thread = SupervisedThread("drift", self._run, metrics.thread_failed)
             self._thread.start()
 
     def add(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:

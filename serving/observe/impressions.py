@@ -106,7 +106,7 @@ class ImpressionLog:
         self._queue: deque[Ranked] = deque()
         self._queued = 0  # rows
         self._closed = False
-        self._thread = SupervisedThread("impressions", self._write, metrics.thread_failures.add)
+        self._thread = SupervisedThread("impressions", self._write, metrics.thread_failed)
         self._thread.start()
 
     def add(self, ranked: Ranked) -> None:

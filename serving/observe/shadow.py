@@ -83,7 +83,7 @@ class Shadow:
         self._closed = False
         self._warned: dict[str, float] = {}
         """Monotonic seconds of the last warning, by model."""
-        self._thread = SupervisedThread("shadow", self._run, metrics.thread_failures.add)
+        self._thread = SupervisedThread("shadow", self._run, metrics.thread_failed)
         self._thread.start()
 
     def add(

@@ -52,7 +52,7 @@ class ConfigFile:
         """What could not be applied last."""
         self._pause, self._again = _FIRST_PAUSE, 0.0
         self._stop = threading.Event()
-        self._thread = SupervisedThread("models", self._run, metrics.thread_failures.add)
+        self._thread = SupervisedThread("models", self._run, metrics.thread_failed)
 
     def start(self) -> None:
         """Begin to look."""

@@ -5,6 +5,7 @@ forgets the others, and a slow watcher delays the others.
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,15 +18,32 @@ _STATUS = health_pb2.HealthCheckResponse
 class Health(health_pb2_grpc.HealthServicer):
     """The health of services by name."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+    def __init__(self, serving: Iterable[str] = ()) -> None:
+        """Name the services that are SERVING from the start."""
+        self._known: dict[str, int] = dict.fromkeys(serving, _STATUS.SERVING)
         self._changed = asyncio.Condition()
+        self._recoveries: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def set(self, names: tuple[str, ...], status: int) -> None:
         """Set the health of services, and notify their watchers."""
         async with self._changed:
             self._known.update(dict.fromkeys(names, status))
             self._changed.notify_all()
+
+    def fail(self, name: str, seconds: float) -> None:
+        """Have a service be NOT_SERVING for a time, which another failure begins anew."""
+        if name in self._recoveries:
+            self._recoveries[name].cancel()
+        self._set_soon(name, _STATUS.NOT_SERVING)
+        self._recoveries[name] = asyncio.get_running_loop().call_later(
+            seconds, self._set_soon, name, _STATUS.SERVING
+        )
+
+    def _set_soon(self, name: str, status: int) -> None:
+        task = asyncio.get_running_loop().create_task(self.set((name,), status))
+        self._tasks.add(task)  # the loop alone would not keep it
+        task.add_done_callback(self._tasks.discard)
 
     async def Check(self, request: Any, context: Any) -> Any:
         """The health of one service."""

@@ -1,9 +1,11 @@
 """The server's life, in the order of this file: load, warm up, serve, drain, close."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +64,12 @@ LIVENESS = "liveness"
 """Health service that is SERVING as long as the process answers."""
 READINESS = ("", *SERVICES)
 """Health services that are SERVING once all models are loaded, until the server drains."""
+BACKGROUND = "background"
+"""Health service that is SERVING while no background thread has failed of late."""
+
+_FAILED_SECONDS = 60.0
+"""For how long a background thread's failure counts: longer than any pause before it begins again,
+so that one which fails over and over is never SERVING in between."""
 
 _MAX_LINE_SECONDS = 86_400
 """Longest time for which a call that has arrived may stand in line before the loop begins it."""
@@ -116,7 +124,8 @@ class Server:
         ssl = options.ssl_config_file
         self._credentials = server_credentials(ssl) if ssl else None
         self._rest: RestServer | None = None
-        self._health = Health()
+        self._health = Health((BACKGROUND,))
+        self.metrics.tell_thread_failure = self._tell_thread_failure
         self._threads = Threads(options.grpc_max_threads)
         self._grpc: grpc.aio.Server | None = None
         self._entered = False
@@ -151,7 +160,7 @@ class Server:
                     self.options.host,
                     self.options.metrics_port,
                     self.metrics.registry,
-                    self.metrics.thread_failures.add,
+                    self.metrics.thread_failed,
                 )
             CALLS.submit(self._open_for_calls()).result()
             if self._config_file is not None:
@@ -191,6 +200,10 @@ class Server:
             self._spans.close()
         self.models.close()
         CALLS.leave()
+
+    def _tell_thread_failure(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its callers with it
+            CALLS.call(partial(self._health.fail, BACKGROUND, _FAILED_SECONDS))
 
     def describe(self) -> str:
         """The models and their available versions, in words."""

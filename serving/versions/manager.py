@@ -111,9 +111,7 @@ class VersionManager(Generic[V]):
         """Why the settings of a trial could not be read, once that is logged."""
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
-        self._poller = SupervisedThread(
-            "versions", self._poll_until_closed, metrics.thread_failures.add
-        )
+        self._poller = SupervisedThread("versions", self._poll_until_closed, metrics.thread_failed)
 
     def start(self) -> None:
         """Load the policy's versions, then poll the base path.

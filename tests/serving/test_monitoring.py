@@ -182,7 +182,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
             for error in failing:
                 raise error
 
-        thread = SupervisedThread("odd", work, running.server.metrics.thread_failures.add)
+        thread = SupervisedThread("odd", work, running.server.metrics.thread_failed)
         thread.start()
         thread.join()
         wanted = {

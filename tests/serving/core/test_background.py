@@ -25,7 +25,7 @@ def test_work_that_fails_is_logged_counted_and_begun_again(caplog):
         succeeded.set()
 
     with caplog.at_level(logging.ERROR):
-        thread = SupervisedThread("sweeper", work, metrics.thread_failures.add)
+        thread = SupervisedThread("sweeper", work, metrics.thread_failed)
         thread.start()
         assert succeeded.wait(10)
         thread.join()

@@ -29,7 +29,9 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from multigate.serving.rpc.server import LIVENESS
+from multigate.serving.core.background import SupervisedThread
+from multigate.serving.rpc import server as server_module
+from multigate.serving.rpc.server import BACKGROUND, LIVENESS
 from multigate.serving.versions.folders import WARMUP
 
 ROOT = Path(__file__).parents[3]
@@ -235,6 +237,36 @@ def test_health_tells_liveness_from_readiness(running):
     with pytest.raises(grpc.RpcError) as raised:
         health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=30)
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_health_says_that_a_background_thread_failed(running, monkeypatch):
+    """For a time that each failure begins anew; what takes calls stays SERVING."""
+    health = health_pb2_grpc.HealthStub(running.channel)
+    watched = health.Watch(health_pb2.HealthCheckRequest(service=BACKGROUND), timeout=120)
+
+    def fail(seconds):
+        monkeypatch.setattr(server_module, "_FAILED_SECONDS", seconds)
+        failing = iter([OSError("no room")])
+
+        def work():
+            for error in failing:
+                raise error
+
+        thread = SupervisedThread("odd", work, running.server.metrics.thread_failed)
+        thread.start()
+        return thread
+
+    assert next(watched).status == STATUS.SERVING
+    threads = [fail(3600.0)]
+    assert next(watched).status == STATUS.NOT_SERVING
+    for service in "", LIVENESS:
+        request = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(request, timeout=30).status == STATUS.SERVING
+    threads.append(fail(0.1))
+    assert next(watched).status == STATUS.SERVING
+    watched.cancel()
+    for thread in threads:
+        thread.join()
 
 
 def test_streams_leave_calls_their_room_and_are_limited(running, until):
