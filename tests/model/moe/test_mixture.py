@@ -79,7 +79,7 @@ def assert_sparse_is_dense(mixture, x, ids):
         loss = sum(tf.reduce_sum((t + 1) * tf.sin(y)) for t, y in enumerate(mixed.outputs))
         dense_loss = sum(tf.reduce_sum((t + 1) * tf.sin(y)) for t, y in enumerate(expected))
     for received, y in zip(mixed.outputs, expected, strict=True):
-        np.testing.assert_allclose(received, y, atol=1e-6)
+        np.testing.assert_allclose(received, y, atol=1e-5)
     zero = tf.UnconnectedGradients.ZERO
     received = tape.gradient(loss, [x, *variables], unconnected_gradients=zero)
     want = tape.gradient(dense_loss, [x, *variables], unconnected_gradients=zero)
@@ -216,7 +216,7 @@ def test_convolutional_experts():
         y = tf.stack([expert(images) for expert in mixture.experts], axis=1)
         expected = [tf.einsum("be,beu->bu", r.weights, y) for r in mixed.routings]
         losses = [tf.reduce_sum(tf.sin(tf.stack(o))) for o in (mixed.outputs, expected)]
-    np.testing.assert_allclose(mixed.outputs, expected, atol=1e-6)
+    np.testing.assert_allclose(mixed.outputs, expected, atol=1e-5)
     weights = [v.value for v in mixture.trainable_variables]
     for a, b in zip(*(tape.gradient(loss, weights) for loss in losses), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
@@ -305,7 +305,7 @@ def test_fit_and_predict_with_keras():
     losses = model.fit(x, y, epochs=3, batch_size=20, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
     assert not model.jit_compile
-    np.testing.assert_allclose(model.predict(x, verbose=0), model(x), atol=1e-6)
+    np.testing.assert_allclose(model.predict(x, verbose=0), model(x), atol=1e-5)
 
 
 def test_half_precision_experts():
@@ -447,7 +447,7 @@ def test_survives_export_with_any_batch_size(tmp_path):
     archive.write_out(str(tmp_path / "export"), verbose=False)
     loaded = tf.saved_model.load(str(tmp_path / "export"))
     serve = loaded.serve
-    np.testing.assert_allclose(serve(x), expected, atol=1e-6)
+    np.testing.assert_allclose(serve(x), expected, atol=1e-5)
     assert [y.shape for y in serve(x[:0])] == [(0, U)] * 2
 
 

@@ -509,4 +509,4 @@ def test_a_column_of_the_log_weighs_the_rows(tiny: Any, tmp_path: Path) -> None:
         out = tmp_path / f"out-{flipped}"
         train.train(config, folder, out, progress=False)
         results.append([e["tasks"]["click"]["val_loss"] for e in checkpoint.read_history(out)])
-    assert results[0] == pytest.approx(results[1], rel=1e-6)
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
