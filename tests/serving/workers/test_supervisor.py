@@ -424,3 +424,22 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until, helpers
         error = reload.exception()
         assert error is None or error.code() == grpc.StatusCode.UNAVAILABLE
     assert [process.exitcode for process in processes] == [0, 0]
+
+
+@pytest.mark.slow
+def test_it_stops_while_a_worker_cannot_be_spawned(base, until, caplog):
+    """As when there is no memory for a process: the other worker drains and ends all the same."""
+    options = ServerOptions(model_name="small", model_base_path=base, port=0, workers=2)
+    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor.start()
+    lasting, broken = supervisor.slots
+    supervisor.at_start = lambda: None  # cannot be pickled
+    os.kill(broken.pid, signal.SIGKILL)
+    until(lambda: caplog.text.count("worker 1 cannot be run") >= 2)
+    with new_channel(supervisor.port) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=120)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    supervisor.stop(threading.Event())
+    assert lasting.over.is_set() and lasting._process.exitcode == 0
+    assert not any(slot._thread.is_alive() for slot in supervisor.slots)
