@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import zipfile
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from tests.pipeline.flink.cluster import cluster
 from tests.pipeline.random_log import write_log
+from tests.ports import free_port
 
 from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
@@ -148,9 +148,7 @@ def worker_pool(folder):
     (folder / "bin").mkdir()
     (folder / "bin" / "python").write_text(OWN_DISK.format(folder=folder, python=sys.executable))
     (folder / "bin" / "python").chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "apache_beam.runners.worker.worker_pool_main"]
     path = os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
     with subprocess.Popen(

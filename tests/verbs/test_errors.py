@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from tests.ports import free_port
 
 from multigate.verbs import VERBS
 from multigate.verbs.command import main
@@ -125,9 +126,7 @@ def words(small_run, tmp_path, request):
     (tmp_path / "no_item.csv").write_text("user_id,hour\nu,1\n")
     (tmp_path / "no_ids").mkdir()
     (tmp_path / "no_ids/a.csv").write_text("time,x\n" + "1700000000,1\n1700000001,2\n" * 9)
-    with socket.socket() as free:  # nobody listens there once it is closed
-        free.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    nobody = f"127.0.0.1:{free_port()}"
     places = {
         "LOGS": small_run.root / "logs",
         "EXAMPLES": run / "examples",

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,7 @@ import numpy as np
 import pytest
 import yaml
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from tests.ports import free_port
 
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.client import RankClient
@@ -86,11 +86,6 @@ class Machine:
 
         self._held.callback(stop)
         return process
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def until(condition, what):

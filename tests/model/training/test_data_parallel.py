@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ports import free_port
 
 from multigate.configs.errors import ConfigError, ModelError
 from multigate.configs.sections.base import parse
@@ -73,17 +74,6 @@ TRAIN = {
 }
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that the system picks; all held until all are known."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) -> list[Any]:
     """Train `both.json` in processes that end: status and stderr of each.
 
@@ -117,7 +107,7 @@ def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) 
 
 def workers() -> list[dict[str, str]]:
     """Environments of two processes on TensorFlow."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in (free_port(), free_port())]}
     tasks = [{"type": "worker", "index": index} for index in range(2)]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
@@ -127,7 +117,7 @@ JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 def processes() -> list[dict[str, str]]:
     """Environments of two processes on JAX."""
-    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    addresses = ",".join(f"127.0.0.1:{port}" for port in (free_port(), free_port()))
     prefix = "KERAS_DISTRIBUTION_"
     return [
         JAX | {f"{prefix}JOB_ADDRESSES": addresses, f"{prefix}PROCESS_ID": str(index)}
@@ -150,7 +140,7 @@ def assert_alike(first: Path, second: Path, weights_atol: float) -> None:
 def test_a_worker_that_never_comes_is_not_waited_for_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = [f"127.0.0.1:{port}" for port in (free_port(), free_port())]
     monkeypatch.setattr(peers, "WAIT_S", 0.3)
     message = rf"process 1 \({addresses[1]}\) did not answer within 0.3 s"
     with pytest.raises(ModelError, match=message), peers.wait_for_peers(addresses, 0):

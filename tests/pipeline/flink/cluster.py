@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 BOOT = Path(__file__).parent / "boot.py"
 ROOT = Path(__file__).parents[3]
@@ -33,13 +34,6 @@ shift 2
 exec "$@"
 """
 """In a mount namespace: the folder $1 is read only, but for an empty disk $2; then a command."""
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
 
 
 class Cluster:

@@ -441,5 +441,6 @@ def test_it_stops_while_a_worker_cannot_be_spawned(base, until, caplog):
         answer = health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=120)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
     supervisor.stop(threading.Event())
-    assert lasting.over.is_set() and lasting._process.exitcode == 0
+    assert lasting.over.is_set()
+    assert lasting._process.exitcode == 0
     assert not any(slot._thread.is_alive() for slot in supervisor.slots)
