@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pyarrow import fs
+from tests.ports import free_port
 
 from multigate.configs.errors import ServingError
 from multigate.configs.storage import place
@@ -329,8 +329,7 @@ def prometheus(lacking, tmp_path):
         alerts = str(DEPLOY / "chart/monitoring/alerts.yaml")
         text = text.replace("server:8501", target).replace("/etc/prometheus/alerts.yaml", alerts)
         (tmp_path / "prometheus.yml").write_text(text.replace("15s", "1s"))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = f"127.0.0.1:{free_port()}"
         options = (f"config.file={tmp_path}/prometheus.yml", f"storage.tsdb.path={tmp_path}/data")
         command = ["prometheus", f"--web.listen-address={address}"]
         with (tmp_path / "prometheus.log").open("w") as log:
