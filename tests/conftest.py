@@ -6,13 +6,14 @@ import resource
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,9 @@ settings.load_profile("multigate")
 
 # A shell's background jobs ignore Ctrl-C, and so would each process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# As many workers as cores run tests: threads of OpenMP and BLAS would only wait for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
@@ -101,6 +105,25 @@ def full_disk() -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limit
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Find a port on which nobody listens.
+
+    It is none of those that the system hands out: such a port would soon be another process's.
+    """
+    handed_out = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    first, last = map(int, handed_out)
+    ports = [port for port in range(10_000, 65_536) if not first <= port <= last]
+
+    def find() -> int:
+        while True:
+            port = secrets.choice(ports or range(10_000, 65_536))
+            with suppress(OSError), socket.create_server(("", port)):
+                return port
+
+    return find
 
 
 @pytest.fixture(scope="session")

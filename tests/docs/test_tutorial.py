@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +12,6 @@ import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def test_every_verb_of_a_first_use_is_shown():
@@ -30,7 +23,7 @@ def test_every_verb_of_a_first_use_is_shown():
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs_as_written(tmp_path):
+def test_the_tutorial_runs_as_written(free_port, tmp_path):
     script = "\n".join(BLOCKS)
     assert script.count("PORT=8500\n") == 1
     script = script.replace("PORT=8500\n", f"PORT={free_port()}\n")  # one that is free here

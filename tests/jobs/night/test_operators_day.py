@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -88,11 +87,6 @@ class Machine:
         return process
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
-
-
 def until(condition, what):
     for _ in range(1200):
         if condition():
@@ -163,7 +157,7 @@ def shown_config(path, contract):
 
 
 @pytest.mark.slow
-def test_an_operators_day(finished, nights, bucket, tmp_path, lacking, capsys):
+def test_an_operators_day(finished, nights, bucket, free_port, tmp_path, lacking, capsys):
     for program in ("redis-server", "prometheus"):
         if shutil.which(program) is None:
             lacking(f"{program} is not installed: Debian has a package of that name")
@@ -302,7 +296,7 @@ def test_an_operators_day(finished, nights, bucket, tmp_path, lacking, capsys):
 
 
 @pytest.mark.slow
-def test_what_the_chart_starts(finished, nights, helm_program, tmp_path, capsys):
+def test_what_the_chart_starts(finished, nights, helm_program, free_port, tmp_path, capsys):
     """The server's flags and variables, and the nightly command, on this machine."""
     helm, model = helm_program(anew=False), nights.write_config(tmp_path / "model.yaml")
     line = (

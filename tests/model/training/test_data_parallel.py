@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,6 @@ TRAIN = {
 }
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that the system picks; all held until all are known."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) -> list[Any]:
     """Train `both.json` in processes that end: status and stderr of each.
 
@@ -115,9 +105,9 @@ def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) 
             process.communicate()
 
 
-def workers() -> list[dict[str, str]]:
+def workers(free_port: Callable[[], int]) -> list[dict[str, str]]:
     """Environments of two processes on TensorFlow."""
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+    cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
     tasks = [{"type": "worker", "index": index} for index in range(2)]
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
@@ -125,9 +115,9 @@ def workers() -> list[dict[str, str]]:
 JAX = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
 
 
-def processes() -> list[dict[str, str]]:
+def processes(free_port: Callable[[], int]) -> list[dict[str, str]]:
     """Environments of two processes on JAX."""
-    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    addresses = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
     prefix = "KERAS_DISTRIBUTION_"
     return [
         JAX | {f"{prefix}JOB_ADDRESSES": addresses, f"{prefix}PROCESS_ID": str(index)}
@@ -148,9 +138,9 @@ def assert_alike(first: Path, second: Path, weights_atol: float) -> None:
 
 
 def test_a_worker_that_never_comes_is_not_waited_for_forever(
-    monkeypatch: pytest.MonkeyPatch,
+    free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     monkeypatch.setattr(peers, "WAIT_S", 0.3)
     message = rf"process 1 \({addresses[1]}\) did not answer within 0.3 s"
     with pytest.raises(ModelError, match=message), peers.wait_for_peers(addresses, 0):
@@ -162,7 +152,9 @@ def test_a_worker_that_never_comes_is_not_waited_for_forever(
 
 
 @pytest.mark.slow
-def test_two_processes_reach_the_loss_of_one(tiny: Any, tmp_path: Path) -> None:
+def test_two_processes_reach_the_loss_of_one(
+    tiny: Any, free_port: Callable[[], int], tmp_path: Path
+) -> None:
     # Positions are centred over the rows of a worker, so they are left out.
     features = tiny.config.contract.model_dump(mode="json")
     features["features"].pop("position")
@@ -173,12 +165,12 @@ def test_two_processes_reach_the_loss_of_one(tiny: Any, tmp_path: Path) -> None:
     both = tiny.make_config(contract=features, model=MODEL, train=TRAIN | {"data_parallel": True})
     (tmp_path / "both.json").write_text(both.model_dump_json())
     # Worker 1 is killed at the end of the first epoch: the other says so, and both continue.
-    (status, stderr), (killed, _) = run_all(tmp_path, workers(), lasts=[0, 1])
+    (status, stderr), (killed, _) = run_all(tmp_path, workers(free_port), lasts=[0, 1])
     assert killed == -signal.SIGKILL
     assert status == 1
     assert "ours: train.data_parallel: another process has ended" in stderr
     assert list((tmp_path / ".two.training").glob("snapshot-*.npz"))
-    for status, stderr in run_all(tmp_path, workers(), lasts=[0, 0]):
+    for status, stderr in run_all(tmp_path, workers(free_port), lasts=[0, 0]):
         assert status == 0, stderr[-3000:]
     # Adam divides a gradient near zero by its own size, and with it its rounding error.
     assert_alike(tmp_path / "one", tmp_path / "two", weights_atol=2e-3)
@@ -233,14 +225,16 @@ def test_two_devices_of_one_process_reach_the_loss_of_one(on_jax: Path) -> None:
 
 
 @pytest.mark.long
-def test_two_processes_on_jax_reach_the_loss_of_one(on_jax: Path) -> None:
+def test_two_processes_on_jax_reach_the_loss_of_one(
+    on_jax: Path, free_port: Callable[[], int]
+) -> None:
     # Process 1 is killed after the first epoch's three steps and one more.
-    (status, stderr), (killed, _) = run_all(on_jax, processes(), lasts=[0, 4])
+    (status, stderr), (killed, _) = run_all(on_jax, processes(free_port), lasts=[0, 4])
     assert killed == -signal.SIGKILL
     assert status != 0
     assert "ours: train.data_parallel: another process has ended" in stderr
     assert list((on_jax / ".two.training").glob("snapshot-*.npz"))
-    for status, stderr in run_all(on_jax, processes(), lasts=[0, 0]):
+    for status, stderr in run_all(on_jax, processes(free_port), lasts=[0, 0]):
         assert status == 0, stderr[-3000:]
     assert_alike(on_jax / "one", on_jax / "two", weights_atol=2e-3)
     assert not list(on_jax.glob(".*"))
