@@ -32,6 +32,9 @@ settings.load_profile("multigate")
 # A shell's background jobs ignore Ctrl-C, and so would each process that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As many workers as cores run tests: threads of OpenMP and BLAS would only wait for one another.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Tests on JAX are processes of their own, which spend their time compiling what runs once.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 

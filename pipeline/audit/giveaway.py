@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
+from threadpoolctl import threadpool_limits
 
 from multigate.configs import Config, DataError
 from multigate.configs.contract import Contract, IdListFeature, PositionFeature
@@ -112,8 +113,10 @@ def measure(rows: pl.DataFrame, config: Config, seed: int = 0) -> GiveAway | Non
         train, test = fold != held_out, fold == held_out
         model = HistGradientBoostingClassifier(max_iter=30, max_depth=3, random_state=seed)
         if row_weights[train].sum() and test.any():
-            model.fit(values[train], truth[train], sample_weight=row_weights[train])
-            scores[test] = model.predict_proba(values[test])[:, 1]
+            # Few rows: more threads would only wait for one another, for minutes on busy cores.
+            with threadpool_limits(1, user_api="openmp"):
+                model.fit(values[train], truth[train], sample_weight=row_weights[train])
+                scores[test] = model.predict_proba(values[test])[:, 1]
     won = _won(scores, logged, sampled)
     of_user = np.bincount(of_pair, weights), np.bincount(of_pair, weights * won)
     present = np.flatnonzero(of_user[0])

@@ -35,7 +35,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_they_say_what_they_take(tmp_path):
     command = [sys.executable, "-c", ALL, *map(str, SCRIPTS)]
-    said = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=200)
+    said = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=800)
     found = json.loads(said.splitlines()[-1])
     for script in SCRIPTS:
         assert found[str(script)].startswith(f"usage: {script.name}"), script

@@ -42,7 +42,7 @@ def target(trained, small_run):
     )
     yield process.stdout.readline().split()[-1]
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate()
 
 
 @pytest.fixture

@@ -53,17 +53,42 @@ def test_a_full_disk_while_making_examples(logs, tmp_path, capfd, full_disk):
     assert list(tmp_path.iterdir()) == []
 
 
+HELD = """
+import sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from multigate.pipeline.stages import records
+from multigate.verbs.command import main
+
+folder, new_part = Path(sys.argv.pop(1)), records.new_part
+
+@contextmanager
+def part(path):
+    with new_part(path) as temporary:
+        yield temporary
+    (folder / "begun").touch()
+    while not (folder / "go on").exists():
+        time.sleep(0.01)
+
+records.new_part = part
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command; a stage that has written something waits until it may go on."""
+
+
 @pytest.mark.slow
-def test_a_termination_signal_leaves_nothing(logs, tmp_path):
-    out = tmp_path / "out"
+def test_a_termination_signal_leaves_nothing(logs, tmp_path, tmp_path_factory):
+    out, held = tmp_path / "out", tmp_path_factory.mktemp("held")
     command = ["examples", "--config", "demo", "--data", str(logs), "--out", str(out)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "multigate", *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", HELD, held, *command], stderr=subprocess.PIPE, text=True
     )
-    while not list(tmp_path.glob(".*/*")):  # it has begun to write
+    while not (held / "begun").exists():
         assert process.poll() is None
         time.sleep(0.01)
+    assert list(tmp_path.glob(".*/*"))
     process.send_signal(signal.SIGTERM)
+    (held / "go on").touch()
     _, stderr = process.communicate()
     assert process.returncode == 130
     assert stderr == "error: interrupted; nothing half-written is left\n"

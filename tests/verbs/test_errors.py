@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import yaml
-from tests.ports import free_port
 
 from multigate.verbs import VERBS
 from multigate.verbs.command import main
@@ -126,7 +125,9 @@ def words(small_run, tmp_path, request):
     (tmp_path / "no_item.csv").write_text("user_id,hour\nu,1\n")
     (tmp_path / "no_ids").mkdir()
     (tmp_path / "no_ids/a.csv").write_text("time,x\n" + "1700000000,1\n1700000001,2\n" * 9)
-    nobody = f"127.0.0.1:{free_port()}"
+    bound = socket.socket()  # it never listens, and nobody else can there while it is open
+    bound.bind(("127.0.0.1", 0))
+    nobody = f"127.0.0.1:{bound.getsockname()[1]}"
     places = {
         "LOGS": small_run.root / "logs",
         "EXAMPLES": run / "examples",
@@ -151,7 +152,8 @@ def words(small_run, tmp_path, request):
             text = re.sub(rf"\b{name}\b", str(place), text)
         return text
 
-    return make
+    yield make
+    bound.close()
 
 
 def one_error(text: str) -> str:

@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -119,19 +120,20 @@ def test_features_show_a_bar_while_they_are_loaded(words_of, terminal, tmp_path)
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed")
-    socket = tmp_path / "redis.sock"
-    options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
+    path = tmp_path / "redis.sock"
+    options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
     redis = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
     try:
-        while not socket.exists() and redis.poll() is None:
-            time.sleep(0.02)
+        with socket.socket(socket.AF_UNIX) as made:
+            while made.connect_ex(str(path)) and redis.poll() is None:
+                time.sleep(0.02)
         seen = terminal()
-        words = words_of("load --snapshot EXAMPLES --to ADDRESS", ADDRESS=f"unix://{socket}?db=0")
+        words = words_of("load --snapshot EXAMPLES --to ADDRESS", ADDRESS=f"unix://{path}?db=0")
         status = main(["features", *words])
         text = seen.text()
     finally:
         redis.terminate()
-        redis.wait(10)
+        redis.wait()
     assert status == 0, text
     assert re.search("load (users|items)", ESCAPE.sub("", text))
     assert last_line(text) == ""

@@ -31,15 +31,25 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def call(*arguments: object, without: tuple[str, ...] = HEAVY) -> tuple[int, str, str, float]:
-    """Run a verb where some packages cannot be imported; status, output, errors, CPU seconds."""
+def call(
+    *arguments: object, without: tuple[str, ...] = HEAVY, attempts: int = 4
+) -> tuple[int, str, str, float]:
+    """Run a verb where some packages cannot be imported; status, output, errors, CPU seconds.
+
+    A virtual machine that pauses may count the pause as CPU time.  What has written nothing and
+    took long is therefore asked again, a few times.
+    """
     command = [sys.executable, "-c", WITHOUT, ",".join(without), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, cwd=ROOT)
     out, err = process.stdout.read(), process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     process.stdout.close(), process.stderr.close()
-    return process.returncode, out, err, used.ru_utime + used.ru_stime
+    cpu = used.ru_utime + used.ru_stime
+    wrote_nothing = process.returncode == 2 or "--help" in arguments
+    if cpu > 2.4 and wrote_nothing and attempts > 1:
+        return call(*arguments, without=without, attempts=attempts - 1)
+    return process.returncode, out, err, cpu
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -336,6 +346,21 @@ def test_a_finished_night_is_told_without_tensorflow(tmp_path):
     assert err.startswith(f"error: {tmp_path}/log: no such folder")
 
 
+HELD = """
+import pathlib, sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if library in pathlib.Path("/proc/self/maps").read_text():
+            pathlib.Path(begun).touch()
+            time.sleep(600)
+library, begun = sys.argv.pop(1), sys.argv.pop(1)
+sys.meta_path.insert(0, Slow())
+from multigate.__main__ import main
+sys.exit(main())
+"""
+"""The command; the import of a library waits at its first module after the library is loaded."""
+
+
 @pytest.mark.parametrize(
     ("verb", "library", "number"),
     [
@@ -348,7 +373,9 @@ def test_a_finished_night_is_told_without_tensorflow(tmp_path):
         ("init", "polars", signal.SIGINT),
     ],
 )
-def test_a_signal_while_a_library_is_imported_is_one_line(verb, library, number, folders, tmp_path):
+def test_a_signal_while_a_library_is_imported_is_one_line(
+    verb, library, number, folders, tmp_path, tmp_path_factory
+):
     """A verb that waits for its first library has written nothing, and serves nothing yet."""
     base = tmp_path / "models"
     out = ("--out", tmp_path / "out")
@@ -362,14 +389,14 @@ def test_a_signal_while_a_library_is_imported_is_one_line(verb, library, number,
         (base / "1").mkdir(parents=True)
         (base / "1/saved_model.pb").touch()
     before = sorted(tmp_path.rglob("*"))
+    begun = tmp_path_factory.mktemp("held") / "begun"
     process = subprocess.Popen(
-        [sys.executable, "-m", "multigate", *map(str, command)],
+        [sys.executable, "-c", HELD, library, begun, *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    maps = Path(f"/proc/{process.pid}/maps")
-    while library not in maps.read_text():
+    while not begun.exists():
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(number)
@@ -386,7 +413,7 @@ class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "multigate.verbs.command":
             pathlib.Path(sys.argv[1]).touch()
-            time.sleep(60)
+            time.sleep(600)
 sys.meta_path.insert(0, Slow())
 from multigate.__main__ import main
 main()
@@ -437,10 +464,21 @@ def test_a_signal_during_an_import_of_a_job(times, tmp_path):
     """The first waits until the import ends; the second does not."""
     (tmp_path / "slow.py").write_text(
         "import pathlib, time\n"
-        "pathlib.Path(__file__).with_name('begun').touch()\n"
-        "for _ in range(20): time.sleep(0.05)\n"
+        "folder = pathlib.Path(__file__).parent\n"
+        "while not (folder / 'go on').exists():\n"
+        "    with (folder / 'beats').open('a') as beats:\n"
+        "        beats.write('.')\n"
+        "    time.sleep(0.01)\n"
         "print('imported')\n"
     )
+    beats = tmp_path / "beats"
+
+    def wait_for_beats(process, count):
+        """Let the import do so many more rounds: after two, a signal before them has come."""
+        last = (beats.stat().st_size if beats.exists() else 0) + count
+        while process.poll() is None and (not beats.exists() or beats.stat().st_size < last):
+            time.sleep(0.01)
+
     process = subprocess.Popen(
         [sys.executable, "-c", JOB],
         stdout=subprocess.PIPE,
@@ -448,12 +486,11 @@ def test_a_signal_during_an_import_of_a_job(times, tmp_path):
         text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
-    while not (tmp_path / "begun").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_for_beats(process, 1)
     for _ in range(times):
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        wait_for_beats(process, 2)
+    (tmp_path / "go on").touch()
     out, err = process.communicate()
     if times == 1:
         assert (process.returncode, err) == (0, "")

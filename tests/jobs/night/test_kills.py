@@ -102,7 +102,9 @@ def kill_and_go_on(forks, tmp_path: Path, chosen: random.Random, stages: list[st
 
 @pytest.mark.slow
 def test_a_killed_night_goes_on_where_it_was(forks, tmp_path):
-    assert kill_and_go_on(forks, tmp_path, random.Random(3), ["training", "export"]) >= 1
+    chosen, hit = random.Random(3), 0
+    while not hit:  # where the undisturbed night was slower, a kill may come too late
+        hit = kill_and_go_on(forks, tmp_path, chosen, ["training", "export"])
 
 
 @pytest.mark.long
@@ -122,6 +124,8 @@ def test_a_night_that_is_killed_with_its_candidates_goes_on(forks, tmp_path):
     """The same pair in the end, to the last bit; what the killed processes started is gone too."""
     stages = ["candidates_training", "candidates_training", "candidates_export"]
     stages += ["candidates_export", "decision", "publication"]
-    assert kill_and_go_on(forks, tmp_path, random.Random(8), stages) >= 3
+    chosen, hit = random.Random(8), 0
+    while hit < 3:
+        hit += kill_and_go_on(forks, tmp_path, chosen, stages)
     runs = next(path for path in tmp_path.glob("runs-*"))
     assert "candidates/golden.json" in published(runs)

@@ -62,7 +62,7 @@ def test_the_message_names_the_holder_and_a_killed_one_leaves_nothing(holder, tm
 
 def test_who_waits_gets_it_when_the_holder_ends(holder, tmp_path):
     holder.stdin.close()  # it lets go as soon as it reads that
-    with locked(tmp_path / "lock", "second", wait=60):
+    with locked(tmp_path / "lock", "second", wait=200):
         assert is_held(tmp_path / "lock")
 
 
@@ -70,7 +70,7 @@ def test_a_lock_that_nobody_ever_took(tmp_path):
     assert not is_held(tmp_path / "lock")
 
 
-def options(command: str, seconds: float = 30) -> RunConfig:
+def options(command: str, seconds: float = 200) -> RunConfig:
     return RunConfig(notify=command, notify_timeout=timedelta(seconds=seconds))
 
 
@@ -88,10 +88,10 @@ def test_no_command_tells_nobody():
 @pytest.mark.parametrize(
     ("command", "seconds", "words"),
     [
-        ("/no/such/program", 30, "No such file or directory"),
-        ("sh -c 'echo no route >&2; exit 3'", 30, "exit status 3: no route"),
+        ("/no/such/program", 200, "No such file or directory"),
+        ("sh -c 'echo no route >&2; exit 3'", 200, "exit status 3: no route"),
         ("sleep 60", 0.2, "no end after 0.2 s"),
-        ("true", 30, None),  # reads nothing of what it is told
+        ("true", 200, None),  # reads nothing of what it is told
     ],
 )
 def test_a_command_that_fails_is_logged_and_no_more(command, seconds, words, caplog):

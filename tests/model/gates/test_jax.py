@@ -107,7 +107,7 @@ def test_jax_agrees_with_tensorflow(tmp_path: Path) -> None:
         env=os.environ
         | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")},
         check=True,
-        timeout=240,
+        timeout=800,
     )
     found = np.load(outputs)
     assert set(found) == set(expected)

@@ -84,7 +84,7 @@ def answers() -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     numbers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

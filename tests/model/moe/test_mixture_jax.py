@@ -228,7 +228,7 @@ def both(tmp_path_factory):
         "PYTHONPATH": root,
     }
     result = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=240, check=False
+        program, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return expected, dict(np.load(folder / "found.npz"))

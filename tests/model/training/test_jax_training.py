@@ -91,7 +91,7 @@ def test_a_checkpoint_trained_on_jax_scores_the_same_on_tensorflow(
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "epoch 1, step 1: the training loss is not finite" in done.stdout

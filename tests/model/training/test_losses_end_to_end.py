@@ -246,7 +246,7 @@ def test_jax_trains_every_loss_and_scores_the_same_on_tensorflow(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     first, last = checkpoint.read_history(tmp_path / "checkpoint")

@@ -118,14 +118,14 @@ def start(config: Any, examples: Path, out: Path, last: int, **environment: str)
 def killed(config: Any, examples: Path, out: Path, last: int, **environment: str) -> None:
     """Train until the process is killed."""
     process = start(config, examples, out, last, **environment)
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=800)
     assert process.returncode == -signal.SIGKILL, stderr[-2000:]
 
 
 def finish(config: Any, examples: Path, out: Path, **environment: str) -> None:
     """Train to the end."""
     process = start(config, examples, out, 0, **environment)
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=800)
     assert process.returncode == 0, stderr[-2000:]
 
 

@@ -5,6 +5,8 @@ from bisect import bisect_left
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.ensemble import HistGradientBoostingClassifier
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from multigate.configs import DataError
 from multigate.configs.files import SPLITS, ExamplesFolder
@@ -116,6 +118,24 @@ def test_a_planted_give_away_is_named(change, named, config, honest, tmp_path):
         giveaway.check(config, examples)
     assert "give themselves away" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_classifier_has_one_thread(config, honest, tmp_path, monkeypatch):
+    """Threads that wait for one another took minutes instead of a second on busy cores."""
+    fit, threads = HistGradientBoostingClassifier.fit, []
+
+    def counted(self, *arguments, **keywords):
+        threads.extend(
+            pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"
+        )
+        return fit(self, *arguments, **keywords)
+
+    monkeypatch.setattr(HistGradientBoostingClassifier, "fit", counted)
+    examples = changed(honest, tmp_path / "out", place=of_sampled(0, "place"))
+    more = threadpool_limits(2, user_api="openmp")
+    with more, pytest.raises(DataError, match="give themselves away"):
+        giveaway.check(config, examples)
+    assert set(threads) == {1}
 
 
 def test_two_columns_that_tell_only_together_are_found(config, honest, tmp_path):

@@ -67,7 +67,7 @@ def test_it_computes_what_beams_runner_computes(workers, tmp_path):
 
 
 def test_elements_of_a_step_run_at_the_same_time_and_keep_their_order():
-    met = threading.Barrier(3, timeout=30)
+    met = threading.Barrier(3, timeout=200)
     found = []
 
     def meet(element):

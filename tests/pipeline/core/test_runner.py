@@ -25,15 +25,17 @@ def test_runs_side_by_side_leave_beams_log_as_it_was(beam_log):
     def second():
         with plain_failures():
             began.set()
-            ended.wait(10)
+            ended.wait()
 
     thread = threading.Thread(target=second)
-    with plain_failures():
-        thread.start()
-        assert began.wait(10)
-    assert beam_log.level == logging.CRITICAL  # the second still runs
-    ended.set()
-    thread.join()
+    try:
+        with plain_failures():
+            thread.start()
+            assert began.wait(200)
+        assert beam_log.level == logging.CRITICAL  # the second still runs
+    finally:
+        ended.set()
+        thread.join()
     assert beam_log.level == logging.INFO
 
 

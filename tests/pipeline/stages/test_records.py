@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -47,25 +46,40 @@ def records(folder, stage=""):
     return sorted(folder.glob(f".*.partial/.work/stages/{stage}*.pickle"))
 
 
+KILLED = """
+import os, signal, sys
+from contextlib import contextmanager
+from multigate.pipeline.stages import records
+from multigate.verbs.command import main
+
+stage, new_part = sys.argv.pop(1), records.new_part
+
+@contextmanager
+def part(path):
+    with new_part(path) as temporary:
+        yield temporary
+    if len(list(path.parent.glob(stage + "*.pickle"))) >= 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+records.new_part = part
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def kill(config, log, out, stage, folder):
-    """Start a run that works below a folder; kill it once a stage has left two records."""
+    """Do a run that works below a folder, and kills itself once a stage has left two records."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     (folder / "model.yaml").write_text(text)
     arguments = ["--config", folder / "model.yaml", "--data", log, "--out", out]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "multigate", "examples", *map(str, arguments)],
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, stage, "examples", *map(str, arguments)],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
+        check=False,
     )
-    try:
-        while len(records(folder, stage)) < 2:
-            assert process.poll() is None, "ended before it was killed"
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-    finally:
-        process.kill()
-        process.communicate()
+    assert done.returncode == -signal.SIGKILL
+    assert len(records(folder, stage)) >= 2
     return records(folder)
 
 
