@@ -164,7 +164,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
     with (
         pytest.MonkeyPatch.context() as patch,
         run_server(base, metrics_port=0, **watching, **writing) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         patch.setattr("multigate.serving.observe.drift._LEAST_CALLS", 30)
         patch.setattr("multigate.serving.observe.drift._LEAST_ROWS", 30)
@@ -201,7 +201,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
     shutil.rmtree(base / "2")
     with (
         run_server(base, metrics_port=0, feature_store="redis://127.0.0.1:1/0") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         for _ in range(5):  # after three failures in a row, requests are no longer sent
             with suppress(ServingError):  # where a feature must not be missing
@@ -220,7 +220,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
     with (
         pytest.MonkeyPatch.context() as patch,
         run_server(None, metrics_port=0, **file, **store, **writing) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         call(client, 1)
         until(lambda: any(log.rglob("shadow-*.parquet")))
@@ -351,7 +351,7 @@ def prometheus(lacking, tmp_path):
     yield start
     for process in processes:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.mark.long  # promtool, and the names on live servers, are among the slow tests
@@ -363,7 +363,7 @@ def test_a_prometheus_reads_a_server_and_judges_it(running, prometheus, until):
         return float(data["result"][0]["value"][1]) if data and data["result"] else None
 
     def called():
-        with RankClient(running.target, timeout=60) as client:
+        with RankClient(running.target, timeout=120) as client:
             client.rank("small", user={"user_id": "u"}, context={"hour": 9}, item_ids=ITEMS,
                         columns={"length": [1.0] * len(ITEMS)})  # fmt: skip
         return (value('sum(rate(:tensorflow:serving:request_count{status="OK"}[1m]))') or 0) > 0

@@ -68,11 +68,11 @@ def test_every_call_has_a_line_of_json_with_its_request_id(
         request.context["hour"].integer = 3
         request.candidates.item_id.texts.values.extend(["i1", "i2"])
         request.candidates.columns["length"].numbers.values.extend([1, 2])
-        running.ranking.Rank(request, timeout=60)
+        running.ranking.Rank(request, timeout=120)
         request.request_id = ""
         del request.context["hour"]
         with pytest.raises(grpc.RpcError):
-            running.ranking.Rank(request, timeout=60)
+            running.ranking.Rank(request, timeout=120)
         until(lambda: len([line for line in lines(stream) if "method" in line]) == 2)
     good, bad = [line for line in lines(stream) if "method" in line]
     assert (good["method"], good["status"], good["level"]) == ("Rank", "OK", "INFO")

@@ -102,7 +102,7 @@ def server_of_redis(tmp_path_factory):
     yield SimpleNamespace(address=address, client=client)
     client.close()
     process.terminate()
-    process.wait(10)
+    process.wait(120)
 
 
 @pytest.fixture
@@ -336,7 +336,7 @@ def client(request, base, examples, run_server):
         options = {"feature_store": server.address, "feature_store_timeout_ms": 5000}
     with (
         run_server(base, **options) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         yield client
 
@@ -409,7 +409,7 @@ def test_unknown_ids_have_the_missing_rule(client):
 
 
 def test_another_snapshot_comes_with_another_version(base, publish, run_server, contract, until):
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         before = rank(client)
         rows = {**ROWS, "users": {**ROWS["users"], "age": [99.0, None, 7.0]}}
         later = write_examples(base.parent / "later", contract, rows)
@@ -441,7 +441,7 @@ def test_a_snapshot_that_does_not_fit_keeps_its_version_from_serving(
         else:
             path.write_bytes(content(path.read_bytes()))
 
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         publish(base, 2, spoil)
         records = running.server.models.manager("small").records
         until(lambda: 2 in records() and records()[2].state == "END")
@@ -452,7 +452,7 @@ def test_a_snapshot_that_does_not_fit_keeps_its_version_from_serving(
 def test_no_store_is_asked_where_none_is_wanted(base, run_server):
     with (
         run_server(base, feature_store="none") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         _, columns = sent(0)
         answer = rank(client, columns=columns)
@@ -466,7 +466,7 @@ def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of
     load_snapshot(examples, store_of_redis.address)
     features, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 100}
-    with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base, **options) as running, RankClient(running.target, timeout=120) as client:
         quick = rank(client)
         store_of_redis.client.client_pause(3000)
         slow = rank(client, columns=columns)
@@ -487,7 +487,7 @@ def test_the_circuit_breaker_skips_a_redis_that_hangs(
     load_snapshot(examples, store_of_redis.address)
     _, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 50}
-    with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base, **options) as running, RankClient(running.target, timeout=120) as client:
         store_of_redis.client.client_pause(2000)
         warnings = [rank(client, columns=columns).warnings[0] for _ in range(10)]
         stored = {

@@ -310,7 +310,7 @@ def test_metrics_have_tensorflow_servings_names_and_stand_on_both_pages(served):
         served.ranking.Rank(request)
         served.rest.post("small:rank", as_json(request))
         served.rest.post("small/versions/1:rank", {})
-        with urllib.request.urlopen(url, timeout=60) as page:
+        with urllib.request.urlopen(url, timeout=120) as page:
             assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             text = page.read().decode()
         for family in text_string_to_metric_families(text):

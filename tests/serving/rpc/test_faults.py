@@ -66,7 +66,7 @@ def overload(run_server, publish, tmp_path, contract, helpers, seconds):
         alone = []
         for _ in range(10):
             began = time.perf_counter()
-            predict(request, timeout=60)
+            predict(request, timeout=120)
             alone.append(time.perf_counter() - began)
         memory = psutil.Process().memory_info().rss
         end = time.monotonic() + seconds
@@ -76,7 +76,7 @@ def overload(run_server, publish, tmp_path, contract, helpers, seconds):
             while time.monotonic() < end:
                 began = time.perf_counter()
                 try:
-                    predict(request, timeout=60)
+                    predict(request, timeout=120)
                     code = CODE.OK
                 except grpc.RpcError as error:
                     code = error.code()
@@ -88,7 +88,7 @@ def overload(run_server, publish, tmp_path, contract, helpers, seconds):
         with futures.ThreadPoolExecutor(50) as pool:  # one runs and four wait
             calls = [one for part in pool.map(call, range(50)) for one in part]
         time.sleep(1)
-        recovered = [predict(request, timeout=60) for _ in range(3)]
+        recovered = [predict(request, timeout=120) for _ in range(3)]
         grown = psutil.Process().memory_info().rss - memory
     latencies = {
         code: [seconds for which, seconds in calls if which == code]
@@ -260,9 +260,9 @@ STREAMS = {
 def test_streams_refuse_bytes_that_are_no_message(running, path):
     stream = running.channel.stream_stream(path)
     good = STREAMS[path].SerializeToString()
-    assert next(iter(stream(iter([good]), timeout=60)))
+    assert next(iter(stream(iter([good]), timeout=120)))
     with pytest.raises(grpc.RpcError) as raised:
-        list(stream(iter([b"\xff\xff\xff"]), timeout=60))
+        list(stream(iter([b"\xff\xff\xff"]), timeout=120))
     assert raised.value.code() == CODE.INVALID_ARGUMENT
 
 
@@ -371,7 +371,7 @@ def test_a_go_client_ranks_through_reflection_alone(running):
     ranked = call("-d", json.dumps(request), running.target, method)
     assert ranked.returncode == 0, ranked.stderr
     answer = json.loads(ranked.stdout)
-    ours = running.ranking.Rank(rank_request("u1", ["i1", "i2", "i3"]), timeout=60)
+    ours = running.ranking.Rank(rank_request("u1", ["i1", "i2", "i3"]), timeout=120)
     assert answer["item_id"]["texts"]["values"] == list(ours.item_id.texts.values)
     assert answer["score"] == pytest.approx(list(ours.score), rel=1e-5, abs=5e-6)
     request["candidates"]["columns"]["length"]["numbers"]["values"] = [1, "NaN", 3]

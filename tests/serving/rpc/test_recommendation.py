@@ -48,7 +48,7 @@ def both(pair, run_server):
 
 @pytest.fixture(scope="module")
 def client(both):
-    with RankClient(both.target, timeout=60) as client:
+    with RankClient(both.target, timeout=120) as client:
         yield client
 
 
@@ -226,7 +226,7 @@ def test_a_candidate_model_does_not_rank(client):
 
 
 def test_a_ranker_without_a_candidate_model_says_so(running):
-    with RankClient(running.target, timeout=60) as client:
+    with RankClient(running.target, timeout=120) as client:
         with pytest.raises(CallError, match="has no candidate model") as raised:
             recommend(client)
         assert raised.value.code == "FAILED_PRECONDITION"
@@ -262,7 +262,7 @@ def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers
             retrieval_timeout_ms=30,
             num_batch_threads=1,
         ) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         answer = recommend(client, context=slow, candidates=4)
         assert answer.source == "POPULAR"
@@ -278,7 +278,7 @@ def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers
 def test_a_retrieval_that_cannot_be_started_releases_its_version(pair, run_server, caplog):
     with (
         run_server(pair / "ranker", candidates_base_path=pair / "candidates") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         running.server._finder._threads.shutdown()  # as where the system has no thread left
         answer = recommend(client, candidates=4)
@@ -299,7 +299,7 @@ def test_the_callers_deadline_goes_before(pair, run_server, helpers):
             candidates_base_path=pair / "candidates",
             retrieval_timeout_ms=60_000,
         ) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         with pytest.raises(CallError) as raised:
             recommend(client, context=slow, timeout=0.05)
@@ -318,7 +318,7 @@ def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, h
         num_batch_threads=1,
     ) as running:
         version = running.server.models.manager("small-candidates")._loaded[1].saved_model
-        first, *others = [running.ranking.Recommend.future(slow, timeout=60) for _ in range(4)]
+        first, *others = [running.ranking.Recommend.future(slow, timeout=120) for _ in range(4)]
         until(lambda: version._calls == 4)
         for call in others:
             call.cancel()
@@ -354,7 +354,7 @@ def test_versions_are_followed_and_refused(
             candidates_base_path=tmp_path / "candidates",
             retrieval_timeout_ms=20_000,
         ) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert running.server.describe() == ("small version 1, small-candidates version (none yet)")
         answer = recommend(client, user=USER | {"recent": []})
@@ -417,7 +417,7 @@ def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, un
             candidates_base_path=tmp_path / "candidates",
             retrieval_timeout_ms=20_000,
         ) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
 
         def call():
@@ -437,7 +437,7 @@ def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, un
 def test_no_version_and_nothing_popular(pair, tmp_path, run_server):
     with (
         run_server(pair / "ranker", candidates_base_path=tmp_path / "nothing") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         with pytest.raises(
             CallError, match=r"no candidates: .*there are no popular items"
@@ -459,7 +459,7 @@ def test_several_models_and_their_candidate_models(pair, tmp_path, run_server):
     )
     with (
         run_server(None, model_config_file=path, retrieval_timeout_ms=20_000) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         answer = client.recommend("a", user=USER, context=HOUR)
         assert (answer.source, answer.candidates_name) == ("RETRIEVED", "found")

@@ -61,7 +61,7 @@ def fleet(tmp_path, file, bases):
 def samples(fleet, name, **labels):
     """Values of a metric by worker, of the samples with these labels."""
     url = f"http://127.0.0.1:{fleet.metrics_port}/monitoring/prometheus/metrics"
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=120) as page:
         families = text_string_to_metric_families(page.read().decode())
     return {
         one.labels.get("worker"): one.value
@@ -137,7 +137,7 @@ def test_a_changed_file_holds_in_all_workers_or_in_none(
     assert served(fleet, until) == everywhere("c")
     file.write_text(config(("b", bases["b"])))
     until(lambda: serving(fleet) == everywhere("b"), "the changed file in all workers")
-    with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+    with RankClient(f"127.0.0.1:{fleet.port}", timeout=120) as client:
         assert [model.name for model in client.models().models] == ["b"]
     applied = samples(fleet, "multigate_config_reloads_total", result="applied")
     assert sum(applied.values()) >= 1

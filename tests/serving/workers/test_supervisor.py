@@ -106,7 +106,7 @@ def fleet(base, admin_token_file):
 
 def page_of(fleet):
     url = f"http://127.0.0.1:{fleet.metrics_port}/monitoring/prometheus/metrics"
-    with urllib.request.urlopen(url, timeout=30) as page:
+    with urllib.request.urlopen(url, timeout=120) as page:
         return page.read().decode()
 
 
@@ -134,9 +134,9 @@ def test_no_worker_loads_the_python_of_tensorflow(fleet):
 
 def test_each_worker_serves_http_on_one_port_with_the_metrics_of_all(fleet):
     base = f"http://127.0.0.1:{fleet.rest_port}"
-    with urllib.request.urlopen(f"{base}/v1/models/small", timeout=30) as answer:
+    with urllib.request.urlopen(f"{base}/v1/models/small", timeout=120) as answer:
         assert '"AVAILABLE"' in answer.read().decode()
-    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=120) as page:
         text = page.read().decode()
     for worker in ("0", "1"):
         assert number_of(text, "multigate_calls_in_flight", worker=worker) is not None
@@ -145,7 +145,7 @@ def test_each_worker_serves_http_on_one_port_with_the_metrics_of_all(fleet):
 
 def test_connections_are_dealt_out_and_metrics_say_to_whom(fleet, until):
     def call(_):
-        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=120) as client:
             return len(client.rank("small", **CALL))
 
     def both():
@@ -164,7 +164,7 @@ def versions_of(fleet):
     request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": "small"})
     with new_channel(fleet.port) as channel:
         answer = model_service_pb2_grpc.ModelServiceStub(channel).GetModelStatus(
-            request, timeout=60
+            request, timeout=120
         )
     states = get_model_status_pb2.ModelVersionStatus.State
     return {status.version: states.Name(status.state) for status in answer.model_version_status}
@@ -186,7 +186,7 @@ def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, c
     def versions_over_one_connection(_):
         """As they come, without a version and with the first one's number."""
         found, of_the_first = [], set()
-        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=120) as client:
             while not swapped.is_set() or found[-1] != 2:
                 found.append(client.rank("small", **CALL).model_version)
                 try:
@@ -201,22 +201,22 @@ def test_versions_and_reloads_concern_all_workers(fleet, base, publish, until, c
         until(lambda: versions_of(fleet) == {1: "END", 2: "AVAILABLE"}, "the swap in all workers")
         swapped.set()
         for caller in callers:
-            found, of_the_first = caller.result(60)
+            found, of_the_first = caller.result(120)
             assert found == sorted(found)
             assert of_the_first <= {1, "NOT_FOUND"}
     with new_channel(fleet.port) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(helpers.as_admin(channel))
         with pytest.raises(grpc.RpcError, match="nothing was changed") as raised:
-            models.HandleReloadConfigRequest(reload_request(base, {"stable": 1}), timeout=60)
+            models.HandleReloadConfigRequest(reload_request(base, {"stable": 1}), timeout=120)
         assert raised.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-        models.HandleReloadConfigRequest(reload_request(base, {"stable": 2}), timeout=60)
+        models.HandleReloadConfigRequest(reload_request(base, {"stable": 2}), timeout=120)
     request = helpers.predict_request(helpers.sample_inputs(contract, 2, users=1), "rank")
     request.model_spec.version_label = "stable"
     before = page_of(fleet)
     for _ in range(12):  # connections, so that both workers are met
         with new_channel(fleet.port) as channel:
             stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-            assert stub.Predict(request, timeout=60).model_spec.version.value == 2
+            assert stub.Predict(request, timeout=120).model_spec.version.value == 2
     counted = 'request_count{method="Predict",model_name="small",status="OK"'
     assert page_of(fleet).count(counted) == 2, before
 
@@ -255,13 +255,13 @@ def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, unt
     newest = max(n for n, state in versions_of(fleet).items() if state == "AVAILABLE")
     with new_channel(fleet.port) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(helpers.as_admin(channel))
-        models.HandleReloadConfigRequest(reload_request(base, {"stable": newest}), timeout=60)
+        models.HandleReloadConfigRequest(reload_request(base, {"stable": newest}), timeout=120)
     died, done = threading.Event(), threading.Event()
     deaths = fleet.slots[0].deaths
 
     def call_until_done(_):
         calls = 0
-        with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+        with RankClient(f"127.0.0.1:{fleet.port}", timeout=120) as client:
             expected = [item["score"] for item in client.rank("small", **CALL)]
             while not done.is_set():
                 scores = [item["score"] for item in client.rank("small", **CALL)]
@@ -281,14 +281,14 @@ def test_a_killed_worker_loses_no_call_of_a_client_that_retries(fleet, base, unt
         assert number_of(page_of(fleet), "multigate_workers") == 1
         until(lambda: fleet.slots[0].pid not in {None, victim}, "the next worker")
         done.set()
-        assert all(caller.result(60) > 10 for caller in callers)
+        assert all(caller.result(120) > 10 for caller in callers)
     # It has the models of the last reload, not those of the command line.
     with new_channel(fleet.port) as channel:
         models = model_service_pb2_grpc.ModelServiceStub(helpers.as_admin(channel))
         request = get_model_status_pb2.GetModelStatusRequest(
             model_spec={"name": "small", "version_label": "stable"}
         )
-        status = models.GetModelStatus(request, timeout=60).model_version_status[0]
+        status = models.GetModelStatus(request, timeout=120).model_version_status[0]
         assert status.version == newest
     died = number_of(page_of(fleet), "multigate_worker_deaths_total", worker="0")
     assert died == deaths + 1
@@ -407,7 +407,7 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until, helpers
         def drains() -> bool:
             """It says so, or takes no connections any more, whichever is seen first."""
             try:
-                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=60)
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=120)
             except grpc.RpcError as error:
                 return error.code() == grpc.StatusCode.UNAVAILABLE
             return answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
