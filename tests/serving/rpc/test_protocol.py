@@ -420,20 +420,24 @@ def test_calls_of_examples_that_wait_are_limited(small_limits, until):
                 await asyncio.sleep(0.01)
 
     running = CALLS.submit(hold())
-    until(slots._free.locked)
-    calls = calls_of_examples(small_limits, 1)
-    for waiting, waiting_request in calls:
-        first = waiting.future(waiting_request, timeout=120)
-        until(lambda: slots._queued == 1)
-        for method, request in calls:
-            refused(method, request, grpc.StatusCode.UNAVAILABLE, "1 calls wait already")
-        first.cancel()
-        until(lambda: slots._queued == 0)
-    late = calls[0][0].future(calls[0][1], timeout=0.1)
-    assert late.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: slots._queued == 0)
-    first = calls[0][0].future(calls[0][1], timeout=120)
-    held.set()
+    try:
+        until(slots._free.locked)
+        calls = calls_of_examples(small_limits, 1)
+        for waiting, waiting_request in calls:
+            first = waiting.future(waiting_request, timeout=120)
+            until(lambda: slots._queued == 1)
+            for method, request in calls:
+                refused(method, request, grpc.StatusCode.UNAVAILABLE, "1 calls wait already")
+            first.cancel()
+            until(lambda: slots._queued == 0)
+        late = calls[0][0].future(calls[0][1], timeout=0.1)
+        assert late.exception().code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        small_limits.take_up()  # it may reach the server after its caller has given up
+        until(lambda: not small_limits.server.gate.admitted)
+        assert slots._queued == 0
+        first = calls[0][0].future(calls[0][1], timeout=120)
+    finally:
+        held.set()
     running.result(120)
     assert len(first.result().result.classifications) == 1
 

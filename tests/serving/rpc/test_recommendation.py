@@ -38,7 +38,6 @@ def both(pair, run_server):
     with run_server(
         pair / "ranker",
         candidates_base_path=pair / "candidates",
-        retrieval_timeout_ms=20_000,
         metrics_port=0,
         impression_log=pair / "shown",
         impression_log_seconds=0.1,
@@ -253,8 +252,7 @@ def test_what_was_shown_is_logged(client, pair, until):
     assert rows[0]["country"] == "de"
 
 
-def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers):
-    slow = {"hour": helpers.slow_retrieval + 100_000}
+def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, hold):
     with (
         run_server(
             pair / "ranker",
@@ -263,8 +261,9 @@ def test_a_late_retrieval_is_replaced_by_popular_items(pair, run_server, helpers
             num_batch_threads=1,
         ) as running,
         RankClient(running.target, timeout=120) as client,
+        hold("retrieve"),
     ):
-        answer = recommend(client, context=slow, candidates=4)
+        answer = recommend(client, candidates=4)
         assert answer.source == "POPULAR"
         assert len(answer) == 4
         assert answer.warnings == [
@@ -291,34 +290,28 @@ def test_a_retrieval_that_cannot_be_started_releases_its_version(pair, run_serve
     assert "retrieval cannot be started" in caplog.text
 
 
-def test_the_callers_deadline_goes_before(pair, run_server, helpers):
-    slow = {"hour": helpers.slow_retrieval + 100_000}
+def test_the_callers_deadline_goes_before(pair, run_server, hold):
     with (
-        run_server(
-            pair / "ranker",
-            candidates_base_path=pair / "candidates",
-            retrieval_timeout_ms=60_000,
-        ) as running,
+        run_server(pair / "ranker", candidates_base_path=pair / "candidates") as running,
         RankClient(running.target, timeout=120) as client,
+        hold("retrieve"),
     ):
         with pytest.raises(CallError) as raised:
-            recommend(client, context=slow, timeout=0.05)
+            recommend(client, timeout=0.05)
         assert raised.value.code == "DEADLINE_EXCEEDED"
 
 
 @pytest.mark.slow
-def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, helpers, until):
-    slow = ranking_pb2.RecommendRequest(model={"name": "small"})
-    slow.user["user_id"].text = "u7"
-    slow.context["hour"].integer = helpers.slow_retrieval + 100_000
-    with run_server(
-        pair / "ranker",
-        candidates_base_path=pair / "candidates",
-        retrieval_timeout_ms=60_000,
-        num_batch_threads=1,
-    ) as running:
+def test_a_call_that_is_cancelled_leaves_no_retrieval_behind(pair, run_server, hold, until):
+    request = ranking_pb2.RecommendRequest(model={"name": "small"})
+    request.user["user_id"].text = "u7"
+    request.context["hour"].integer = 9
+    options = {"candidates_base_path": pair / "candidates", "num_batch_threads": 1}
+    with run_server(pair / "ranker", **options) as running, hold("retrieve") as held:
         version = running.server.models.manager("small-candidates")._loaded[1].saved_model
-        first, *others = [running.ranking.Recommend.future(slow, timeout=120) for _ in range(4)]
+        first = running.ranking.Recommend.future(request, timeout=240)
+        assert held.begun.wait(120)
+        others = [running.ranking.Recommend.future(request, timeout=240) for _ in range(3)]
         until(lambda: version._calls == 4)
         for call in others:
             call.cancel()
@@ -349,11 +342,7 @@ def test_versions_are_followed_and_refused(
         return ""
 
     with (
-        run_server(
-            tmp_path / "ranker",
-            candidates_base_path=tmp_path / "candidates",
-            retrieval_timeout_ms=20_000,
-        ) as running,
+        run_server(tmp_path / "ranker", candidates_base_path=tmp_path / "candidates") as running,
         RankClient(running.target, timeout=120) as client,
     ):
         assert running.server.describe() == ("small version 1, small-candidates version (none yet)")
@@ -398,8 +387,7 @@ def test_versions_are_followed_and_refused(
             (6, lambda folder: (folder / "saved_model.pb").unlink(), "incomplete"),
         ):
             publish_candidates(tmp_path / "candidates", version, change)
-            until(lambda number=version: problem(number), says)
-            assert re.search(says, problem(version))
+            until(lambda number=version, says=says: re.search(says, problem(number)), says)
             assert recommend(client).candidates_version == 1
 
         publish_candidates(tmp_path / "candidates", 7)
@@ -412,11 +400,7 @@ def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, un
     publish_candidates(tmp_path / "candidates", 1)
     stop, answers = threading.Event(), []
     with (
-        run_server(
-            pair / "ranker",
-            candidates_base_path=tmp_path / "candidates",
-            retrieval_timeout_ms=20_000,
-        ) as running,
+        run_server(pair / "ranker", candidates_base_path=tmp_path / "candidates") as running,
         RankClient(running.target, timeout=120) as client,
     ):
 
@@ -426,6 +410,7 @@ def test_a_swap_costs_no_call(pair, tmp_path, publish_candidates, run_server, un
 
         caller = threading.Thread(target=call)
         caller.start()
+        until(lambda: answers, "an answer of version 1")
         publish_candidates(tmp_path / "candidates", 2)
         until(lambda: answers and answers[-1].candidates_version == 2, "version 2")
         stop.set()
@@ -458,7 +443,7 @@ def test_several_models_and_their_candidate_models(pair, tmp_path, run_server):
         }}"""
     )
     with (
-        run_server(None, model_config_file=path, retrieval_timeout_ms=20_000) as running,
+        run_server(None, model_config_file=path) as running,
         RankClient(running.target, timeout=120) as client,
     ):
         answer = client.recommend("a", user=USER, context=HOUR)
