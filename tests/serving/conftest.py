@@ -629,6 +629,17 @@ def polled(until):
     return wait
 
 
+class Delay(threading.Event):
+    """The `force` of a server's stop that makes the drain's delay as long as a test needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.over = threading.Event()
+
+    def wait(self, timeout=None):
+        return self.over.wait(240)
+
+
 @pytest.fixture(scope="session")
 def helpers():
     """Functions that tests share."""
@@ -637,6 +648,7 @@ def helpers():
         sample_inputs = staticmethod(sample_inputs)
         as_admin = staticmethod(as_admin)
         admin = ADMIN
+        Delay = Delay
         predict_request = staticmethod(predict_request)
         slow_from = SLOW_FROM
         slow_retrieval = SLOW_RETRIEVAL

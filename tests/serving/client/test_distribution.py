@@ -199,6 +199,6 @@ def test_it_installs_and_ranks_on_every_python(
     (site,) = environment.glob("lib/python*/site-packages")
     ours = {path.name for path in site.iterdir() if path.name.startswith("multigate")}
     assert ours == {NAME, f"{NAME}-{PROJECT['version']}.dist-info"}
-    probe = [python, "-m", f"{NAME}.probe", "--target", running.target]
+    probe = [python, "-m", f"{NAME}.probe", "--target", running.target, "--timeout", "60"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "SERVING\n"), done.stderr

@@ -47,7 +47,12 @@ def test_work_that_fails_while_it_ends_does_not_begin_again():
     thread = SupervisedThread("sweeper", work)
     thread.start()
     assert begun.wait(120)
-    threading.Timer(0.1, end.set).start()
+
+    def let_it_end():
+        thread._ending.wait(120)
+        end.set()
+
+    threading.Thread(target=let_it_end).start()
     thread.join()
     assert calls == [1]
 

@@ -1,5 +1,6 @@
 """The log's lines carry the call that they belong to."""
 
+import io
 import json
 import logging
 import subprocess
@@ -15,25 +16,17 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.protos import ranking_pb2
 
 
-class Stream:
-    """What was written to the standard error stream so far."""
-
-    def __init__(self, capsys):
-        self._capsys = capsys
-        self._text = ""
-
-    def getvalue(self):
-        self._text += self._capsys.readouterr().err
-        return self._text
-
-
 @pytest.fixture
-def stream(capsys):
-    """What `logs.configure` writes; what it changes is put back afterwards."""
+def stream(monkeypatch):
+    """What `logs.configure` writes; what it changes is put back afterwards.
+
+    A stream of its own: `capsys` loses what another thread writes while it is read.
+    """
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     loggers = [logging.getLogger(name) for name in ("multigate", "asyncio")]
     before = [(one.handlers, one.level, one.propagate) for one in loggers]
     hook = threading.excepthook
-    yield Stream(capsys)
+    yield sys.stderr
     threading.excepthook = hook
     for one, state in zip(loggers, before, strict=True):
         one.handlers, one.level, one.propagate = state

@@ -142,8 +142,9 @@ def test_servers_follow_what_is_published_to_a_store(base, address, publish, run
 
 
 def test_half_a_version_and_a_damaged_one_are_not_served(
-    base, bucket, address, exported, run_server, until, caplog
+    base, bucket, address, exported, run_server, until, caplog, monkeypatch
 ):
+    monkeypatch.setattr("multigate.serving.mirror.mirror._FIRST_PAUSE", 3600.0)
     upload(base, address)
     write(address, 2, exported, manifest=False)
     files = write(address, 3, exported)

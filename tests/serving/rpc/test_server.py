@@ -353,17 +353,10 @@ def test_a_stream_whose_reader_never_reads_holds_no_drain_up(tmp_path, publish, 
         stream.cancel()
 
 
-def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
+def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server, helpers):
     publish(tmp_path, 1)
     ask = health_pb2.HealthCheckRequest()
-    told = threading.Event()
-
-    class Delay(threading.Event):
-        """A drain's delay, as long as this test needs."""
-
-        def wait(self, seconds):
-            return told.wait(120)
-
+    delay = helpers.Delay()
     with run_server(tmp_path) as running:
         watch = health_pb2_grpc.HealthStub(running.channel).Watch
         watching, leaving, live = (
@@ -374,10 +367,10 @@ def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
         for stream in (watching, leaving, live):
             assert next(stream).status == STATUS.SERVING
         leaving.cancel()
-        stopping = threading.Thread(target=running.server.stop, kwargs={"force": Delay()})
+        stopping = threading.Thread(target=running.server.stop, kwargs={"force": delay})
         stopping.start()
         assert next(watching).status == STATUS.NOT_SERVING
-        told.set()
+        delay.over.set()
         for stream in (watching, live):  # liveness has not changed until the end
             with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
                 next(stream)
