@@ -102,7 +102,7 @@ def test_connections_take_turns(serve):
 
 
 def test_a_server_that_is_not_there():
-    with RankClient("127.0.0.1:1", timeout=10) as client, pytest.raises(CallError) as raised:
+    with RankClient("127.0.0.1:1", timeout=120) as client, pytest.raises(CallError) as raised:
         rank(client)
     assert raised.value.code == "UNAVAILABLE"
     assert str(raised.value).startswith("127.0.0.1:1: UNAVAILABLE: ")
