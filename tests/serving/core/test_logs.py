@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import grpc
 import pytest
@@ -22,11 +23,12 @@ def stream(monkeypatch):
 
     A stream of its own: `capsys` loses what another thread writes while it is read.
     """
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    stream = io.StringIO()
+    monkeypatch.setattr(logging, "StreamHandler", partial(logging.StreamHandler, stream))
     loggers = [logging.getLogger(name) for name in ("multigate", "asyncio")]
     before = [(one.handlers, one.level, one.propagate) for one in loggers]
     hook = threading.excepthook
-    yield sys.stderr
+    yield stream
     threading.excepthook = hook
     for one, state in zip(loggers, before, strict=True):
         one.handlers, one.level, one.propagate = state

@@ -153,6 +153,7 @@ def test_a_collector_that_is_gone_costs_a_counter(
         for number in range(20):
             assert running.ranking.Rank(rank_request(f"r{number}")).score
         until(lambda: running.metric(SENT, result="failed") == 100, "a hundred failed spans")
+        until(lambda: "takes no spans" in caplog.text)
         assert running.metric(SENT, result="sent") is None
         running.server._spans._sender._waiting = 10_000
         running.ranking.Rank(rank_request("dropped"))
