@@ -87,7 +87,7 @@ class Soak:
             while not self.stop.is_set():
                 which = rng.randrange(len(self.requests))
                 try:
-                    answer = rank(self.requests[which], timeout=30)
+                    answer = rank(self.requests[which], timeout=120)
                 except grpc.RpcError as error:
                     # Until then retries make up for the workers that are killed.
                     ending = self.ending.is_set()
@@ -107,7 +107,7 @@ class Soak:
         with self._channel() as channel:
             rank = channel.unary_unary(RANK)
             while not self.stop.is_set():
-                call = rank.future(rng.choice(self.requests), timeout=30)
+                call = rank.future(rng.choice(self.requests), timeout=120)
                 time.sleep(rng.random() * 0.01)
                 call.cancel()
                 self._saw("cancelled", call.code().name, EXPLAINED)
@@ -122,7 +122,7 @@ class Soak:
                 for _ in range(rng.randrange(1, 4)):
                     raw[rng.randrange(len(raw))] = rng.randrange(256)
                 try:
-                    rank(bytes(raw), timeout=30)
+                    rank(bytes(raw), timeout=120)
                 except grpc.RpcError as error:
                     ending = ENDING if self.ending.is_set() else set()
                     self._saw("malformed", error.code().name, WRONG | ending)
@@ -270,7 +270,7 @@ def soak(base: Path, minutes: float, candidates: int) -> dict[str, Any]:
         callers.ending.set()
         processes += psutil.Process(server.pid).children(recursive=True)
         server.send_signal(signal.SIGTERM)
-        status = server.wait(60)
+        status = server.wait(120)
     finally:
         callers.join()
         if server.poll() is None:

@@ -128,9 +128,15 @@ class Slot:
         return answer
 
     def stop(self, at_once: bool) -> None:
-        """Have the worker drain or end; one that does not serve yet has no calls, and is killed."""
+        """Have the worker drain or end; one that does not serve yet has no calls, and is killed.
+
+        One that is too busy to answer in time has the order, and the time to drain.
+        """
         try:
             self.ask(Stop(at_once))
+        except AnswerTimeoutError:
+            if at_once:
+                self.kill()
         except LinkError:
             self.kill()
 

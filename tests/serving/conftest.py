@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import (
     model_service_pb2_grpc,
     predict_pb2,
@@ -28,6 +30,7 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.protos import ranking_pb2_grpc
 from multigate.serving.rpc.server import Server
+from multigate.serving.versions.saved_model import Signature
 
 CONTRACT = {
     "user": "user_id",
@@ -426,7 +429,7 @@ def with_items(tmp_path_factory, contract):
 class Rest:
     """The standard library's client; a connection for each request."""
 
-    def __init__(self, port, timeout=60):
+    def __init__(self, port, timeout=240):
         self.port = port
         self.timeout = timeout
 
@@ -497,6 +500,21 @@ class Running:
         """The number of one sample; None where there is no such sample."""
         return self.server.metrics.registry.get_sample_value(name, labels)
 
+    def take_up(self):
+        """Wait until the server has begun every call of the channel that was sent before."""
+        check = health_pb2_grpc.HealthStub(self.channel).Check
+        check(health_pb2.HealthCheckRequest(), timeout=120)
+
+
+# What no test waits for, so that nothing is late on a machine that stands still for a while.
+PATIENT = {
+    "canary_timeout_ms": 240e3,
+    "retrieval_timeout_ms": 240e3,
+    "rest_api_timeout_in_ms": 240_000,
+    "impression_log_seconds": 3600.0,
+    "load_retry_interval_micros": 2_000_000_000,
+}
+
 
 @pytest.fixture(scope="session")
 def run_server(tmp_path_factory):
@@ -506,7 +524,8 @@ def run_server(tmp_path_factory):
 
     class Context:
         def __init__(self, base, **options):
-            options = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0} | options
+            often = {"file_system_poll_wait_seconds": 0.05, "drain_grace_seconds": 5.0}
+            options = PATIENT | often | options
             if "model_config_file" not in options:
                 options |= {"model_name": "small", "model_base_path": base}
             # An admin token is on, so that `Running.models` may reload.
@@ -556,6 +575,71 @@ def until():
     return wait
 
 
+class Held:
+    """Runs of a signature: whether one has begun, and what lets them all go on."""
+
+    def __init__(self):
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """A context in which the runs of a signature wait until the test lets them go.
+
+    So a call is in flight as long as a test looks at it, however slow the machine is.
+    """
+    run, holding = Signature.__call__, {}
+
+    def call(signature, inputs, timeout=None):
+        held = holding.get(signature.name)
+        if held is not None:
+            held.begun.set()
+            assert held.let_go.wait(240)
+        return run(signature, inputs, timeout)
+
+    @contextmanager
+    def hold(name):
+        held = holding[name] = Held()
+        try:
+            yield held
+        finally:
+            del holding[name]
+            held.let_go.set()
+
+    monkeypatch.setattr(Signature, "__call__", call)
+    return hold
+
+
+@pytest.fixture
+def polled(until):
+    """Wait until a server has looked at its model's versions once more, from beginning to end."""
+
+    def wait(running, name="small"):
+        manager, looks = running.server.models.manager(name), []
+        poll = manager.poll
+
+        def count():
+            poll()
+            looks.append(1)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(manager, "poll", count)
+            until(lambda: looks, "a look at the versions")
+
+    return wait
+
+
+class Delay(threading.Event):
+    """The `force` of a server's stop that makes the drain's delay as long as a test needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.over = threading.Event()
+
+    def wait(self, timeout=None):
+        return self.over.wait(240)
+
+
 @pytest.fixture(scope="session")
 def helpers():
     """Functions that tests share."""
@@ -564,6 +648,7 @@ def helpers():
         sample_inputs = staticmethod(sample_inputs)
         as_admin = staticmethod(as_admin)
         admin = ADMIN
+        Delay = Delay
         predict_request = staticmethod(predict_request)
         slow_from = SLOW_FROM
         slow_retrieval = SLOW_RETRIEVAL

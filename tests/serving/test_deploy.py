@@ -188,10 +188,11 @@ def run_without(command):
 
 def test_the_images_health_check(running, capsys):
     assert '"multigate.serving.client.probe"' in SERVING
-    assert probe.main(["--target", running.target]) == 0
-    assert probe.main(["--target", running.target, "--service", "liveness"]) == 0
+    target = ["--target", running.target, "--timeout", "60"]
+    assert probe.main(target) == 0
+    assert probe.main([*target, "--service", "liveness"]) == 0
     assert capsys.readouterr().out == "SERVING\nSERVING\n"
-    assert probe.main(["--target", running.target, "--service", "x"]) == 1
+    assert probe.main([*target, "--service", "x"]) == 1
     assert "NOT_FOUND" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         probe.main(["--unknown"])

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from pyarrow import fs
-from tests.ports import free_port
 
 from multigate.configs.errors import ServingError
 from multigate.configs.storage import place
@@ -106,7 +106,7 @@ def base(watched, contract, tmp_path_factory):
     return base
 
 
-ROWS = "multigate_shadow_rows_total"
+ROWS, SHADOWED = "multigate_shadow_rows_total", "multigate_shadow_calls_total"
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +159,13 @@ def page(base, stored, run_server, tmp_path_factory, until):
             )
 
     log = tmp_path_factory.mktemp("impressions")
+    pause = "multigate.serving.feature_store.circuit_breaker.PAUSE_SECONDS"
     watching = {"watch_rate": 1.0, "watch_seconds": 0.0}
     writing = {"impression_log": log, "impression_log_rows": 1}
     with (
         pytest.MonkeyPatch.context() as patch,
         run_server(base, metrics_port=0, **watching, **writing) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         patch.setattr("multigate.serving.observe.drift._LEAST_CALLS", 30)
         patch.setattr("multigate.serving.observe.drift._LEAST_ROWS", 30)
@@ -200,9 +201,11 @@ def page(base, stored, run_server, tmp_path_factory, until):
         until(all_there)
     shutil.rmtree(base / "2")
     with (
+        pytest.MonkeyPatch.context() as patch,
         run_server(base, metrics_port=0, feature_store="redis://127.0.0.1:1/0") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
+        patch.setattr(pause, 3600.0)
         for _ in range(5):  # after three failures in a row, requests are no longer sent
             with suppress(ServingError):  # where a feature must not be missing
                 call(client, 1)
@@ -220,10 +223,12 @@ def page(base, stored, run_server, tmp_path_factory, until):
     with (
         pytest.MonkeyPatch.context() as patch,
         run_server(None, metrics_port=0, **file, **store, **writing) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
+        small = {"model": "small", "version": "2"}
         call(client, 1)
         until(lambda: any(log.rglob("shadow-*.parquet")))
+        until(lambda: running.metric(SHADOWED, **small, result="scored") == 1)
         run, tried = Signature.__call__, running.server.models.trial("small")[1]
         broken = tried.saved_model.signatures["rank"]
 
@@ -232,8 +237,11 @@ def page(base, stored, run_server, tmp_path_factory, until):
                 raise RuntimeError("planted")
             return run(signature, inputs, timeout)
 
+        patch.setattr(pause, 3600.0)
         patch.setattr(Signature, "__call__", fail)
         call(client, 5)
+        # All of them, so that no file of rows appears in the folder that is about to go.
+        until(lambda: running.metric(SHADOWED, **small, result="failed") == 5)
         shutil.rmtree(log / "small/shadow")
         (log / "small/shadow").write_text("in the way")
         patch.setattr(Signature, "__call__", run)
@@ -318,7 +326,7 @@ def test_prometheus_reads_its_configuration_and_the_dashboards_queries(lacking, 
 
 
 @pytest.fixture
-def prometheus(lacking, tmp_path):
+def prometheus(lacking, tmp_path, until):
     """Start a Prometheus with the compose file's configuration and another target; ask it."""
     if shutil.which("prometheus") is None:
         lacking("prometheus is not installed: Debian has a package of that name")
@@ -329,16 +337,24 @@ def prometheus(lacking, tmp_path):
         alerts = str(DEPLOY / "chart/monitoring/alerts.yaml")
         text = text.replace("server:8501", target).replace("/etc/prometheus/alerts.yaml", alerts)
         (tmp_path / "prometheus.yml").write_text(text.replace("15s", "1s"))
-        address = f"127.0.0.1:{free_port()}"
         options = (f"config.file={tmp_path}/prometheus.yml", f"storage.tsdb.path={tmp_path}/data")
-        command = ["prometheus", f"--web.listen-address={address}"]
+        command = ["prometheus", "--web.listen-address=127.0.0.1:0"]
         with (tmp_path / "prometheus.log").open("w") as log:
             processes.append(
                 subprocess.Popen([*command, *(f"--{one}" for one in options)], stderr=log)
             )
+        process, ports = psutil.Process(processes[-1].pid), []
+
+        def listens():
+            found = process.net_connections("tcp")
+            ports[:] = [one.laddr.port for one in found if one.status == psutil.CONN_LISTEN]
+            return ports
+
+        until(listens, "a port of its own")
+        (port,) = ports
 
         def ask(path, **query):
-            url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+            url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
             try:
                 with urllib.request.urlopen(url, timeout=10) as answer:
                     return json.loads(answer.read())["data"]
@@ -350,7 +366,7 @@ def prometheus(lacking, tmp_path):
     yield start
     for process in processes:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 @pytest.mark.long  # promtool, and the names on live servers, are among the slow tests
@@ -362,7 +378,7 @@ def test_a_prometheus_reads_a_server_and_judges_it(running, prometheus, until):
         return float(data["result"][0]["value"][1]) if data and data["result"] else None
 
     def called():
-        with RankClient(running.target, timeout=60) as client:
+        with RankClient(running.target, timeout=120) as client:
             client.rank("small", user={"user_id": "u"}, context={"hour": 9}, item_ids=ITEMS,
                         columns={"length": [1.0] * len(ITEMS)})  # fmt: skip
         return (value('sum(rate(:tensorflow:serving:request_count{status="OK"}[1m]))') or 0) > 0

@@ -21,7 +21,7 @@ RANK = """
 import json, sys
 
 def rank(module, target):
-    with module.RankClient(target, timeout=60) as client:
+    with module.RankClient(target, timeout=120) as client:
         assert client.health() == "SERVING"
         try:
             client.rank("absent", user={}, item_ids=["i1"])
@@ -98,7 +98,7 @@ def run(code, python, running, path=()):
 @pytest.fixture(scope="module")
 def expected(running):
     """What the project's own client gets."""
-    with RankClient(running.target, timeout=60) as client:
+    with RankClient(running.target, timeout=120) as client:
         ranked = client.rank(**CALL)
     assert len(ranked) == 3
     return json.loads(json.dumps(ranked))
@@ -199,6 +199,6 @@ def test_it_installs_and_ranks_on_every_python(
     (site,) = environment.glob("lib/python*/site-packages")
     ours = {path.name for path in site.iterdir() if path.name.startswith("multigate")}
     assert ours == {NAME, f"{NAME}-{PROJECT['version']}.dist-info"}
-    probe = [python, "-m", f"{NAME}.probe", "--target", running.target]
+    probe = [python, "-m", f"{NAME}.probe", "--target", running.target, "--timeout", "60"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "SERVING\n"), done.stderr

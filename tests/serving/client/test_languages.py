@@ -126,7 +126,7 @@ class Demanding(ranking_pb2_grpc.RankingServiceServicer):
         if ("authorization", f"Bearer {TOKEN}") not in context.invocation_metadata():
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
         if request.request_id == "never":
-            self.released.wait(60)
+            self.released.wait(120)
         if self.failures:
             self.failures -= 1
             context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
@@ -156,7 +156,7 @@ def parsed(line):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_client_ranks_as_the_python_client_does(ranks, running):
-    with RankClient(running.target, timeout=60) as client:
+    with RankClient(running.target, timeout=120) as client:
         expected = client.rank(
             "small",
             user={"user_id": "u1"},

@@ -27,7 +27,7 @@ def test_work_that_fails_is_logged_counted_and_begun_again(caplog):
     with caplog.at_level(logging.ERROR):
         thread = SupervisedThread("sweeper", work, metrics.thread_failed)
         thread.start()
-        assert succeeded.wait(10)
+        assert succeeded.wait(120)
         thread.join()
     assert len(calls) == 3
     assert 'multigate_thread_failures_total{thread="sweeper"} 2.0' in metrics.text()
@@ -41,13 +41,18 @@ def test_work_that_fails_while_it_ends_does_not_begin_again():
     def work():
         calls.append(1)
         begun.set()
-        end.wait(10)
+        end.wait(120)
         raise OSError("closed")
 
     thread = SupervisedThread("sweeper", work)
     thread.start()
-    assert begun.wait(10)
-    threading.Timer(0.1, end.set).start()
+    assert begun.wait(120)
+
+    def let_it_end():
+        thread._ending.wait(120)
+        end.set()
+
+    threading.Thread(target=let_it_end).start()
     thread.join()
     assert calls == [1]
 

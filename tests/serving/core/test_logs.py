@@ -1,10 +1,12 @@
 """The log's lines carry the call that they belong to."""
 
+import io
 import json
 import logging
 import subprocess
 import sys
 import threading
+from functools import partial
 
 import grpc
 import pytest
@@ -15,25 +17,18 @@ from multigate.serving.core.options import ServerOptions
 from multigate.serving.protos import ranking_pb2
 
 
-class Stream:
-    """What was written to the standard error stream so far."""
-
-    def __init__(self, capsys):
-        self._capsys = capsys
-        self._text = ""
-
-    def getvalue(self):
-        self._text += self._capsys.readouterr().err
-        return self._text
-
-
 @pytest.fixture
-def stream(capsys):
-    """What `logs.configure` writes; what it changes is put back afterwards."""
+def stream(monkeypatch):
+    """What `logs.configure` writes; what it changes is put back afterwards.
+
+    A stream of its own: `capsys` loses what another thread writes while it is read.
+    """
+    stream = io.StringIO()
+    monkeypatch.setattr(logging, "StreamHandler", partial(logging.StreamHandler, stream))
     loggers = [logging.getLogger(name) for name in ("multigate", "asyncio")]
     before = [(one.handlers, one.level, one.propagate) for one in loggers]
     hook = threading.excepthook
-    yield Stream(capsys)
+    yield stream
     threading.excepthook = hook
     for one, state in zip(loggers, before, strict=True):
         one.handlers, one.level, one.propagate = state
@@ -68,11 +63,11 @@ def test_every_call_has_a_line_of_json_with_its_request_id(
         request.context["hour"].integer = 3
         request.candidates.item_id.texts.values.extend(["i1", "i2"])
         request.candidates.columns["length"].numbers.values.extend([1, 2])
-        running.ranking.Rank(request, timeout=60)
+        running.ranking.Rank(request, timeout=120)
         request.request_id = ""
         del request.context["hour"]
         with pytest.raises(grpc.RpcError):
-            running.ranking.Rank(request, timeout=60)
+            running.ranking.Rank(request, timeout=120)
         until(lambda: len([line for line in lines(stream) if "method" in line]) == 2)
     good, bad = [line for line in lines(stream) if "method" in line]
     assert (good["method"], good["status"], good["level"]) == ("Rank", "OK", "INFO")

@@ -26,7 +26,7 @@ class Work:
 
     def __call__(self):
         self.begun.set()
-        assert self.let_go.wait(30)
+        assert self.let_go.wait(120)
         if self.error is not None:
             raise self.error
         return "done"
@@ -61,14 +61,14 @@ def call(threads):
 def test_a_call_that_is_cancelled_before_a_thread_is_free_leaves_no_work(threads, call, until):
     first, second = Work(), Work()
     running, _ = call(first)
-    assert first.begun.wait(30)
+    assert first.begun.wait(120)
     waiting, ended = call(second)
     until(lambda: threads._pool._work_queue.qsize() == 1)
     assert waiting.cancel()
-    assert ended.wait(10)
+    assert ended.wait(120)
     first.let_go.set()
-    assert running.result(30) == "done"
-    assert call(lambda: "next")[0].result(30) == "next"
+    assert running.result(120) == "done"
+    assert call(lambda: "next")[0].result(120) == "next"
     assert not second.begun.is_set()
 
 
@@ -76,7 +76,7 @@ def test_work_that_raises_stop_iteration_ends_its_call(call, threads):
     """An asyncio future refuses StopIteration; the call, and a drain with it, waited for ever."""
     running, ended = call(lambda: next(iter(())))
     with pytest.raises(RuntimeError, match="the work raised StopIteration"):
-        running.result(10)
+        running.result(120)
     assert ended.is_set()
 
 
@@ -84,11 +84,11 @@ def test_work_that_raises_stop_iteration_ends_its_call(call, threads):
 def test_a_call_that_is_cancelled_ends_with_its_work_whose_failure_is_nobodys(call, caplog):
     work = Work(ValueError("too late"))
     running, ended = call(work)
-    assert work.begun.wait(30)
+    assert work.begun.wait(120)
     assert running.cancel()
     assert not ended.wait(0.2)
     with caplog.at_level(logging.ERROR):
         work.let_go.set()
-        assert ended.wait(30)
-        call(gc.collect)[0].result(30)
+        assert ended.wait(120)
+        call(gc.collect)[0].result(120)
     assert not caplog.records

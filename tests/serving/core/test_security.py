@@ -102,7 +102,7 @@ def base(tmp_path, publish):
 
 def code_of(target, **credentials):
     with (
-        RankClient(target, timeout=5, **credentials) as client,
+        RankClient(target, timeout=120, **credentials) as client,
         pytest.raises(CallError) as raised,
     ):
         client.contract("small")
@@ -115,7 +115,7 @@ def https(port, ca, pair=None):
     if pair is not None:
         context.load_cert_chain(*pair)
     url = f"https://127.0.0.1:{port}/v1/models/small"
-    with urllib.request.urlopen(url, timeout=30, context=context) as answer:
+    with urllib.request.urlopen(url, timeout=120, context=context) as answer:
         return answer.status
 
 
@@ -144,10 +144,11 @@ def test_http_has_the_tls_of_grpc(base, tmp_path, run_server, authority, strange
 
 def test_tls_shows_the_server_to_its_callers(base, tmp_path, run_server, authority, stranger):
     with run_server(base, ssl_config_file=ssl_config(tmp_path, authority)) as running:
-        with RankClient(running.target, timeout=60, ca=authority.ca) as client:
+        with RankClient(running.target, timeout=120, ca=authority.ca) as client:
             assert client.contract("small").model_version == 1
-        assert probe.main(["--target", running.target, "--ca", str(authority.ca)]) == 0
-        assert probe.main(["--target", running.target, "--timeout", "5"]) == 1
+        target = ["--target", running.target, "--timeout", "60"]
+        assert probe.main([*target, "--ca", str(authority.ca)]) == 0
+        assert probe.main(target) == 1
         assert code_of(running.target, ca=stranger.ca) == "UNAVAILABLE"
         assert code_of(running.target, tls=True) == "UNAVAILABLE"
         assert code_of(running.target) == "UNAVAILABLE"
@@ -156,7 +157,7 @@ def test_tls_shows_the_server_to_its_callers(base, tmp_path, run_server, authori
 def serial_number(target):
     """Of the certificate that the server shows to a new connection."""
     host, port = target.split(":")
-    pem = ssl.get_server_certificate((host, int(port)), timeout=60)
+    pem = ssl.get_server_certificate((host, int(port)), timeout=120)
     return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
 
@@ -166,7 +167,7 @@ def test_certificates_are_exchanged_while_the_server_runs(
     path = ssl_config(tmp_path, authority)
     with (
         run_server(base, ssl_config_file=path) as running,
-        RankClient(running.target, timeout=60, ca=authority.ca) as client,
+        RankClient(running.target, timeout=120, ca=authority.ca) as client,
     ):
         assert client.contract("small").model_version == 1
         first = serial_number(running.target)
@@ -178,7 +179,7 @@ def test_certificates_are_exchanged_while_the_server_runs(
         ssl_config(tmp_path, stranger)
         assert serial_number(running.target) != first
         assert client.contract("small").model_version == 1  # over the connection that it had
-        with RankClient(running.target, timeout=60, ca=stranger.ca) as other:
+        with RankClient(running.target, timeout=120, ca=stranger.ca) as other:
             assert other.contract("small").model_version == 1
 
 
@@ -189,7 +190,7 @@ def test_mutual_tls_shows_the_callers_to_the_server(
     ours, others = authority.issue("client"), stranger.issue("client")
     with run_server(base, ssl_config_file=config) as running:
         with RankClient(
-            running.target, timeout=60, ca=authority.ca, certificate=ours[0], key=ours[1]
+            running.target, timeout=120, ca=authority.ca, certificate=ours[0], key=ours[1]
         ) as client:
             assert client.contract("small").model_version == 1
         assert code_of(running.target, ca=authority.ca) == "UNAVAILABLE"
@@ -204,24 +205,24 @@ def test_every_call_but_health_shows_a_token(base, tmp_path, run_server):
     tokens.write_text("old-token\n\nnew-token\n")
     with run_server(base, auth_token_file=tokens) as running:
         for token in ("old-token", "new-token"):
-            with RankClient(running.target, timeout=60, token=token) as client:
+            with RankClient(running.target, timeout=120, token=token) as client:
                 assert client.contract("small").model_version == 1
         for token in ("", "old", "old-token2", "OLD-TOKEN"):
             assert code_of(running.target, token=token) == "UNAUTHENTICATED"
         health = health_pb2_grpc.HealthStub(running.channel)
-        assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=120).status == 1
         reflection = reflection_pb2_grpc.ServerReflectionStub(running.channel)
         question = reflection_pb2.ServerReflectionRequest(list_services="")
         with pytest.raises(grpc.RpcError) as raised:
-            list(reflection.ServerReflectionInfo(iter([question]), timeout=60))
+            list(reflection.ServerReflectionInfo(iter([question]), timeout=120))
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
         answers = reflection.ServerReflectionInfo(
-            iter([question]), timeout=60, metadata=[("authorization", "Bearer new-token")]
+            iter([question]), timeout=120, metadata=[("authorization", "Bearer new-token")]
         )
         assert len(list(answers)) == 1
         unknown = running.channel.unary_unary("/multigate.RankingService/Unknown")
         with pytest.raises(grpc.RpcError) as raised:
-            unknown(b"", timeout=60)
+            unknown(b"", timeout=120)
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
         counted = 'request_count{method="refused",model_name="",status="UNAUTHENTICATED"} 6'
         assert counted in running.server.metrics.text()
@@ -234,7 +235,7 @@ def test_tokens_are_exchanged_while_the_server_runs(base, tmp_path, run_server, 
 
         def works(token):
             try:
-                with RankClient(running.target, timeout=60, token=token) as client:
+                with RankClient(running.target, timeout=120, token=token) as client:
                     return client.contract("small").model_version == 1
             except CallError:
                 return False
@@ -260,7 +261,7 @@ def test_only_an_admin_token_may_reload(base, tmp_path, run_server):
         request.config.model_config_list.config.add(name="small", base_path=str(base))
         metadata = [("authorization", f"Bearer {name}-token") for name in shown]
         try:
-            stub.HandleReloadConfigRequest(request, timeout=60, metadata=metadata)
+            stub.HandleReloadConfigRequest(request, timeout=120, metadata=metadata)
         except grpc.RpcError as error:
             return error.code().name, error.details()
         return "OK", ""
@@ -272,7 +273,7 @@ def test_only_an_admin_token_may_reload(base, tmp_path, run_server):
     with run_server(base, admin_token_file=tokens["admin"]) as running:
         assert reload(running)[0] == "PERMISSION_DENIED"
         assert reload(running, "admin") == ("OK", "")
-        with RankClient(running.target, timeout=60) as client:
+        with RankClient(running.target, timeout=120) as client:
             assert client.contract("small").model_version == 1
     both = {"auth_token_file": tokens["auth"], "admin_token_file": tokens["admin"]}
     with run_server(base, **both) as running:
@@ -282,7 +283,7 @@ def test_only_an_admin_token_may_reload(base, tmp_path, run_server):
         assert "expected an admin token" in details
         assert reload(running, "admin") == ("OK", "")
         for name in ("auth", "admin"):
-            with RankClient(running.target, timeout=60, token=f"{name}-token") as client:
+            with RankClient(running.target, timeout=120, token=f"{name}-token") as client:
                 assert client.contract("small").model_version == 1
 
 

@@ -1,10 +1,12 @@
 """Features that a call leaves out, from a version's snapshot and from a real Redis."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
-import time
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,8 +85,8 @@ def examples(tmp_path, contract):
 
 
 @pytest.fixture(scope="module")
-def server_of_redis(tmp_path_factory):
-    """A Redis of its own on a socket; its address and a client."""
+def server_of_redis(tmp_path_factory, until):
+    """A Redis of its own on a socket: its address, a client, and a context in which it hangs."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed")
@@ -94,15 +96,24 @@ def server_of_redis(tmp_path_factory):
     process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
     address = f"unix://{socket}?db=0"
     client = redis.Redis.from_url(address)
-    for _ in range(200):
-        if socket.exists():
-            break
-        time.sleep(0.02)
-    client.ping()
-    yield SimpleNamespace(address=address, client=client)
+
+    def answers():
+        with suppress(redis.ConnectionError):
+            return client.ping()
+
+    @contextmanager
+    def hanging():
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+
+    until(answers, "an answer of Redis")
+    yield SimpleNamespace(address=address, client=client, hanging=hanging)
     client.close()
     process.terminate()
-    process.wait(10)
+    process.wait(120)
 
 
 @pytest.fixture
@@ -172,7 +183,7 @@ def test_redis_answers_what_the_tables_hold_in_one_command(examples, contract, s
     assert loaded.rows == {"users": 3, "items": 6}
     assert (loaded.name, loaded.cut_off) == ("small", CUT_OFF)
     store = RedisStore(
-        store_of_redis.address, "small", contract, contract.schema_fingerprint(), 5.0
+        store_of_redis.address, "small", contract, contract.schema_fingerprint(), 120.0
     )
     check(contract, store)
     statistics = store_of_redis.client.info("commandstats")
@@ -206,7 +217,7 @@ def test_whole_number_ids(tmp_path, store_of_redis):
     schema = contract.schema_fingerprint()
     stores = [
         Snapshot(tmp_path / "out", contract, schema),
-        RedisStore(store_of_redis.address, "small", contract, schema, 5.0),
+        RedisStore(store_of_redis.address, "small", contract, schema, 120.0),
     ]
     query = FeatureQuery(2**60, ["recent"], np.array([2**62, 8, -7, 7]), ["price"])
     for store in stores:
@@ -270,7 +281,7 @@ def test_an_unknown_id_has_the_prior_and_no_labels(contract, tmp_path, store_of_
     schema = rated.schema_fingerprint()
     for store in (
         Snapshot(tmp_path / "out", rated, schema),
-        RedisStore(store_of_redis.address, "small", rated, schema, 5.0),
+        RedisStore(store_of_redis.address, "small", rated, schema, 120.0),
     ):
         online = OnlineFeatures(rated, store)
         found = online.read(everything(rated, b"u2", ["i9", "i2"])).columns
@@ -333,10 +344,10 @@ def client(request, base, examples, run_server):
         server = request.getfixturevalue("store_of_redis")
         load_snapshot(examples, server.address)
         shutil.rmtree(base / "1/assets.extra/snapshot")
-        options = {"feature_store": server.address, "feature_store_timeout_ms": 5000}
+        options = {"feature_store": server.address, "feature_store_timeout_ms": 120_000}
     with (
         run_server(base, **options) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         yield client
 
@@ -409,7 +420,7 @@ def test_unknown_ids_have_the_missing_rule(client):
 
 
 def test_another_snapshot_comes_with_another_version(base, publish, run_server, contract, until):
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         before = rank(client)
         rows = {**ROWS, "users": {**ROWS["users"], "age": [99.0, None, 7.0]}}
         later = write_examples(base.parent / "later", contract, rows)
@@ -441,7 +452,7 @@ def test_a_snapshot_that_does_not_fit_keeps_its_version_from_serving(
         else:
             path.write_bytes(content(path.read_bytes()))
 
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         publish(base, 2, spoil)
         records = running.server.models.manager("small").records
         until(lambda: 2 in records() and records()[2].state == "END")
@@ -452,7 +463,7 @@ def test_a_snapshot_that_does_not_fit_keeps_its_version_from_serving(
 def test_no_store_is_asked_where_none_is_wanted(base, run_server):
     with (
         run_server(base, feature_store="none") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         _, columns = sent(0)
         answer = rank(client, columns=columns)
@@ -462,22 +473,32 @@ def test_no_store_is_asked_where_none_is_wanted(base, run_server):
 
 
 @pytest.mark.slow
-def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of_redis):
+def test_redis_that_does_not_answer_in_time(base, examples, run_server, store_of_redis, until):
     load_snapshot(examples, store_of_redis.address)
     features, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 100}
-    with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
-        quick = rank(client)
-        store_of_redis.client.client_pause(3000)
-        slow = rank(client, columns=columns)
-        assert slow.warnings[0].startswith("feature store: no answer within 0.1 s (TimeoutError")
-        assert any("'country': 1 missing" in warning for warning in slow.warnings)
-        with pytest.raises(ServingError, match=r"UNAVAILABLE.*'length': the request leaves it out"):
-            rank(client)
-        complete = rank(client, columns=columns, **features)
-        assert not any("feature store" in warning for warning in complete.warnings)
-        store_of_redis.client.client_unpause()
-        assert scores(rank(client)) == scores(quick) == scores(complete)
+    with run_server(base, **options) as running, RankClient(running.target, timeout=120) as client:
+        found = []
+
+        def answered():
+            """On a busy machine Redis may take longer now and then."""
+            with suppress(ServingError):
+                found.append(rank(client))
+            return found
+
+        until(answered, "an answer in time")
+        (quick,) = found
+        with store_of_redis.hanging():
+            slow = rank(client, columns=columns)
+            assert slow.warnings[0].startswith("feature store: no answer within 0.1 s (TimeoutErr")
+            assert any("'country': 1 missing" in warning for warning in slow.warnings)
+            with pytest.raises(ServingError, match=r"UNAVAILABLE.*'length': the request leaves"):
+                rank(client)
+            complete = rank(client, columns=columns, **features)
+            assert not any("feature store" in warning for warning in complete.warnings)
+        found.clear()
+        until(answered, "an answer in time")
+        assert scores(found[0]) == scores(quick) == scores(complete)
 
 
 def test_the_circuit_breaker_skips_a_redis_that_hangs(
@@ -487,9 +508,9 @@ def test_the_circuit_breaker_skips_a_redis_that_hangs(
     load_snapshot(examples, store_of_redis.address)
     _, columns = sent(0)
     options = {"feature_store": store_of_redis.address, "feature_store_timeout_ms": 50}
-    with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
-        store_of_redis.client.client_pause(2000)
-        warnings = [rank(client, columns=columns).warnings[0] for _ in range(10)]
+    with run_server(base, **options) as running, RankClient(running.target, timeout=120) as client:
+        with store_of_redis.hanging():
+            warnings = [rank(client, columns=columns).warnings[0] for _ in range(10)]
         stored = {
             name: running.metric(f"multigate_feature_store_{name}", model="small")
             for name in ("failures_total", "skips_total", "seconds_count")
@@ -506,22 +527,22 @@ def test_a_new_snapshot_in_redis_replaces_the_old_one_in_one_step(
 ):
     client, schema = store_of_redis.client, contract.schema_fingerprint()
     first = load_snapshot(examples, store_of_redis.address)
-    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 120.0)
     query = everything(contract, b"u1", ["i1"])
     assert store.read(query).columns["age"].values[0] == 30.5
     rows = {**ROWS, "users": {**ROWS["users"], "age": [99.0, None, 7.0]}}
     later = write_examples(tmp_path / "later", contract, rows)
-    client.set(f"multigate:small:{schema}:loading", "somebody", ex=60)
+    client.set(f"multigate:small:{schema}:loading", "somebody", ex=3600)
     with pytest.raises(ServingError, match="another load is running"):
         load_snapshot(later, store_of_redis.address)
     assert store.read(query).columns["age"].values[0] == 30.5
     client.delete(f"multigate:small:{schema}:loading")
-    second = load_snapshot(later, store_of_redis.address, keep_seconds=50)
+    second = load_snapshot(later, store_of_redis.address, keep_seconds=3000)
     assert store.read(query).columns["age"].values[0] == 99.0
     for loaded, expires in ((first, True), (second, False)):
         keys = list(client.scan_iter(f"*:{loaded.generation}:*"))
         assert len(keys) == 9
-        assert all((0 < client.ttl(key) <= 50) == expires for key in keys)
+        assert all((0 < client.ttl(key) <= 3000) == expires for key in keys)
     assert not client.exists(f"multigate:small:{schema}:loading")
     store.close()
 
@@ -549,7 +570,7 @@ def _absent(name):
 
 def test_a_store_without_features_says_so(contract, store_of_redis):
     schema = contract.schema_fingerprint()
-    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 120.0)
     problem = store.read(everything(contract, b"u1", ["i1"])).problem
     assert problem == "no features are loaded for this model and schema"
     nowhere = RedisStore("unix:///nowhere.sock", "small", contract, schema, 5.0)
@@ -564,12 +585,12 @@ def test_a_value_that_cannot_be_read_is_a_problem_and_no_crash(
 ):
     load_snapshot(examples, store_of_redis.address)
     schema = contract.schema_fingerprint()
-    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 120.0)
     query = everything(contract, b"u1", ["i1"])
     assert store.read(query).problem == ""
     (name,) = store_of_redis.client.scan_iter(key)
     store_of_redis.client.set(name, text)
-    again = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    again = RedisStore(store_of_redis.address, "small", contract, schema, 120.0)
     for one in (store, again):
         assert "an unreadable answer" in one.read(query).problem
         one.close()
@@ -585,7 +606,7 @@ def test_services_with_the_features_in_another_order_read_the_same_values(
     schema = reordered.schema_fingerprint()
     assert schema == contract.schema_fingerprint()
     assert list(stored_features(reordered, "user")) != list(stored_features(contract, "user"))
-    store = RedisStore(store_of_redis.address, "small", reordered, schema, 5.0)
+    store = RedisStore(store_of_redis.address, "small", reordered, schema, 120.0)
     check(reordered, store)
     store.close()
 
@@ -604,7 +625,7 @@ def test_rows_without_their_columns_are_refused(examples, contract, store_of_red
     value = json.loads(store_of_redis.client.get(key))
     change(value)
     store_of_redis.client.set(key, json.dumps(value))
-    store = RedisStore(store_of_redis.address, "small", contract, schema, 5.0)
+    store = RedisStore(store_of_redis.address, "small", contract, schema, 120.0)
     answer = store.read(everything(contract, b"u1", ["i1"]))
     assert says in answer.problem
     assert answer.problem.endswith("load the snapshot again")

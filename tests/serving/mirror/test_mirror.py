@@ -119,7 +119,7 @@ def test_servers_follow_what_is_published_to_a_store(base, address, publish, run
     assert upload(base, address) == {"copied": [1], "removed": []}
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert version(client) == 1
         publish(base.root, 2)
@@ -142,8 +142,9 @@ def test_servers_follow_what_is_published_to_a_store(base, address, publish, run
 
 
 def test_half_a_version_and_a_damaged_one_are_not_served(
-    base, bucket, address, exported, run_server, until, caplog
+    base, bucket, address, exported, run_server, until, caplog, monkeypatch
 ):
+    monkeypatch.setattr("multigate.serving.mirror.mirror._FIRST_PAUSE", 3600.0)
     upload(base, address)
     write(address, 2, exported, manifest=False)
     files = write(address, 3, exported)
@@ -151,7 +152,7 @@ def test_half_a_version_and_a_damaged_one_are_not_served(
     (address / "4" / MANIFEST).write_bytes(b"{}")
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert version(client) == 1
         until(lambda: counted(running, "copies", "failed") == 1)
@@ -173,7 +174,7 @@ def test_a_store_that_is_gone_costs_no_version(
     upload(base, address)
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         remove_bucket(bucket)
         until(lambda: counted(running, "looks", "failed") > 0)
@@ -181,7 +182,7 @@ def test_a_store_that_is_gone_costs_no_version(
     # A server that starts now has the copy; its files are compared again.
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert version(client) == 1
         assert counted(running, "looks", "failed") > 0
@@ -209,7 +210,7 @@ def test_a_busy_store_is_asked_again(base, bucket, address, run_server):
     bucket.busy(1, "GET")
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert version(client) == 1
         assert counted(running, "looks", "failed") == 0
@@ -276,7 +277,7 @@ def test_copies_go_once_the_store_is_ahead_and_nobody_uses_them(
     upload(base, address)
     with (
         serving(run_server, address) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         (folder,) = cache_folder("versions").iterdir()
         with other_process("uses", folder / "1") as held:
@@ -332,6 +333,6 @@ def test_google_cloud_storage_serves_as_well(base, gs_address, run_server, tmp_p
     upload(base, place(str(gs_address / "small")))
     with (
         serving(run_server, gs_address / "small") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert version(client) == 1

@@ -77,7 +77,7 @@ def usual(watched, run_server):
     """Scores by task of 30 users' calls."""
     with (
         run_server(watched.parent) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         rankings = [rank(client, number=number) for number in range(30)]
     return {
@@ -97,7 +97,7 @@ def watched_calls(running):
 def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog):
     with (
         serve(reference_of(usual)) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
         caplog.at_level(logging.WARNING, "multigate.serving"),
     ):
         for number in range(30):
@@ -124,7 +124,7 @@ def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until
     items = [*ITEMS[:30], *(f"new{n}" for n in range(10))]
     with (
         serve(reference_of(usual, recent={"unseen": 0.5})) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
         caplog.at_level(logging.WARNING, "multigate.serving"),
     ):
         for number in range(90):
@@ -146,7 +146,7 @@ def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until
 
 @pytest.mark.parametrize("reference", [None, {"features": {}}], ids=["absent", "damaged"])
 def test_versions_that_recorded_nothing_serve_as_well(serve, reference, until, caplog):
-    with serve(reference) as running, RankClient(running.target, timeout=60) as client:
+    with serve(reference) as running, RankClient(running.target, timeout=120) as client:
         for number in range(31):
             rank(client, number=number)
         until(lambda: watched_calls(running) == 31)
@@ -156,7 +156,7 @@ def test_versions_that_recorded_nothing_serve_as_well(serve, reference, until, c
 
 def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatch):
     monkeypatch.setattr("multigate.serving.observe.drift._QUEUED_CALLS", 0)
-    with serve(None) as running, RankClient(running.target, timeout=60) as client:
+    with serve(None) as running, RankClient(running.target, timeout=120) as client:
         rank(client)
         assert value(running, "watched_calls_total", result="dropped") == 1
 
@@ -166,7 +166,7 @@ def test_a_version_that_counts_nothing_is_watched_without(tmp_path, publish, run
     (tmp_path / "1/assets.extra/sparsity.json").write_text('{"experts_per_row": 2.5}')
     with (
         run_server(tmp_path, watch_rate=1.0) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         rank(client)
         until(lambda: watched_calls(running) == 1)
@@ -180,7 +180,7 @@ def test_nothing_is_watched_without_a_rate(tmp_path, publish, run_server):
     publish(tmp_path, 1)
     with (
         run_server(tmp_path, watch_rate=0.0) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         rank(client)
         assert "multigate_watched_calls_total{" not in running.server.metrics.text()

@@ -33,7 +33,7 @@ def serve():
 
 def get(url, **headers):
     request = urllib.request.Request(url, headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return answer.headers["Content-Type"], answer.read().decode()
 
 

@@ -55,7 +55,7 @@ def test_rows_are_the_answers_with_the_features_as_used(base, tmp_path, run_serv
     log = tmp_path / "log"
     with (
         run_server(base, impression_log=log) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         full = rank(client, request_id="full")
         rank(client, request_id="best", limit=1)
@@ -89,7 +89,7 @@ def test_the_pipeline_reads_the_log_joined_with_feedback(base, tmp_path, run_ser
     requests = 40
     with (
         run_server(base, impression_log=log, impression_log_rows=30) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         for number in range(requests):
             user = USER | {"user_id": f"u{number % 5}"}
@@ -149,7 +149,7 @@ def test_what_finds_no_room_is_dropped_and_counted(base, tmp_path, run_server, m
     monkeypatch.setattr(impressions, "_QUEUED_ROWS", 2)
     with (
         run_server(base, impression_log=tmp_path / "log") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert len(rank(client)) == 3
         assert len(rank(client, limit=2)) == 2
@@ -160,7 +160,7 @@ def test_a_disk_that_fails_fails_no_call(base, tmp_path, run_server, until):
     log = tmp_path / "log"
     with (
         run_server(base, impression_log=log, impression_log_rows=1) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         (log / "small").write_text("in the way")
         assert len(rank(client)) == 3
@@ -233,7 +233,7 @@ def test_a_file_ends_when_it_is_old_enough(base, tmp_path, run_server, until):
     log = tmp_path / "log"
     with (
         run_server(base, impression_log=log, impression_log_seconds=0.05) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         rank(client)
         until(lambda: len(files(log)) == 1)

@@ -302,7 +302,7 @@ def test_a_label_names_a_version(demo, rest, contract, helpers, as_columns):
     assert answer == client.post("demo:predict", body)[1]
 
 
-def test_metrics_have_tensorflow_servings_names_and_stand_on_both_pages(served):
+def test_metrics_have_tensorflow_servings_names_and_stand_on_both_pages(served, until):
     samples = {}
     for port in (served.rest.port, served.server.metrics_port):
         url = f"http://127.0.0.1:{port}/monitoring/prometheus/metrics"
@@ -310,7 +310,9 @@ def test_metrics_have_tensorflow_servings_names_and_stand_on_both_pages(served):
         served.ranking.Rank(request)
         served.rest.post("small:rank", as_json(request))
         served.rest.post("small/versions/1:rank", {})
-        with urllib.request.urlopen(url, timeout=60) as page:
+        # A call ends a moment after its answer has arrived.
+        until(lambda: served.metric("multigate_calls_in_flight") == 0)
+        with urllib.request.urlopen(url, timeout=120) as page:
             assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             text = page.read().decode()
         for family in text_string_to_metric_families(text):

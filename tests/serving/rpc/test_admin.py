@@ -45,7 +45,8 @@ def test_models_are_listed_with_versions_labels_and_trials(bases, run_server, ca
     file.write_text(config(("a", bases / "a", policy), ("b", bases / "b", "")))
     (bases / "b/6").mkdir()  # a version without anything in it
     with run_server(None, model_config_file=file) as running:
-        assert main(["models", "--target", running.target, "--json"]) == 0
+        command = ["models", "--target", running.target, "--timeout", "120"]
+        assert main([*command, "--json"]) == 0
         found = {one["name"]: one for one in json.loads(capsys.readouterr().out)["models"]}
         assert list(found) == ["a", "b"]
         a, b = found["a"], found["b"]
@@ -57,14 +58,15 @@ def test_models_are_listed_with_versions_labels_and_trials(bases, run_server, ca
         assert (b["serving"], b["base_path"]) == (5, str(bases / "b"))
         assert b["versions"][0]["state"] == "END"
         assert "incomplete" in b["versions"][0]["error"]
-        assert main(["models", "--target", running.target]) == 0
+        assert main(command) == 0
         assert "AVAILABLE (serves)" in capsys.readouterr().out
 
 
 def test_a_trial_is_listed(bases, run_server, capsys):
     trials.begin(Base(bases / "a"), 2, 5.0, 50.0)
     with run_server(bases / "a") as running:
-        assert main(["models", "--target", running.target, "--json"]) == 0
+        command = ["models", "--target", running.target, "--timeout", "120"]
+        assert main([*command, "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["models"]
     assert model["trial"] == {"version": 2, "canary": 5.0, "shadow": 50.0}
     assert (model["serving"], [one["version"] for one in model["versions"]]) == (1, [2, 1])
@@ -103,7 +105,7 @@ def test_the_models_file_is_polled(bases, run_server, until, caplog, monkeypatch
     def reloads(running, result):
         return running.metric("multigate_config_reloads_total", result=result) or 0
 
-    with run_server(None, **options) as running, RankClient(running.target) as client:
+    with run_server(None, **options) as running, RankClient(running.target, timeout=120) as client:
         assert names(running) == {"a": [2]}
         for broken in ("nonsense", config(("a", bases / "absent", ""))):
             failed = reloads(running, "failed")

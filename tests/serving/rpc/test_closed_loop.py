@@ -95,7 +95,7 @@ def test_what_was_ranked_by_ids_alone_becomes_examples(base, config, tmp_path, r
     orders = {}
     with (
         run_server(base, impression_log=data / "shown") as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         for number, request in enumerate(REQUESTS):
             ranked = client.rank(

@@ -8,7 +8,6 @@ import os
 import random
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
@@ -54,8 +53,8 @@ def rank_request(user, items):
 # ------------------------------------------------------------------------------------- overload
 
 
-def overload(run_server, publish, tmp_path, contract, helpers, seconds):
-    """Ten times as many callers as there is room for; what became of their calls."""
+def overload(run_server, publish, tmp_path, contract, helpers, until, hold, answered):
+    """Ten times as many callers as there is room for, until so many calls are answered."""
     publish(tmp_path, 1)
     inputs = helpers.sample_inputs(contract, 2, users=1)
     inputs["hour"] = np.array([helpers.slow_from + 1000])
@@ -63,59 +62,51 @@ def overload(run_server, publish, tmp_path, contract, helpers, seconds):
     options = {"num_batch_threads": 1, "max_batch_rows": 2, "max_queued_calls": 4}
     with run_server(tmp_path, **options) as running:
         predict = running.prediction.Predict
-        alone = []
         for _ in range(10):
-            began = time.perf_counter()
-            predict(request, timeout=60)
-            alone.append(time.perf_counter() - began)
+            predict(request, timeout=120)
         memory = psutil.Process().memory_info().rss
-        end = time.monotonic() + seconds
+        batcher = running.server.models.manager("small")._loaded[1].batchers["rank"]
+        codes, waiting = Counter(), []
 
         def call(_):
-            found = []
-            while time.monotonic() < end:
-                began = time.perf_counter()
+            while codes[CODE.OK] < answered:
+                waiting.append(len(batcher._queue))
                 try:
-                    predict(request, timeout=60)
-                    code = CODE.OK
+                    predict(request, timeout=240)
+                    codes[CODE.OK] += 1
                 except grpc.RpcError as error:
-                    code = error.code()
-                found.append((code, time.perf_counter() - began))
-                if code != CODE.OK:
+                    codes[error.code()] += 1
                     time.sleep(0.02)
-            return found
 
-        with futures.ThreadPoolExecutor(50) as pool:  # one runs and four wait
-            calls = [one for part in pool.map(call, range(50)) for one in part]
-        time.sleep(1)
-        recovered = [predict(request, timeout=60) for _ in range(3)]
+        with futures.ThreadPoolExecutor(50) as pool:
+            with hold("rank") as held:
+                callers = [pool.submit(call, place) for place in range(50)]
+                # At once, not after a wait: one runs and four wait, and none of them is done.
+                until(lambda: codes[CODE.UNAVAILABLE] >= 100, "a hundred refusals")
+                assert codes.keys() == {CODE.UNAVAILABLE}
+                assert (batcher._free, len(batcher._queue)) == (0, 4)
+                held.let_go.set()
+            for caller in callers:
+                caller.result()
+        recovered = [predict(request, timeout=120) for _ in range(3)]
         grown = psutil.Process().memory_info().rss - memory
-    latencies = {
-        code: [seconds for which, seconds in calls if which == code]
-        for code in {code for code, _ in calls}
-    }
     assert len(recovered) == 3
-    assert set(latencies) == {CODE.OK, CODE.UNAVAILABLE}
-    assert len(latencies[CODE.OK]) > 10
-    assert len(latencies[CODE.UNAVAILABLE]) > len(latencies[CODE.OK])
-    refused, answered = (statistics.median(latencies[code]) for code in (CODE.UNAVAILABLE, CODE.OK))
-    assert refused < answered  # at once, not after a wait
-    # At most five calls before it: the queue bounds how long an accepted call takes.  Callers and
-    # server share an interpreter here, hence the generous factor.
-    assert answered < 10 * 5 * statistics.median(alone)
+    assert codes.keys() == {CODE.OK, CODE.UNAVAILABLE}
+    # The queue bounds how long an accepted call takes.
+    assert max(waiting) == 4
     assert grown < 64 << 20
 
 
 @pytest.mark.slow
 def test_overload_is_refused_at_once_and_ends_with_its_cause(
-    run_server, publish, tmp_path, contract, helpers
+    run_server, publish, tmp_path, contract, helpers, until, hold
 ):
-    overload(run_server, publish, tmp_path, contract, helpers, seconds=1.5)
+    overload(run_server, publish, tmp_path, contract, helpers, until, hold, answered=100)
 
 
 @pytest.mark.slow
-def test_overload_for_longer(run_server, publish, tmp_path, contract, helpers):
-    overload(run_server, publish, tmp_path, contract, helpers, seconds=15)
+def test_overload_for_longer(run_server, publish, tmp_path, contract, helpers, until, hold):
+    overload(run_server, publish, tmp_path, contract, helpers, until, hold, answered=300)
 
 
 # -------------------------------------------------------------------------- malformed requests
@@ -236,7 +227,7 @@ def scores_of(answer):
 
 @pytest.mark.slow
 def test_malformed_requests_on_every_rpc(running, contract, helpers):
-    assert bombard(running, contract, helpers, 2000, seconds=60) > 500
+    assert bombard(running, contract, helpers, 2000, seconds=200) > 500
 
 
 @pytest.mark.long
@@ -260,16 +251,18 @@ STREAMS = {
 def test_streams_refuse_bytes_that_are_no_message(running, path):
     stream = running.channel.stream_stream(path)
     good = STREAMS[path].SerializeToString()
-    assert next(iter(stream(iter([good]), timeout=60)))
+    answers = stream(iter([good]), timeout=120)
+    assert next(answers)
+    answers.cancel()
     with pytest.raises(grpc.RpcError) as raised:
-        list(stream(iter([b"\xff\xff\xff"]), timeout=60))
+        list(stream(iter([b"\xff\xff\xff"]), timeout=120))
     assert raised.value.code() == CODE.INVALID_ARGUMENT
 
 
 # ---------------------------------------------------------------------------- joined answers
 
 
-def answers_of_crowds(running, callers, calls):
+def answers_of_crowds(running, until, hold, callers, calls):
     """Many callers at once; every row's score is the one that it has alone."""
     items, users = [f"i{n}" for n in range(40)], [f"u{n}" for n in range(4)]
     alone = {
@@ -289,12 +282,17 @@ def answers_of_crowds(running, callers, calls):
                 assert score == pytest.approx(alone[user, item], rel=1e-4, abs=1e-5)
         return calls
 
+    batcher = running.server.models.manager("small")._loaded[1].batchers["rank"]
     with futures.ThreadPoolExecutor(callers) as pool:
-        return sum(pool.map(call, range(callers)))
+        with hold("rank") as held:
+            calling = [pool.submit(call, place) for place in range(callers)]
+            until(lambda: len(batcher._queue) > 1, "calls to be joined")
+            held.let_go.set()
+        return sum(one.result() for one in calling)
 
 
-def test_a_crowds_answers_are_each_rows_own(running):
-    assert answers_of_crowds(running, callers=16, calls=10) == 160
+def test_a_crowds_answers_are_each_rows_own(running, until, hold):
+    assert answers_of_crowds(running, until, hold, callers=16, calls=10) == 160
     page = running.server.metrics.text()
     calls = re.findall(r'multigate_batch_calls_(sum|count)\{.*signature="rank"\} (\S+)', page)
     found = {name: float(number) for name, number in calls}
@@ -302,8 +300,8 @@ def test_a_crowds_answers_are_each_rows_own(running):
 
 
 @pytest.mark.slow
-def test_thousands_of_joined_answers_are_each_rows_own(running):
-    assert answers_of_crowds(running, callers=64, calls=60) == 3840
+def test_thousands_of_joined_answers_are_each_rows_own(running, until, hold):
+    assert answers_of_crowds(running, until, hold, callers=64, calls=60) == 3840
 
 
 @pytest.mark.long
@@ -362,7 +360,10 @@ def test_a_go_client_ranks_through_reflection_alone(running):
 
     def call(*arguments):
         return subprocess.run(
-            [grpcurl, "-plaintext", *arguments], capture_output=True, text=True, check=False
+            [grpcurl, "-plaintext", "-connect-timeout", "120", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     listed = call(running.target, "list")
@@ -371,7 +372,7 @@ def test_a_go_client_ranks_through_reflection_alone(running):
     ranked = call("-d", json.dumps(request), running.target, method)
     assert ranked.returncode == 0, ranked.stderr
     answer = json.loads(ranked.stdout)
-    ours = running.ranking.Rank(rank_request("u1", ["i1", "i2", "i3"]), timeout=60)
+    ours = running.ranking.Rank(rank_request("u1", ["i1", "i2", "i3"]), timeout=120)
     assert answer["item_id"]["texts"]["values"] == list(ours.item_id.texts.values)
     assert answer["score"] == pytest.approx(list(ours.score), rel=1e-5, abs=5e-6)
     request["candidates"]["columns"]["length"]["numbers"]["values"] = [1, "NaN", 3]

@@ -106,7 +106,7 @@ def changed(change):
 
 def code_of(method, request):
     try:
-        response = method(request, timeout=60)
+        response = method(request, timeout=120)
     except grpc.RpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, response

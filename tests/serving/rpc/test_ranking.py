@@ -19,7 +19,7 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def client(running):
-    with RankClient(running.target, timeout=30) as client:
+    with RankClient(running.target, timeout=120) as client:
         yield client
 
 
@@ -57,7 +57,7 @@ def rows_for_predict():
 
 
 def predicted(running, helpers, inputs):
-    response = running.prediction.Predict(helpers.predict_request(inputs), timeout=30)
+    response = running.prediction.Predict(helpers.predict_request(inputs), timeout=120)
     return {name: np.array(tensor.float_val) for name, tensor in response.outputs.items()}
 
 
@@ -129,14 +129,14 @@ def test_floors_drop_items_and_limit_keeps_the_best(client):
 def test_order_only(running):
     request = full_request()
     request.returns = ranking_pb2.ORDER
-    response = running.ranking.Rank(request, timeout=30)
+    response = running.ranking.Rank(request, timeout=120)
     assert sorted(response.item_index) == [0, 1]
     assert [["i1", "i2"][index] for index in response.item_index] == response.item_id.texts.values
     assert not response.score
     assert not response.task_scores
     request.returns = 7
     with pytest.raises(grpc.RpcError, match="returns: expected one of TASK_SCORES, ORDER, rece"):
-        running.ranking.Rank(request, timeout=30)
+        running.ranking.Rank(request, timeout=120)
 
 
 def test_missing_values_follow_their_rules(running, client, helpers):
@@ -178,7 +178,7 @@ def test_a_column_without_any_value_is_missing_for_every_candidate(running, clie
         topic = request.candidates.columns["topic"]
         topic.present.extend([False, False])
         getattr(topic, kind).values.extend(fillers)
-        answer = running.ranking.Rank(request, timeout=30)
+        answer = running.ranking.Rank(request, timeout=120)
         assert answer.warnings[4] == "feature 'topic': 2 missing values; its missing rule stood in"
     with pytest.raises(CallError, match=r"'length': expected a value.*error.*, received none$"):
         rank(client, columns=COLUMNS | {"length": [None] * 12})
@@ -305,15 +305,15 @@ def test_bad_messages_name_what_is_wrong(running, change, says):
     from grpc import RpcError, StatusCode
 
     request = full_request()
-    assert len(running.ranking.Rank(request, timeout=30).item_index) == 2
+    assert len(running.ranking.Rank(request, timeout=120).item_index) == 2
     change(request)
     with pytest.raises(RpcError, match=says) as raised:
-        running.ranking.Rank(request, timeout=30)
+        running.ranking.Rank(request, timeout=120)
     assert raised.value.code() == StatusCode.INVALID_ARGUMENT
 
 
 def test_too_many_candidates(running):
-    with RankClient(running.target, timeout=30) as client, pytest.raises(CallError) as raised:
+    with RankClient(running.target, timeout=120) as client, pytest.raises(CallError) as raised:
         client.rank(
             "small",
             user=USER,

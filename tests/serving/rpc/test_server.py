@@ -37,6 +37,35 @@ from multigate.serving.versions.folders import WARMUP
 ROOT = Path(__file__).parents[3]
 STATUS = health_pb2.HealthCheckResponse
 
+# The drain waits for the test, and so does the run for HELD: both last however long the test looks.
+HOLD = """
+import os, sys, threading
+from multigate.serving.rpc.server import Server
+from multigate.serving.versions.saved_model import Signature
+run, drain_calls = Signature.__call__, Server._drain_calls
+told = {"drain": threading.Event(), "run": threading.Event()}
+def listen():
+    while said := os.read(0, 100).decode():
+        for word in said.split():
+            told[word].set()
+    for one in told.values():
+        one.set()
+def wait(word, what):
+    print(what, flush=True)
+    while not told[word].wait(0.5):
+        pass
+def held_run(self, inputs, timeout=None):
+    if HELD in inputs.get("hour", ()):
+        wait("run", "runs")
+    return run(self, inputs, timeout)
+def held_drain(self, grace, force):
+    wait("drain", "drains")
+    drain_calls(self, grace, force)
+Signature.__call__, Server._drain_calls = held_run, held_drain
+threading.Thread(target=listen, daemon=True).start()
+"""
+HELD = 77  # an hour
+
 # The exported version must need nothing but TensorFlow's runtime: Keras cannot be imported here.
 SERVE = """
 import argparse, sys
@@ -55,15 +84,17 @@ assert not set(sys.modules) & {"tensorflow", "tensorflow.python"}
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, base, *flags):
+    def __init__(self, base, *flags, hold=False):
         environment = os.environ | {
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "MODEL_NAME": "small",
             "MODEL_BASE_PATH": str(base),
             "PYTHONPATH": str(ROOT / "src"),
         }
+        code = f"HELD = {HELD}{HOLD}{SERVE}" if hold else SERVE
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "--port", "0", *flags],
+            [sys.executable, "-c", code, "--port", "0", *flags],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -73,26 +104,33 @@ class Process:
     def __enter__(self):
         self.line = self.process.stdout.readline()
         if not self.line:
-            pytest.fail(f"the server did not start: {self.process.communicate(timeout=60)[1]}")
+            pytest.fail(f"the server did not start: {self.process.communicate(timeout=120)[1]}")
         self.target = self.line.split()[-1]
         return self
 
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=120)
+
+    def says(self):
+        return self.process.stdout.readline().strip()
+
+    def tell(self, word):
+        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.flush()
 
     def signal_and_wait(self, *numbers):
         for number in numbers:
             self.process.send_signal(number)
-        said, errors = self.process.communicate(timeout=60)
+        said, errors = self.process.communicate(timeout=120)
         assert self.process.returncode == 0, errors
         return said
 
 
-def slow_request(contract, helpers, spins):
+def request_of(contract, helpers, hour):
     inputs = helpers.sample_inputs(contract, 2, users=1)
-    inputs["hour"] = np.array([helpers.slow_from + spins])
+    inputs["hour"] = np.array([hour])
     return helpers.predict_request(inputs, "rank")
 
 
@@ -101,7 +139,7 @@ def without_end(contract, helpers):
 
     def change(folder):
         log = prediction_log_pb2.PredictionLog()
-        log.predict_log.request.CopyFrom(slow_request(contract, helpers, 20_000))
+        log.predict_log.request.CopyFrom(request_of(contract, helpers, helpers.slow_from + 20_000))
         with tf.io.TFRecordWriter(str(folder / WARMUP)) as writer:
             for _ in range(2_000):
                 writer.write(log.SerializeToString())
@@ -125,17 +163,16 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
     publish(base, 1)
     tokens = tmp_path / "admin"
     tokens.write_text("admin\n")
-    flags = ("--drain_delay_seconds", "1", "--drain_grace_seconds", "600")
-    flags += ("--admin_token_file", str(tokens))
+    flags = ("--drain_grace_seconds", "600", "--admin_token_file", str(tokens))
     with (
-        Process(base, *flags) as server,
+        Process(base, *flags, hold=True) as server,
         grpc.insecure_channel(server.target) as channel,
     ):
         assert server.line.startswith("serving small version 1 on 127.0.0.1:")
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
-        quick, slow = slow_request(contract, helpers, 0), slow_request(contract, helpers, 300_000)
-        stub.Predict(quick, timeout=60)
+        quick, held = (request_of(contract, helpers, hour) for hour in (9, HELD))
+        stub.Predict(quick, timeout=120)
         # Two loads are under way: the poller's, and that of a reload request.
         forever = without_end(contract, helpers)
         versions = [publish(base, 2, forever), publish(other, 1, forever)]
@@ -145,23 +182,22 @@ def test_sigterm_drains_in_spite_of_loads_and_the_process_runs_without_keras(
         models = model_service_pb2_grpc.ModelServiceStub(helpers.as_admin(channel))
         reload = models.HandleReloadConfigRequest.future(request, timeout=300)
         until(lambda: all(warms_up(server.process, folder) for folder in versions), "both loads")
-        assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status == STATUS.SERVING
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=120).status == STATUS.SERVING
         watched = health.Watch(health_pb2.HealthCheckRequest())  # has no end of its own
         assert next(watched).status == STATUS.SERVING
-        in_flight = stub.Predict.future(slow, timeout=120)
-        threading.Event().wait(0.3)  # until the server has accepted it
+        in_flight = stub.Predict.future(held, timeout=240)
+        assert server.says() == "runs"
         server.process.send_signal(signal.SIGTERM)
-
-        def not_serving():
-            answer = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
-            return answer.status == STATUS.NOT_SERVING
-
-        until(not_serving)
+        assert server.says() == "drains"
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=120)
+        assert answer.status == STATUS.NOT_SERVING
         assert next(watched).status == STATUS.NOT_SERVING
         with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
-            stub.Predict(quick, timeout=30)
+            stub.Predict(quick, timeout=120)
         assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
         assert not in_flight.done()
+        server.tell("drain")
+        server.tell("run")
         assert len(in_flight.result().outputs["score"].float_val) == 2
         assert reload.exception().code() == grpc.StatusCode.UNAVAILABLE
         assert reload.exception().details() == "the server is stopping; nothing was changed"
@@ -182,12 +218,17 @@ def test_sigterm_ends_a_server_that_has_not_loaded_yet(tmp_path, publish, contra
 @pytest.mark.slow
 def test_a_second_signal_ends_calls_in_flight(tmp_path, publish, contract, helpers):
     publish(tmp_path, 1)
-    with Process(tmp_path) as server, grpc.insecure_channel(server.target) as channel:
+    flags = ("--drain_grace_seconds", "600")
+    with (
+        Process(tmp_path, *flags, hold=True) as server,
+        grpc.insecure_channel(server.target) as channel,
+    ):
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        in_flight = stub.Predict.future(slow_request(contract, helpers, 400_000), timeout=120)
-        threading.Event().wait(0.3)
+        in_flight = stub.Predict.future(request_of(contract, helpers, HELD), timeout=240)
+        assert server.says() == "runs"
         server.process.send_signal(signal.SIGINT)
-        threading.Event().wait(0.2)
+        assert server.says() == "drains"
+        server.tell("drain")
         server.process.send_signal(signal.SIGTERM)
         assert in_flight.exception().code() in {
             grpc.StatusCode.UNAVAILABLE,
@@ -214,7 +255,7 @@ def test_a_process_that_hangs_while_it_drains_ends_all_the_same():
         text=True,
         check=False,
         env=environment,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stderr) == (
         1,
@@ -233,9 +274,9 @@ def test_health_tells_liveness_from_readiness(running):
     )
     for service in services:
         request = health_pb2.HealthCheckRequest(service=service)
-        assert health.Check(request, timeout=30).status == STATUS.SERVING
+        assert health.Check(request, timeout=120).status == STATUS.SERVING
     with pytest.raises(grpc.RpcError) as raised:
-        health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=30)
+        health.Check(health_pb2.HealthCheckRequest(service="x"), timeout=120)
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
@@ -270,6 +311,7 @@ def test_health_says_that_a_background_thread_failed(running, monkeypatch):
 
 
 def test_streams_leave_calls_their_room_and_are_limited(running, until):
+    until(lambda: not running.server._interceptor.streams, "the end of earlier tests' streams")
     health = health_pb2_grpc.HealthStub(running.channel)
     ask = health_pb2.HealthCheckRequest()
     reflect = reflection_pb2_grpc.ServerReflectionStub(running.channel).ServerReflectionInfo
@@ -278,12 +320,12 @@ def test_streams_leave_calls_their_room_and_are_limited(running, until):
 
     def one_question():
         yield reflection_pb2.ServerReflectionRequest(list_services="")
-        ended.wait(60)
+        ended.wait(120)
 
     streams += [reflect(one_question()) for _ in range(8)]
     for stream in streams:
         next(stream)
-    assert health.Check(ask, timeout=30).status == STATUS.SERVING
+    assert health.Check(ask, timeout=120).status == STATUS.SERVING
     for one_too_many in (health.Watch(ask), reflect(iter([]))):
         with pytest.raises(grpc.RpcError, match="already") as raised:
             next(one_too_many)
@@ -327,7 +369,7 @@ def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
     held = running.server._interceptor.streams
     until(lambda: not held)
     stream = never_read(running.channel, until)
-    assert len(held) == 1
+    until(lambda: len(held) == 1)
     stream.cancel()
     until(lambda: not held)
 
@@ -335,17 +377,19 @@ def test_a_stream_whose_reader_never_reads_gives_its_place_back(running, until):
 def test_a_stream_whose_reader_never_reads_holds_no_drain_up(tmp_path, publish, run_server, until):
     publish(tmp_path, 1)
     with run_server(tmp_path, drain_grace_seconds=600) as running:
-        never_read(running.channel, until)
+        stream = never_read(running.channel, until)  # kept: a call that nobody has is cancelled
+        until(lambda: len(running.server._interceptor.streams) == 1)
         stopping = threading.Thread(target=running.server.stop)
         stopping.start()
-        stopping.join(60)
-        assert not stopping.is_alive()
+        until(lambda: not stopping.is_alive(), "the end of the drain")
+        stream.cancel()
 
 
-def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
+def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server, helpers):
     publish(tmp_path, 1)
     ask = health_pb2.HealthCheckRequest()
-    with run_server(tmp_path, drain_delay_seconds=0.5) as running:
+    delay = helpers.Delay()
+    with run_server(tmp_path) as running:
         watch = health_pb2_grpc.HealthStub(running.channel).Watch
         watching, leaving, live = (
             watch(ask),
@@ -355,9 +399,10 @@ def test_all_who_watch_are_told_whoever_leaves(tmp_path, publish, run_server):
         for stream in (watching, leaving, live):
             assert next(stream).status == STATUS.SERVING
         leaving.cancel()
-        stopping = threading.Thread(target=running.server.stop)
+        stopping = threading.Thread(target=running.server.stop, kwargs={"force": delay})
         stopping.start()
         assert next(watching).status == STATUS.NOT_SERVING
+        delay.over.set()
         for stream in (watching, live):  # liveness has not changed until the end
             with pytest.raises(grpc.RpcError, match="the server is stopping") as raised:
                 next(stream)
@@ -372,7 +417,7 @@ def test_reflection_finds_a_method_by_its_name(running):
     questions = (
         reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in names
     )
-    found, lost = reflect(questions, timeout=60)
+    found, lost = reflect(questions, timeout=120)
     (file,) = found.file_descriptor_response.file_descriptor_proto
     assert b"multigate/serving/protos/ranking.proto" in file
     assert lost.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
@@ -408,7 +453,7 @@ def test_rank_by_reflection_alone(running):
         },
         request_type(),
     )
-    answer = json_format.MessageToDict(call(request, timeout=30))
+    answer = json_format.MessageToDict(call(request, timeout=120))
     assert sorted(answer["itemId"]["texts"]["values"]) == ["i1", "i2", "i3"]
     assert len(answer["taskScores"]["click"]["values"]) == 3
 
@@ -416,7 +461,7 @@ def test_rank_by_reflection_alone(running):
 CLIENT = """
 import sys
 from multigate.serving.client.rank_client import RankClient
-with RankClient(sys.argv[1], timeout=30) as client:
+with RankClient(sys.argv[1], timeout=120) as client:
     ranked = client.rank("small", user={"user_id": "u"}, context={"hour": 1},
                          item_ids=["a", "b"], columns={"length": [1, 2]}, limit=1)
 assert len(ranked) == 1 and ranked[0]["item_id"] in ("a", "b"), ranked
@@ -438,9 +483,9 @@ def test_the_client_imports_grpc_and_protobuf_only(running):
 
 def test_metrics_over_http(running, contract, helpers):
     request = helpers.predict_request(helpers.sample_inputs(contract, 5))
-    running.prediction.Predict(request, timeout=30)
+    running.prediction.Predict(request, timeout=120)
     base = f"http://127.0.0.1:{running.server.metrics_port}"
-    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"{base}/monitoring/prometheus/metrics", timeout=120) as page:
         assert page.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         lines = page.read().decode().splitlines()
     assert 'multigate_model_version{model="small"} 1.0' in lines
@@ -452,7 +497,7 @@ def test_metrics_over_http(running, contract, helpers):
     )
     assert "# TYPE multigate_request_seconds histogram" in lines
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(f"{base}/", timeout=30)
+        urllib.request.urlopen(f"{base}/", timeout=120)
     with raised.value:
         assert raised.value.code == 404
 
@@ -466,7 +511,7 @@ def test_a_bug_of_ours_is_internal_with_an_id_that_the_log_carries(
     monkeypatch.setattr(running.server.models, "use", broken)
     request = helpers.predict_request(helpers.sample_inputs(contract, 1))
     with pytest.raises(grpc.RpcError) as raised:
-        running.prediction.Predict(request, timeout=30)
+        running.prediction.Predict(request, timeout=120)
     assert raised.value.code() == grpc.StatusCode.INTERNAL
     assert "secret" not in raised.value.details()
     incident = raised.value.details().split()[-1]
@@ -487,9 +532,9 @@ def test_the_python_runtime_gives_the_same_answers(
     with run_server(tmp_path, runtime="python") as python:
         answers, errors = [], []
         for server in (running, python):
-            answers.append(server.prediction.Predict(request, timeout=60).outputs)
+            answers.append(server.prediction.Predict(request, timeout=120).outputs)
             with pytest.raises(grpc.RpcError) as caught:
-                server.prediction.Predict(refused, timeout=60)
+                server.prediction.Predict(refused, timeout=120)
             errors.append((caught.value.code(), "Could not parse example" in str(caught.value)))
         assert answers[0] == answers[1]
         assert errors == [(grpc.StatusCode.INVALID_ARGUMENT, True)] * 2

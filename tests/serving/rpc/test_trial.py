@@ -22,7 +22,6 @@ from multigate.serving.protos import ranking_pb2
 from multigate.serving.versions.saved_model import Signature
 
 ITEMS = [f"i{n}" for n in range(1, 7)]
-PATIENT = {"canary_timeout_ms": 60_000.0}  # no call is late on a busy machine
 COLUMNS = {"length": [float(n) for n in range(6)]}
 
 
@@ -66,6 +65,12 @@ def counted(running, name, **labels):
     return running.metric(name, model="small", version="2", **labels) or 0
 
 
+@pytest.fixture
+def shadows_end(monkeypatch):
+    """A server that stops waits for its shadow, however slow the machine is."""
+    monkeypatch.setattr("multigate.serving.observe.shadow._CLOSING_SECONDS", 240.0)
+
+
 def value(user):
     return ranking_pb2.Value(text=user)
 
@@ -98,8 +103,8 @@ def test_the_canary_answers_its_users_until_it_is_promoted(base, tmp_path, run_s
     users = [f"u{n}" for n in range(60)]
     log = tmp_path / "log"
     with (
-        run_server(base, impression_log=log, rest_api_port=0, **PATIENT) as running,
-        RankClient(running.target, timeout=60) as client,
+        run_server(base, impression_log=log, rest_api_port=0) as running,
+        RankClient(running.target, timeout=120) as client,
     ):
         assert {call(client, user).model_version for user in users[:5]} == {2}
         trials.begin(Base(base), 2, 30.0, None)
@@ -139,7 +144,7 @@ def test_calls_cancelled_at_random_leave_nothing_behind(base, run_server, until,
     """On both sides: in the queue, in a run, and where production answers for a late canary."""
     draw = random.Random(5)
     options = {"canary_timeout_ms": 5.0, "num_batch_threads": 1, "max_queued_calls": 8}
-    with run_server(base, **options) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base, **options) as running, RankClient(running.target, timeout=120) as client:
         trials.begin(Base(base), 2, 50.0, None)
         until(lambda: counted(running, "multigate_trial_percent", side="canary") == 50)
         gate = running.server.gate
@@ -177,7 +182,7 @@ def grpc_code(future):
 
 
 def test_a_worse_canary_is_stopped_without_a_failed_call(base, run_server, until):
-    with run_server(base, **PATIENT) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         trials.begin(Base(base), 2, 50.0, None)
         stopped = threading.Event()
 
@@ -200,6 +205,7 @@ def test_a_worse_canary_is_stopped_without_a_failed_call(base, run_server, until
 
 
 def test_a_canary_that_raises_fails_no_call(base, tmp_path, run_server, until, monkeypatch):
+    monkeypatch.setattr("multigate.serving.feature_store.circuit_breaker.PAUSE_SECONDS", 3600.0)
     log = tmp_path / "log"
 
     def broken(outputs):
@@ -209,7 +215,7 @@ def test_a_canary_that_raises_fails_no_call(base, tmp_path, run_server, until, m
     trials.begin(Base(base), 2, 100.0, None)
     with (
         run_server(base, impression_log=log) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         mark(running)
         versions = [call(client, f"u{number}").model_version for number in range(30)]
@@ -220,11 +226,8 @@ def test_a_canary_that_raises_fails_no_call(base, tmp_path, run_server, until, m
             for result in ("answered", "failed", "skipped")
         }
     assert set(versions) == {1}
-    # After three failures in a row, one call a second tries it.
-    assert results["answered"] == 0
-    assert results["failed"] >= 3
-    assert results["skipped"] > 0
-    assert results["failed"] + results["skipped"] >= 30
+    # After three failures in a row it is spared, until a pause has passed.
+    assert results == {"answered": 0, "failed": 3, "skipped": 27 + 1}
     written = rows(log, "small/*.parquet")
     assert {(row["ranked/model_version"], row["ranked/group"]) for row in written} == {
         (1, "canary")
@@ -236,14 +239,14 @@ def test_a_canary_that_hangs_holds_no_call_up(base, run_server, monkeypatch):
     released = threading.Event()
 
     def hang(outputs):
-        released.wait(60)
+        released.wait(120)
         return outputs
 
     mark = planted(monkeypatch, hang)
     trials.begin(Base(base), 2, 100.0, None)
     with (
         run_server(base, canary_timeout_ms=50.0) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         mark(running)
         versions = [call(client, f"u{number}").model_version for number in range(8)]
@@ -256,7 +259,7 @@ def test_a_canary_that_hangs_holds_no_call_up(base, run_server, monkeypatch):
 def test_a_version_that_cannot_be_loaded_is_not_tried(base, run_server, until):
     trials.begin(Base(base), 2, 100.0, 100.0)
     (base / ".trial/2/saved_model.pb").write_bytes(b"damaged")
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         assert {call(client, f"u{number}").model_version for number in range(9)} == {1}
         record = running.server.models.records("small", 2)[2]
         assert (record.state, "cannot be loaded" in record.error) == ("END", True)
@@ -266,7 +269,7 @@ def test_a_version_that_cannot_be_loaded_is_not_tried(base, run_server, until):
 def test_damaged_settings_end_no_trial(base, run_server, until, caplog):
     trials.begin(Base(base), 2, 100.0, None)
     settings = base / ".trial/settings.json"
-    with run_server(base, **PATIENT) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         settings.write_text('{"version": 2, "canary": 101}')
         until(lambda: "expected a percentage, 0 to 100, received 101" in caplog.text)
         assert call(client, "u1").model_version == 2
@@ -274,6 +277,7 @@ def test_damaged_settings_end_no_trial(base, run_server, until, caplog):
         until(lambda: call(client, "u1").model_version == 1)
 
 
+@pytest.mark.usefixtures("shadows_end")
 def test_the_shadow_scores_the_same_calls_and_changes_no_answer(
     base, tmp_path, run_server, monkeypatch
 ):
@@ -282,8 +286,8 @@ def test_the_shadow_scores_the_same_calls_and_changes_no_answer(
     trials.begin(Base(base), 2, 50.0, 100.0)
     users = [f"u{n}" for n in range(20)]
     with (
-        run_server(base, impression_log=log, **PATIENT) as running,
-        RankClient(running.target, timeout=60) as client,
+        run_server(base, impression_log=log) as running,
+        RankClient(running.target, timeout=120) as client,
     ):
         mark(running)
         answers = {user: call(client, user, limit=3, request_id=user) for user in users}
@@ -318,7 +322,7 @@ def test_a_shadow_that_hangs_or_fails_is_counted(base, run_server, until, monkey
     released, faults = threading.Event(), iter([True])
 
     def hang(outputs):
-        released.wait(60)
+        released.wait(120)
         if next(faults, False):
             raise RuntimeError("planted")
         return outputs
@@ -326,7 +330,7 @@ def test_a_shadow_that_hangs_or_fails_is_counted(base, run_server, until, monkey
     mark = planted(monkeypatch, hang)
     monkeypatch.setattr("multigate.serving.observe.shadow._QUEUED_CALLS", 4)
     trials.begin(Base(base), 2, None, 100.0)
-    with run_server(base) as running, RankClient(running.target, timeout=60) as client:
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
         mark(running)
         versions = [call(client, f"u{number}").model_version for number in range(12)]
         dropped = counted(running, "multigate_shadow_calls_total", result="dropped")
@@ -342,12 +346,13 @@ def test_a_shadow_that_hangs_or_fails_is_counted(base, run_server, until, monkey
     assert dropped in (7, 8)  # one is in the run that hangs, four wait
 
 
+@pytest.mark.usefixtures("shadows_end")
 def test_a_share_of_the_calls_is_scored_and_the_log_says_which(base, tmp_path, run_server):
     log = tmp_path / "log"
     trials.begin(Base(base), 2, None, 25.0)
     with (
         run_server(base, impression_log=log) as running,
-        RankClient(running.target, timeout=60) as client,
+        RankClient(running.target, timeout=120) as client,
     ):
         for number in range(40):
             call(client, f"u{number}", request_id=f"r{number}")

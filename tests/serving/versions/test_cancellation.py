@@ -117,7 +117,7 @@ def test_calls_that_are_joined(caplog):
             assert len(answer["y"]) == rows
             return answer["y"][:1]
 
-        outcomes += CALLS.submit(cancelled_at_random(draw, work)).result(60)
+        outcomes += CALLS.submit(cancelled_at_random(draw, work)).result(120)
         assert not open_.released_early
         assert not open_.calls
         assert (one._free, len(one._queue)) == (slots, 0)
@@ -138,7 +138,7 @@ def test_calls_that_hold_a_slot(caplog):
                     inputs = {"x": np.array([number], np.float32)}
                     return (await threads.run(open_.model, inputs))["y"]
 
-        outcomes += CALLS.submit(cancelled_at_random(draw, work)).result(60)
+        outcomes += CALLS.submit(cancelled_at_random(draw, work)).result(120)
         assert not open_.released_early
         assert not open_.calls
         assert (run_slots._free._value, run_slots._queued) == (slots, 0)

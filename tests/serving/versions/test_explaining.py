@@ -59,7 +59,7 @@ def server(version, run_server):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with RankClient(server.target, timeout=30) as client:
+    with RankClient(server.target, timeout=120) as client:
         yield client
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_explained_is_one_line(client, changes, message):
 
 def test_a_version_without_example_rows_says_so(running):
     with (
-        RankClient(running.target, timeout=30) as client,
+        RankClient(running.target, timeout=120) as client,
         pytest.raises(CallError, match=r"FAILED_PRECONDITION.*with example rows to compare with"),
     ):
         client.explain("small", user=REQUEST["user"], context={"hour": 9}, item="i1",

@@ -1,6 +1,7 @@
 """Versions: which one serves, swaps under load, and versions that must never serve."""
 
 import json
+import operator
 import re
 import shutil
 import threading
@@ -65,17 +66,19 @@ def test_stamp_changes_with_the_files(tmp_path, exported):
 
 
 def version_of(running):
-    with RankClient(running.target, timeout=30) as client:
+    with RankClient(running.target, timeout=120) as client:
         return client.contract("small").model_version
 
 
 def status_of(running):
     request = get_model_status_pb2.GetModelStatusRequest(model_spec={"name": "small"})
-    statuses = running.models.GetModelStatus(request, timeout=30).model_version_status
+    statuses = running.models.GetModelStatus(request, timeout=120).model_version_status
     return {s.version: (STATES.Name(s.state), s.status.error_message) for s in statuses}
 
 
-def test_the_highest_number_serves_and_later_ones_take_over(tmp_path, publish, run_server, until):
+def test_the_highest_number_serves_and_later_ones_take_over(
+    tmp_path, publish, run_server, until, polled
+):
     publish(tmp_path, 9)
     publish(tmp_path, 10)
     with run_server(tmp_path) as running:
@@ -88,7 +91,7 @@ def test_the_highest_number_serves_and_later_ones_take_over(tmp_path, publish, r
         until(lambda: version_of(running) == 10, "the rollback")
         shutil.rmtree(tmp_path / "10")
         shutil.rmtree(tmp_path / "9")
-        threading.Event().wait(0.3)
+        polled(running)
         assert version_of(running) == 10
 
 
@@ -180,7 +183,7 @@ def test_broken_versions_never_serve_are_reported_and_load_once_repaired(
     tmp_path, publish, run_server, until
 ):
     publish(tmp_path, 1)
-    with run_server(tmp_path, load_retry_interval_micros=2_000_000_000) as running:
+    with run_server(tmp_path) as running:
         for version, (damage, says) in enumerate(BROKEN.items(), start=2):
             publish(tmp_path, version, damage)
             until(lambda v=version: status_of(running).get(v, ("",))[0] == "END", damage.__name__)
@@ -219,14 +222,14 @@ def test_a_version_that_makes_loading_fail_in_a_new_way_keeps_no_other_one_out(
         assert "8: ValueError('nobody expected this')" in status_of(running)[8][1]
 
 
-def test_a_failed_version_is_tried_again_so_often(tmp_path, publish, run_server, until):
+def test_a_failed_version_is_tried_again_so_often(tmp_path, publish, run_server, until, polled):
     publish(tmp_path, 1)
     options = {"load_retry_interval_micros": 0, "max_num_load_retries": 2}
     with run_server(tmp_path, **options) as running:
         publish(tmp_path, 2, no_golden)
         until(lambda: running.server.models.records("small").get(2) is not None)
         until(lambda: running.server.models.records("small")[2].tries == 3)
-        threading.Event().wait(0.3)
+        polled(running)
         assert running.server.models.records("small")[2].tries == 3
         assert running.metric("multigate_version_loads_total", model="small", result="failed") == 3
 
@@ -268,7 +271,7 @@ def test_an_address_of_ipv6(tmp_path, publish, run_server):
     publish(tmp_path, 1)
     with run_server(tmp_path, host="::1") as running:
         target = f"[::1]:{running.server.port}"
-        with RankClient(target, timeout=60) as client:
+        with RankClient(target, timeout=120) as client:
             assert client.contract("small").model_version == 1
     with pytest.raises(ServingError, match=r"\[::1:2\]:0: cannot listen there"):
         run_server(tmp_path, host="::1:2").__enter__()
@@ -282,29 +285,33 @@ def test_swaps_under_load_fail_no_call_and_give_the_old_memory_back(
     requests = [helpers.predict_request(one, "rank") for one in inputs]
     with run_server(tmp_path) as running, futures.ThreadPoolExecutor(8) as pool:
         predict = running.prediction.Predict
-        expected = [predict(r, timeout=60).outputs["score"].float_val for r in requests]
+        expected = [predict(r, timeout=120).outputs["score"].float_val for r in requests]
         done = threading.Event()
 
         def call_until_done(place):
             served = []
-            while not done.is_set():
-                response = predict(requests[place], timeout=60)
+            while not done.is_set() or served[-1] != 4:
+                response = predict(requests[place], timeout=120)
                 scores = response.outputs["score"].float_val
                 np.testing.assert_allclose(scores, expected[place], rtol=1e-5, atol=5e-6)
                 served.append(response.model_spec.version.value)
+                answered[place] += 1
             return served
 
+        answered = [0] * 8
         callers = [pool.submit(call_until_done, place) for place in range(8)]
         old = running.server.models.manager("small")._loaded[1].saved_model
         for version in range(2, 5):
+            # Each caller calls on, before and during the swap, however slow the machine is.
+            least = [count + 8 for count in answered]
+            until(lambda least=least: all(map(operator.ge, answered, least)), "calls")
             publish(tmp_path, version)
             until(lambda v=version: version_of(running) == v, f"version {version}")
         done.set()
-        seen = [caller.result(60) for caller in callers]
-        assert sum(map(len, seen)) > 200
+        seen = [caller.result(120) for caller in callers]
         for served in seen:
             assert served == sorted(served)
-        assert {1, 4} <= {version for served in seen for version in served}
+            assert {1, 4} <= set(served)
         until(lambda: old._session._closed, "closing the first version's session")
 
 
@@ -320,15 +327,15 @@ def test_a_call_in_flight_finishes_on_the_version_it_began_on(
 
         def held(inputs, timeout):
             runs.set()
-            assert let_go.wait(60)
+            assert let_go.wait(240)
             return signature(inputs, timeout)
 
         served.batchers["rank"]._run = held
-        slow = running.prediction.Predict.future(request, timeout=120)
-        assert runs.wait(60)
+        slow = running.prediction.Predict.future(request, timeout=240)
+        assert runs.wait(120)
         publish(tmp_path, 2)
         until(lambda: version_of(running) == 2)
-        assert status_of(running)[1][0] == "UNLOADING"
+        until(lambda: status_of(running)[1][0] == "UNLOADING", "the end of version 1")
         assert not first._session._closed
         let_go.set()
         assert slow.result().model_spec.version.value == 1
@@ -354,7 +361,7 @@ def test_a_version_that_is_loaded_again_stays_available_when_its_old_calls_end(t
     in_flight.saved_model.release()
     for thread in threading.enumerate():
         if thread.name == "unload":
-            thread.join(30)
+            thread.join(120)
     assert {n: record.state for n, record in manager.records().items()} == {
         1: "AVAILABLE", 2: "END",
     }  # fmt: skip
@@ -368,14 +375,14 @@ def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
     let_go, closed = threading.Event(), threading.Event()
 
     def close():
-        assert let_go.wait(30)
+        assert let_go.wait(240)
         closed.set()
 
     one.retire(close)
     assert not one.acquire()
     release = threading.Thread(target=one.release, daemon=True)
     release.start()
-    release.join(20)
+    release.join(120)
     assert not release.is_alive()
     let_go.set()
-    assert closed.wait(30)
+    assert closed.wait(120)

@@ -58,23 +58,21 @@ def fleet(tmp_path, file, bases):
     supervisor.stop(threading.Event())
 
 
-def samples(fleet, name, **labels):
-    """Values of a metric by worker, of the samples with these labels."""
+def samples(fleet, name):
+    """A metric's samples of all workers; none of a busy one, which the page leaves out."""
     url = f"http://127.0.0.1:{fleet.metrics_port}/monitoring/prometheus/metrics"
-    with urllib.request.urlopen(url, timeout=30) as page:
-        families = text_string_to_metric_families(page.read().decode())
-    return {
-        one.labels.get("worker"): one.value
-        for family in families
-        for one in family.samples
-        if one.name == name and labels.items() <= one.labels.items()
-    }
+    with urllib.request.urlopen(url, timeout=120) as page:
+        families = list(text_string_to_metric_families(page.read().decode()))
+    return [one for family in families for one in family.samples if one.name == name]
 
 
 def serving(fleet):
     """The models of each worker; none where a busy one left its metrics out."""
-    found = {name: samples(fleet, "multigate_model_version", model=name) for name in "abc"}
-    return {worker: "".join(name for name in found if worker in found[name]) for worker in WORKERS}
+    found = samples(fleet, "multigate_model_version")
+    models = {(one.labels["worker"], one.labels["model"]) for one in found}
+    return {
+        worker: "".join(name for name in "abc" if (worker, name) in models) for worker in WORKERS
+    }
 
 
 def served(fleet, until):
@@ -89,10 +87,11 @@ def served(fleet, until):
     return answers[-1]
 
 
-def refused(fleet):
-    """How many changes of the file each worker has refused."""
-    found = samples(fleet, "multigate_config_reloads_total", result="failed")
-    return {worker: found.get(worker, 0) for worker in WORKERS}
+def reloads(fleet, result):
+    """How many changes of the file each worker has applied or refused."""
+    found = samples(fleet, "multigate_config_reloads_total")
+    counts = {(one.labels["worker"], one.labels["result"]): one.value for one in found}
+    return {worker: counts.get((worker, result), 0) for worker in WORKERS}
 
 
 def kill(fleet, number, until):
@@ -101,7 +100,7 @@ def kill(fleet, number, until):
     deaths = slot.deaths
     os.kill(slot.pid, signal.SIGKILL)
     until(lambda: slot.deaths > deaths, "its end")
-    assert slot.ready.wait(120)
+    until(slot.ready.is_set, "its successor")
 
 
 def everywhere(models):
@@ -114,9 +113,14 @@ def test_a_changed_file_holds_in_all_workers_or_in_none(
 ):
     assert served(fleet, until) == everywhere("a")
     for broken in ("nonsense", config(("b", tmp_path / "absent"))):
-        before = refused(fleet)
+        before = reloads(fleet, "failed")
         file.write_text(broken)
-        until(lambda before=before: all(refused(fleet)[one] > before[one] for one in WORKERS))
+
+        def refused(before=before):
+            now = reloads(fleet, "failed")
+            return all(now[one] > before[one] for one in WORKERS)
+
+        until(refused, "a refusal by each worker")
         assert served(fleet, until) == everywhere("a")
     # A worker that dies meanwhile has a successor, which serves what the others do.
     kill(fleet, 0, until)
@@ -137,7 +141,6 @@ def test_a_changed_file_holds_in_all_workers_or_in_none(
     assert served(fleet, until) == everywhere("c")
     file.write_text(config(("b", bases["b"])))
     until(lambda: serving(fleet) == everywhere("b"), "the changed file in all workers")
-    with RankClient(f"127.0.0.1:{fleet.port}", timeout=60) as client:
+    with RankClient(f"127.0.0.1:{fleet.port}", timeout=120) as client:
         assert [model.name for model in client.models().models] == ["b"]
-    applied = samples(fleet, "multigate_config_reloads_total", result="applied")
-    assert sum(applied.values()) >= 1
+    until(lambda: sum(reloads(fleet, "applied").values()) >= 1)

@@ -35,7 +35,7 @@ def pipe():
     hang_up(ours)
     for thread in threading.enumerate():  # the next test's pipe may get the same file descriptor
         if thread.name == "answers":
-            thread.join(30)
+            thread.join(120)
     ours.close()
     theirs.close()
 
@@ -46,7 +46,7 @@ def ask(client, request):
 
     def run():
         try:
-            found.append(client(request, 30))
+            found.append(client(request, 120))
         except Exception as error:
             found.append(error)
 
@@ -62,7 +62,7 @@ def test_answers_reach_whoever_asked_in_any_order(pipe):
     for number, request in reversed(requests):
         server.send(number, request.upper())
     for text, (thread, found) in askers.items():
-        thread.join(30)
+        thread.join(120)
         assert found == [text.upper()]
 
 
@@ -73,7 +73,7 @@ def test_a_late_answer_is_dropped(pipe):
     server.send(server.receive()[0], "too late")
     thread, found = ask(client, "next")
     server.send(server.receive()[0], "in time")
-    thread.join(30)
+    thread.join(120)
     assert found == ["in time"]
 
 
@@ -81,7 +81,7 @@ def test_a_failure_on_the_other_side_is_an_answer(pipe):
     client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
     thread, found = ask(client, "x")
     server.fail(server.receive()[0], RuntimeError("planted"))
-    thread.join(30)
+    thread.join(120)
     (error,) = found
     assert isinstance(error, PeerError)
     assert "planted" in str(error)
@@ -91,7 +91,7 @@ def test_an_answer_that_cannot_be_pickled_is_a_failure(pipe, caplog):
     client, server = PipeClient(pipe[0]), PipeServer(pipe[1])
     thread, found = ask(client, "x")
     server.send(server.receive()[0], threading.Lock())
-    thread.join(30)
+    thread.join(120)
     assert isinstance(found[0], PeerError)
     assert "pickle" in str(found[0])
 
@@ -102,16 +102,16 @@ def test_a_request_that_cannot_be_pickled_leaves_the_pipe_usable(pipe):
         client(threading.Lock(), 1)
     thread, found = ask(client, "x")
     server.send(server.receive()[0], "y")
-    thread.join(30)
+    thread.join(120)
     assert found == ["y"]
 
 
 def test_whoever_waits_hears_of_the_end(pipe):
     client = PipeClient(pipe[0])
     thread, found = ask(client, "x")
-    assert pipe[1].poll(30)
+    assert pipe[1].poll(120)
     pipe[1].close()
-    thread.join(30)
+    thread.join(120)
     assert isinstance(found[0], DisconnectedError)
     with pytest.raises(DisconnectedError):
         client("y", 1)
@@ -120,9 +120,9 @@ def test_whoever_waits_hears_of_the_end(pipe):
 def test_bytes_that_are_no_message_end_the_link_with_a_line_in_the_log(pipe, caplog):
     client = PipeClient(pipe[0])
     thread, found = ask(client, "x")
-    assert pipe[1].poll(30)
+    assert pipe[1].poll(120)
     pipe[1].send_bytes(b"not a pickle")
-    thread.join(30)
+    thread.join(120)
     assert isinstance(found[0], DisconnectedError)
     assert "cannot be read" in caplog.text
 
@@ -134,13 +134,13 @@ def test_a_worker_whose_order_fails_follows_the_next_one(pipe, caplog):
     thread.start()
     client = PipeClient(pipe[0])
     with pytest.raises(PeerError, match="'NoneType' object has no attribute 'metrics'"):
-        client(GetMetrics(), 30)
+        client(GetMetrics(), 120)
     with pytest.raises(PeerError, match="expected an order, received 'dance'"):
-        client("dance", 30)
-    assert client(Stop(), 30) is None
+        client("dance", 120)
+    assert client(Stop(), 120) is None
     assert stop.is_set()
     hang_up(pipe[0])
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     assert "'metrics'" in caplog.text
 
@@ -154,23 +154,23 @@ def test_a_heartbeat_comes_from_the_loop_that_handles_calls(pipe):
     CALLS.enter()
 
     async def hang():
-        go_on.wait(30)
+        go_on.wait(120)
 
     try:
-        assert client(Heartbeat(), 30) is None
+        assert client(Heartbeat(), 120) is None
         hanging = CALLS.submit(hang())
         with pytest.raises(AnswerTimeoutError):
             client(Heartbeat(), 0.5)
         with pytest.raises(PeerError, match="expected an order"):
-            client("dance", 30)
+            client("dance", 120)
         go_on.set()
-        hanging.result(30)
-        assert client(Heartbeat(), 30) is None
+        hanging.result(120)
+        assert client(Heartbeat(), 120) is None
     finally:
         go_on.set()
         CALLS.leave()
     hang_up(pipe[0])
-    thread.join(30)
+    thread.join(120)
 
 
 ORPHAN = """
