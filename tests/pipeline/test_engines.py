@@ -118,7 +118,7 @@ def make_on_flink(config, log, out, folder, *more, master="[local]", parallelism
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # some minutes where Maven's cache is empty, half of one where not
+@pytest.mark.timeout(1200)  # some minutes where Maven's cache is empty, half of one where not
 def test_flink_makes_the_same(here, same_folders, tmp_path):
     log, config, expected = here
     make_on_flink(config, log, tmp_path / "out", tmp_path, "--environment_type=LOOPBACK")
@@ -163,7 +163,7 @@ def worker_pool(folder):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
     """Input, read only, and output are shared; each worker sees a disk of its own beside them."""
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
@@ -182,7 +182,7 @@ def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_cluster_that_shares_a_store_alone_makes_the_same(
     killed, here, bucket, same_folders, tmp_path
