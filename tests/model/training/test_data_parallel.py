@@ -102,7 +102,8 @@ def run_all(folder: Path, environments: list[dict[str, str]], lasts: list[int]) 
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
+            process.wait()
+            process.stderr.close()
 
 
 def workers() -> list[dict[str, str]]:
