@@ -1,12 +1,17 @@
 """What a server keeps of callers who misbehave: threads, descriptors and memory over minutes.
 
     python benchmarks/soak.py --model_base_path models/deskdrop [--minutes 10]
+        [--swap_every 5] [--examples examples] [--small_disk]
 
 Starts `multigate serve --workers 2` and, all at once: callers who check each answer against the
 first one to the same request; callers who cancel; requests whose bytes are wrong; readers who never
 read; connections that break off in the middle of a handshake.  One of the two workers is killed
 with SIGKILL time and again; the other one and the supervisor are measured every second.  At last
 SIGTERM, under load.
+
+Beside that (`benchmarks.soak_faults`): another version every few seconds; with examples, features
+come from a Redis that hangs time and again, and some callers name ids alone; impressions go to a
+small disk that is full half of the time.
 
 Prints what was seen and, last, one JSON line; exit status 1 where something leaked or failed: an
 answer that was another one's, a status that none of this explains, a process left behind, or, from
@@ -17,16 +22,19 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +43,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.servers import NAME, RANK, rank_requests
+from benchmarks.servers import NAME, RANK, free_ports, rank_requests
+from benchmarks.soak_faults import Fault, FullDisk, HangingRedis, Swaps
 
 from multigate.serving.client.rank_client import CHANNEL_OPTIONS
 from multigate.serving.protos import ranking_pb2
@@ -60,6 +69,8 @@ class Soak:
         """The server has been told to stop."""
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
+        self.versions: set[int] = set()
+        """That answered."""
         self._threads: list[threading.Thread] = []
 
     def start(self, what: Callable[[int], None], count: int) -> None:
@@ -97,9 +108,34 @@ class Soak:
                     continue
                 self.counts["checked OK"] += 1
                 scores = dict(zip(answer.item_index, answer.score, strict=True))
-                before = first.setdefault(which, scores)
-                if any(abs(before[item] - score) > 1e-4 for item, score in scores.items()):
+                self.versions.add(answer.model_version)
+                if not same(first.setdefault(which, scores), scores):
                     self.problems.append(f"request {which}: another answer than before")
+
+    def asking_by_id(self, requests: list[bytes]) -> Callable[[int], None]:
+        """Calls that need the feature store: without it, UNAVAILABLE or a warning."""
+
+        def ask(place: int) -> None:
+            first: dict[int, Any] = {}
+            rng = random.Random(400 + place)
+            with self._channel() as channel:
+                rank = channel.unary_unary(RANK, None, ranking_pb2.RankResponse.FromString)
+                while not self.stop.is_set():
+                    which = rng.randrange(len(requests))
+                    try:
+                        answer = rank(requests[which], timeout=120)
+                    except grpc.RpcError as error:
+                        ending = ENDING if self.ending.is_set() else set()
+                        self._saw("by id", error.code().name, {"UNAVAILABLE"} | ending)
+                        time.sleep(0.01)
+                        continue
+                    without = any("feature store" in one for one in answer.warnings)
+                    self.counts["by id, without the store" if without else "by id OK"] += 1
+                    scores = dict(zip(answer.item_index, answer.score, strict=True))
+                    if not without and not same(first.setdefault(which, scores), scores):
+                        self.problems.append(f"request {which} by id: another answer than before")
+
+        return ask
 
     def cancelling(self, place: int) -> None:
         """Calls that end before they are answered."""
@@ -170,6 +206,13 @@ class Soak:
             self.problems.append(f"{what} call: {code}")
 
 
+def same(before: dict[int, float], scores: dict[int, float]) -> bool:
+    """Whether two answers to one request agree."""
+    return before.keys() == scores.keys() and all(
+        abs(before[item] - score) <= 1e-4 for item, score in scores.items()
+    )
+
+
 def call_frames(stream: int, message: bytes) -> bytes:
     """A Rank call as HTTP/2 sends it: a frame of headers and one of data."""
 
@@ -210,11 +253,11 @@ def leaks(grown: dict[str, float]) -> bool:
     return grown["threads"] > 10 or grown["descriptors"] > 20 or grown["memory"] > 0.125
 
 
-def start(base: Path) -> tuple[subprocess.Popen[str], int]:
+def start(flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
     """The server and its port."""
-    flags = ["--model_name", NAME, "--model_base_path", str(base), "--port", "0"]
+    flags = ("--model_name", NAME, "--port", "0", "--workers", str(WORKERS), *flags)
     server = subprocess.Popen(
-        [sys.executable, "-m", "multigate", "serve", *flags, "--workers", str(WORKERS)],
+        [sys.executable, "-m", "multigate", "serve", *flags],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")},
@@ -224,6 +267,21 @@ def start(base: Path) -> tuple[subprocess.Popen[str], int]:
     if not line:
         raise SystemExit("the server ended at its start")
     return server, int(line.rpartition(":")[2])
+
+
+def impressions(port: int) -> Counter[str]:
+    """Rows of the impression log by result, of all workers, from the metrics' page."""
+    url = f"http://127.0.0.1:{port}/monitoring/prometheus/metrics"
+    with urllib.request.urlopen(url, timeout=60) as page:
+        found = re.findall(
+            r'^multigate_impression_rows_total\{.*result="(\w+)".*\} (\S+)$',
+            page.read().decode(),
+            re.MULTILINE,
+        )
+    rows: Counter[str] = Counter()
+    for result, number in found:
+        rows[result] += int(float(number))
+    return rows
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
@@ -238,43 +296,94 @@ def workers_of(pid: int) -> list[psutil.Process]:
     return sorted(found, key=lambda child: child.create_time())
 
 
-def soak(base: Path, minutes: float, candidates: int) -> dict[str, Any]:
+def watch(
+    server: subprocess.Popen[str], measured: psutil.Process, seconds: float
+) -> tuple[dict[str, list[tuple[int, int, int]]], int]:
+    """Footprints of a worker and the supervisor; kills the other worker now and then."""
+    samples: dict[str, list[tuple[int, int, int]]] = {"worker": [], "supervisor": []}
+    kills = 0
+    began = killed = time.monotonic()
+    while time.monotonic() - began < seconds and measured.is_running():
+        time.sleep(min(1.0, seconds / 60))
+        samples["worker"].append(footprint(measured))
+        samples["supervisor"].append(footprint(psutil.Process(server.pid)))
+        others = [one for one in workers_of(server.pid) if one != measured]
+        if time.monotonic() - killed > max(seconds / 12, 15) and others:
+            others[0].kill()
+            killed, kills = time.monotonic(), kills + 1
+    return samples, kills
+
+
+def written_again(port: int, callers: Soak) -> dict[str, int]:
+    """Rows of impressions; they must be written again once the disk has room."""
+    before = impressions(port)
+    for _ in range(600):
+        now = impressions(port)
+        if now["written"] > before["written"]:
+            return {f"rows_{result}": number for result, number in now.items()}
+        time.sleep(0.1)
+    callers.problems.append("no impression is written after the disk had room again")
+    return {}
+
+
+def soak(
+    base: Path,
+    minutes: float,
+    candidates: int,
+    swap_every: float = 0,
+    examples: Path | None = None,
+    small_disk: bool = False,
+) -> dict[str, Any]:
     """Run it all."""
-    server, port = start(base)
-    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
-    callers = Soak(port, rank_requests(base, candidates))
-    try:
-        measured, victim = workers_of(server.pid)[:2]
-        for what, count in (
+    with ExitStack() as stack:
+        room = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        swaps = Swaps(base, room / "models", swap_every) if swap_every else None
+        redis = None if examples is None else HangingRedis(base, examples, room / "redis")
+        disk = FullDisk(room / "disk") if small_disk else None
+        faults: list[Fault] = [one for one in (swaps, redis, disk) if one is not None]
+        flags = [] if swaps else ["--model_base_path", str(base)]
+        for fault in faults:
+            stack.enter_context(fault)
+            flags += fault.flags
+        (metrics_port,) = free_ports(1)
+        server, port = start([*flags, "--metrics_port", str(metrics_port)])
+        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(True)]
+        callers = Soak(port, rank_requests(base, candidates))
+        kinds = [
             (callers.checking, 4),
             (callers.cancelling, 2),
             (callers.malformed, 1),
             (callers.never_reading, 2),
             (callers.half_open, 2),
-        ):
-            callers.start(what, count)
-        samples: dict[str, list[tuple[int, int, int]]] = {"worker": [], "supervisor": []}
-        seconds, kills = 60 * minutes, 0
-        began = killed = time.monotonic()
-        while time.monotonic() - began < seconds:
-            time.sleep(min(1.0, seconds / 60))
-            samples["worker"].append(footprint(measured))
-            samples["supervisor"].append(footprint(psutil.Process(server.pid)))
-            others = [one for one in workers_of(server.pid) if one != measured]
-            if time.monotonic() - killed > max(seconds / 12, 15) and others:
-                victim = others[0]
-                victim.kill()
-                killed, kills = time.monotonic(), kills + 1
-        if not measured.is_running():
-            callers.problems.append("the worker that nobody killed died")
-        callers.ending.set()
-        processes += psutil.Process(server.pid).children(recursive=True)
-        server.send_signal(signal.SIGTERM)
-        status = server.wait(120)
-    finally:
-        callers.join()
-        if server.poll() is None:
-            server.kill()
+        ]
+        if redis is not None:
+            kinds.append((callers.asking_by_id(redis.requests(32, candidates)), 2))
+        try:
+            measured = workers_of(server.pid)[0]
+            for what, count in kinds:
+                callers.start(what, count)
+            for fault in faults:
+                fault.start()
+            samples, kills = watch(server, measured, 60 * minutes)
+            if not measured.is_running():
+                callers.problems.append("the worker that nobody killed died")
+            numbers = {name: one for fault in faults for name, one in fault.numbers().items()}
+            for fault in faults:
+                fault.end()
+            if disk is not None:
+                numbers |= written_again(metrics_port, callers)
+            if swaps is not None and swaps.last - max(callers.versions) > 2:
+                callers.problems.append(
+                    f"version {max(callers.versions)} answers, {swaps.last} is there"
+                )
+            callers.ending.set()
+            processes += psutil.Process(server.pid).children(recursive=True)
+            server.send_signal(signal.SIGTERM)
+            status = server.wait(120)
+        finally:
+            callers.join()
+            if server.poll() is None:
+                server.kill()
     _, alive = psutil.wait_procs(set(processes), 10)
     grown = {who: growth(found) for who, found in samples.items()}
     problems = sorted(set(callers.problems))
@@ -286,6 +395,7 @@ def soak(base: Path, minutes: float, candidates: int) -> dict[str, Any]:
     return {
         "minutes": minutes,
         "kills": kills,
+        **numbers,
         "calls": dict(sorted(callers.counts.items())),
         "growth": grown,
         "threads": {who: one[0] for who, one in last.items()},
@@ -300,8 +410,18 @@ def main() -> None:
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--candidates", type=int, default=20, help="of each call")
+    parser.add_argument("--swap_every", type=float, default=0, help="seconds; 0: no swaps")
+    parser.add_argument("--examples", type=Path, help="with a snapshot, for Redis")
+    parser.add_argument("--small_disk", action="store_true", help="needs the right to mount")
     options = parser.parse_args()
-    found = soak(options.model_base_path, options.minutes, options.candidates)
+    found = soak(
+        options.model_base_path,
+        options.minutes,
+        options.candidates,
+        options.swap_every,
+        options.examples,
+        options.small_disk,
+    )
     for problem in found["problems"]:
         print(problem)
     print(json.dumps(found))

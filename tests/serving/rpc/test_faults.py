@@ -343,6 +343,30 @@ def test_half_a_minute_of_misbehaving_callers_leaks_nothing(tmp_path, publish):
     assert found["calls"]["half open"] > 10
 
 
+@pytest.mark.long
+def test_half_a_minute_of_swaps_with_a_hung_redis_and_a_full_disk(small_run, lacking):
+    if os.geteuid() != 0 or shutil.which("redis-server") is None:
+        lacking("needs redis-server, and the right to mount a small disk")
+    run = small_run.root / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "benchmarks" / "soak.py"), "--minutes", "0.6"),
+            *("--model_base_path", str(run / "models/demo"), "--examples", str(run / "examples")),
+            *("--swap_every", "3", "--small_disk"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["swaps"] > 5
+    assert found["redis_hangs"] >= 2
+    assert found["calls"]["by id OK"] > 20
+    assert found["calls"]["by id UNAVAILABLE"] > 0
+    assert min(found["rows_dropped"], found["rows_written"]) > 0
+
+
 @pytest.mark.slow
 def test_a_go_client_ranks_through_reflection_alone(running):
     grpcurl = shutil.which("grpcurl", path=f"{os.environ['PATH']}:{Path.home() / 'go' / 'bin'}")
