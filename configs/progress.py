@@ -61,13 +61,14 @@ class _Screen:
         count = _count(0, total, unit)
         return self._progress.add_task(what, total=total, count=count, text="")
 
-    def update(self, task: Any, **values: Any) -> None:
-        """Draw a bar anew with the next refresh."""
-        self._progress.update(task, **values)
+    def update(self, task: Any, at_once: bool, **values: Any) -> None:
+        """Draw a bar anew, at once or with the next refresh."""
+        self._progress.update(task, refresh=at_once, **values)
 
     def reset(self, task: Any, what: str, count: str) -> None:
-        """Let a bar begin anew, its clock too."""
+        """Let a bar begin anew, its clock too, and draw it."""
         self._progress.reset(task, description=what, count=count, text="")
+        self._progress.refresh()
 
     def remove(self, task: Any) -> None:
         """Remove a bar; the last one leaves an empty line."""
@@ -161,19 +162,32 @@ class Bar:
         if self._screen is not None:
             self._screen.reset(self._task, what, _count(0, self.total, self._unit))
 
-    def show(self, completed: int, text: str | None = None, what: str | None = None) -> None:
-        """Say how much is done; what stands behind and before the bar stays where it is None."""
+    def show(
+        self,
+        completed: int,
+        text: str | None = None,
+        what: str | None = None,
+        at_once: bool = False,
+    ) -> None:
+        """Say how much is done.
+
+        Args:
+            completed: so much.
+            text: stands behind the bar; None leaves what stands there.
+            what: stands before it, likewise.
+            at_once: draw it now, not with the next refresh: for what is short and must be seen.
+        """
         self.completed = completed
         if self._screen is None:
             return
         values = {"text": text, "description": what}
         count = _count(completed, self.total, self._unit)
         given = {name: value for name, value in values.items() if value is not None}
-        self._screen.update(self._task, completed=completed, count=count, **given)
+        self._screen.update(self._task, at_once, completed=completed, count=count, **given)
 
     def step(self, text: str) -> None:
-        """Begin the next of `total` steps; the one before it is done."""
-        self.show(self.completed + self._started, text)
+        """Begin the next of `total` steps; the one before it is done. Each is seen, however short."""
+        self.show(self.completed + self._started, text, at_once=True)
         self._started = True
 
     def remove(self) -> None:

@@ -37,7 +37,7 @@ class StageBar:
             self._done[stage] += 1
             self._rows += rows
             # A bucket without rows never comes: the next stage's first one says that all are done.
-            self._latest = max(self._latest, self._names.index(stage))
+            before_it, self._latest = self._latest, max(self._latest, self._names.index(stage))
             name = self._names[self._latest]
             before = sum(self._stages[one][1] for one in self._names[: self._latest])
             what, total = self._stages[name]
@@ -45,6 +45,7 @@ class StageBar:
                 before + min(self._done[name], total),
                 f"{self._rows:,} rows read",
                 f"{self._latest + 1}/{len(self._names)} {what}",
+                at_once=self._latest > before_it,
             )
 
 
