@@ -205,6 +205,7 @@ class HandledCall:
             fields.get("model", ""),
             str(fields.get("version", "")),
             fields.get("signature", ""),
+            fields.get("run_seconds"),
         )
         if self._trace is not None and gate.tracing is not None:
             gate.tracing.finished(

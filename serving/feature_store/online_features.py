@@ -21,6 +21,7 @@ from multigate.serving.feature_store.interface import (
     FeatureAnswer,
     FeatureQuery,
     FeatureStore,
+    all_present,
 )
 
 
@@ -72,7 +73,7 @@ class OnlineFeatures:
         if (trace := current()) is not None:
             trace.add("store", started, ended, problem=answer.problem)
         counted = {
-            name: replace(column, present=np.ones_like(column.present))
+            name: Column(column.values, all_present(len(column.present)))
             for name in self._counted
             if (column := answer.columns.get(name)) is not None
         }
@@ -105,8 +106,10 @@ class OnlineFeatures:
 
 def _filled(column: Column, value: float) -> Column:
     """A column of numbers with a value in place of missing ones."""
+    if column.count() == len(column.present):
+        return column
     values = np.where(column.present, column.values, np.float32(value))
-    return replace(column, values=values, present=np.ones_like(column.present))
+    return Column(values, all_present(len(values)))
 
 
 def advance(column: Column, seconds: float, within: timedelta | None = None) -> Column:

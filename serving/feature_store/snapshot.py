@@ -36,6 +36,7 @@ from multigate.serving.feature_store.interface import (
     Column,
     FeatureAnswer,
     FeatureQuery,
+    all_present,
     missing_column,
     pad_lists,
     parse_cut_off,
@@ -51,6 +52,9 @@ KEYS = "keys"
 _KEPT_TEXTS = 1 << 16
 """Up to so many distinct texts of a feature, or ids of a side, are kept as Python objects (some
 5 MB): a look-up of 500 ids takes 40 us instead of 200.  Larger tables stay in their files."""
+_KEPT_NUMBERS = 1 << 22
+"""Up to so many numbers of a side (16 MB) are kept together, so that a look-up gathers all of its
+number features at once.  Those of larger tables stay in their files, one for each feature."""
 
 
 class SnapshotManifest(TypedDict):
@@ -147,6 +151,13 @@ class _Side:
         lengths = {len(self._keys), *(column.rows for column in self._columns.values())}
         if lengths != {rows}:
             raise ValueError(f"{folder.name}: expected {rows} rows, received {sorted(lengths)}")
+        numbers = {
+            name: _mapped(folder, name)
+            for name, feature in self._features.items()
+            if isinstance(feature, NumberFeature)
+        }
+        kept = 0 < rows * len(numbers) <= _KEPT_NUMBERS
+        self._numbers = _Numbers(numbers) if kept else None
 
     def read(self, ids: np.ndarray, names: Any) -> dict[str, Column]:
         rows = self._find(ids)
@@ -154,7 +165,13 @@ class _Side:
         if not known.any():
             return {name: missing_column(self._features[name], len(ids)) for name in names}
         rows = np.where(known, rows, 0)
-        return {name: self._columns[name].read(rows, known) for name in names}
+        found: dict[str, Column] = {}
+        if self._numbers is not None:
+            found = self._numbers.read(rows, known, names)
+        for name in names:
+            if name not in found:
+                found[name] = self._columns[name].read(rows, known)
+        return found
 
     def knows(self, ids: np.ndarray) -> bool:
         """Whether all ids are here."""
@@ -183,6 +200,28 @@ class _Side:
             left = left[~same]
             at[left] += 1
         return found
+
+
+class _Numbers:
+    """A side's number features, gathered together."""
+
+    def __init__(self, columns: dict[str, np.ndarray]) -> None:
+        self._place = {name: place for place, name in enumerate(columns)}
+        self._values = np.stack(list(columns.values()))  # (F, R)
+
+    def read(self, rows: np.ndarray, known: np.ndarray, names: Any) -> dict[str, Column]:
+        """The number features among some names."""
+        values = self._values.take(rows, axis=1)
+        present = ~np.isnan(values)
+        present &= known
+        values[~present] = 0
+        everyone = all_present(len(rows))
+        complete = np.logical_and.reduce(present, axis=1).tolist()
+        return {
+            name: Column(values[place], everyone if complete[place] else present[place])
+            for name in names
+            if (place := self._place.get(name)) is not None
+        }
 
 
 class _File:

@@ -5,14 +5,14 @@ false`, and an empty text.  NaN is an error.  An error names the feature, what w
 was received.
 
 Every call reads every feature here, so the usual case (all values present, texts or floats) creates
-few Python objects: at 100 candidates this took a fifth of a call's CPU time.
+few Python objects: at 100 candidates this took a fifth of a call's CPU time.  Numbers, which most
+features are, are read together: a request of 34 features in 100 us, one by one in 190.
 
 pydantic was considered: it checks one Python value at a time, this module whole columns.
 """
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from multigate.configs.contract import (
 )
 from multigate.serving.core.layout import Arrays, may_be_missing, value_dtype
 from multigate.serving.core.status import InvalidRequestError, MissingValueError
-from multigate.serving.core.wire import numbers_of
-from multigate.serving.feature_store.interface import Column, missing_column, pad_lists
+from multigate.serving.core.wire import VALUE_HEAD, column_head, numbers_of, rows_of
+from multigate.serving.feature_store.interface import Column, all_present, missing_column, pad_lists
 
 LONGEST_TEXT = 4096
 """Characters of a text of the user or the context: every candidate's row would repeat it."""
@@ -45,13 +45,15 @@ class FeatureReader:
         self._dtype = value_dtype(feature)
         self._is_list = isinstance(feature, IdListFeature)
         self._is_vector = isinstance(feature, VectorFeature)
+        self.is_number = isinstance(feature, NumberFeature)
         # What is known of a history's entries stays beside them, as an empty text where missing.
         self._keeps_empty = self._is_list and feature.entry is not None
-        self._companion = ""
+        self.companion = ""
+        """The input beside the values: their presence or lengths; empty without."""
         if self._is_list:
-            self._companion = name + LENGTH
+            self.companion = name + LENGTH
         elif may_be_missing(feature):
-            self._companion = name + PRESENT
+            self.companion = name + PRESENT
 
     def absent(self, rows: int) -> Column:
         """A column of missing values."""
@@ -70,24 +72,26 @@ class FeatureReader:
             # An empty list has no dtype to check.
             lengths = (len(value.values),)
             return self._column(which if value.values else None, value.values, lengths, (), 1)
+        if which == "text" and value and self._dtype == "string" and not self._is_list:
+            return Column(np.array((value.encode(),), object), all_present(1))
         if self._is_list or self._is_vector or self._dtype == "string" or field == "texts":
             return self._column(field, (value,), None, (), 1)
         self._check_dtype(field)
         values = np.array((value,), self._dtype)
         if not math.isfinite(value):
             self._refuse_non_finite(values)
-        return Column(values, _all_present(1))
+        return Column(values, all_present(1))
 
     def of_column(self, message: Any, rows: int) -> Column:
         """Read the `Column` of an item feature: one value, or one list, per candidate."""
         which = message.WhichOneof("values")
         present, lengths = message.present, message.lengths or None
         plain = which == "numbers" and not present and lengths is None
-        if plain and isinstance(self.feature, NumberFeature):
+        if plain and self.is_number:
             numbers = numbers_of(message.numbers)
             if len(numbers) == rows:
                 self._refuse_non_finite(numbers)
-                return Column(numbers, _all_present(rows))
+                return Column(numbers, all_present(rows))
         if len(present) == rows and not any(present):
             return self.absent(rows)  # the fillers may be of any type
         values = getattr(message, which).values if which else ()
@@ -122,7 +126,7 @@ class FeatureReader:
             InvalidRequestError: values are missing under the rule `error`.
         """
         rows = len(column.present)
-        count = rows - int(np.count_nonzero(column.present))
+        count = rows - column.count()
         if count:
             if self.feature.missing != "error":
                 missing[self.name] = count
@@ -136,10 +140,10 @@ class FeatureReader:
                     f"error), received none{where}",
                     [self.name],
                 )
-        if not self._companion:
+        if not self.companion:
             return {self.name: column.values}
         companion = column.present if column.lengths is None else column.lengths
-        return {self.name: column.values, self._companion: companion}
+        return {self.name: column.values, self.companion: companion}
 
     def describe(self) -> str:
         """The values that the feature takes, in words."""
@@ -281,7 +285,7 @@ class FeatureReader:
     def _presence(self, present: Sequence[bool], rows: int) -> np.ndarray:
         """Presence (rows,); no entries mean that all are present."""
         if not present:
-            return _all_present(rows)
+            return all_present(rows)
         if len(present) != rows:
             raise InvalidRequestError(
                 f"feature {self.name!r}: expected no presence entries or {rows}, received "
@@ -321,9 +325,51 @@ def feature_readers(contract: Contract, *sides: Any) -> dict[str, FeatureReader]
     return {name: FeatureReader(name, feature) for name, feature in contract.of_side(*sides)}
 
 
-@functools.lru_cache(maxsize=64)
-def _all_present(rows: int) -> np.ndarray:
-    """Presence (rows,) that is all True; shared between calls, hence read-only."""
-    is_present = np.ones(rows, bool)
-    is_present.setflags(write=False)
-    return is_present
+def plain_columns(
+    readers: Mapping[str, FeatureReader], given: Mapping[str, Any], rows: int
+) -> Arrays:
+    """The signature's inputs for number features of the item, as far as they are simple.
+
+    Args:
+        readers: of the item's features.
+        given: the request's `Column` for each feature.
+        rows: N.
+
+    Returns:
+        Those of columns of N numbers without lengths or presence; nothing where one of the numbers
+        is not finite: `of_column` says which.
+    """
+    return _inputs_of_rows(*rows_of(_numbers_among(readers, given), column_head(rows), rows))
+
+
+def plain_values(readers: Mapping[str, FeatureReader], given: Mapping[str, Any]) -> Arrays:
+    """The signature's inputs for number features of the user or the context, as far as simple.
+
+    Args:
+        readers: of the side's features.
+        given: the request's `Value` for each feature.
+
+    Returns:
+        Those of values of kind `number`; nothing where one is not finite: `of_value` says which.
+    """
+    return _inputs_of_rows(*rows_of(_numbers_among(readers, given), VALUE_HEAD, 1))
+
+
+def _numbers_among(
+    readers: Mapping[str, FeatureReader], given: Mapping[str, Any]
+) -> Iterator[tuple[FeatureReader, Any]]:
+    """The number features with their messages."""
+    for name, message in given.items():
+        reader = readers.get(name)
+        if reader is not None and reader.is_number:
+            yield reader, message
+
+
+def _inputs_of_rows(readers: Sequence[FeatureReader], numbers: np.ndarray) -> Arrays:
+    """Inputs of number features, a row of (M, N) for each; nothing unless all are finite."""
+    if not np.logical_and.reduce(np.isfinite(numbers), axis=None):
+        return {}
+    present = all_present(numbers.shape[1])
+    inputs: Arrays = dict(zip([reader.name for reader in readers], numbers, strict=True))
+    inputs |= {reader.companion: present for reader in readers if reader.companion}
+    return inputs

@@ -24,7 +24,7 @@ from multigate.serving.feature_store.interface import (
     stored_features,
 )
 from multigate.serving.feature_store.online_features import OnlineFeatures
-from multigate.serving.request.feature_values import feature_readers
+from multigate.serving.request.feature_values import feature_readers, plain_columns, plain_values
 
 _SIDES: tuple[Side, ...] = ("user", "context", "item")
 _NO_ITEMS = np.empty(0, object)
@@ -306,6 +306,13 @@ class RequestReader:
         categories = categories | self._given_categories(sides, given, rows)
         found = self._query_store(sides, before, given, categories)
         for side in sides:
+            readers = self._sides[side]
+            inputs |= (
+                plain_columns(readers, given, rows)
+                if side == "item"
+                else plain_values(readers, given)
+            )
+        for side in sides:
             for name, reader in self._sides[side].items():
                 if name in inputs:
                     continue
@@ -318,7 +325,7 @@ class RequestReader:
                     )
                 elif (known := found.columns.get(name)) is not None:
                     column = known
-                    from_store[name] = int(np.count_nonzero(column.present))
+                    from_store[name] = column.count()
                 elif found.problem and reader.feature.missing == "error":
                     raise StoreError(
                         f"feature {name!r}: the request leaves it out, and the feature store did "

@@ -46,10 +46,10 @@ _QUICK: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "TF_NewGraph": (_P, ()),
     "TF_GraphOperationByName": (_P, (_P, ctypes.c_char_p)),
     "TF_OperationNumOutputs": (_INT, (_P,)),
+    "TF_OperationOutputType": (_INT, (Output,)),
     "TF_AllocateTensor": (_P, (_INT, _P, _INT, _SIZE)),
     "TF_SetShape": (None, (_P, _P, _INT)),
     "TF_DeleteTensor": (None, (_P,)),
-    "TF_TensorType": (_INT, (_P,)),
     "TF_NumDims": (_INT, (_P,)),
     "TF_Dim": (ctypes.c_int64, (_P, _INT)),
     "TF_TensorElementCount": (ctypes.c_int64, (_P,)),
@@ -117,11 +117,19 @@ class Library:
         status = self.TF_NewStatus()
         try:
             yield status
-            if code := self.TF_GetCode(status):
-                message = (self.TF_Message(status) or b"").decode(errors="replace")
-                raise error_of(code, message)
+            self.check(status)
         finally:
             self.TF_DeleteStatus(status)
+
+    def check(self, status: int) -> None:
+        """Raise the failure that a TF_Status tells of, if there is one.
+
+        Raises:
+            ModelRuntimeError: the function failed.
+        """
+        if code := self.TF_GetCode(status):
+            message = (self.TF_Message(status) or b"").decode(errors="replace")
+            raise error_of(code, message)
 
 
 _LOCK = threading.Lock()

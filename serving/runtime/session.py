@@ -4,7 +4,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from multigate.serving.protos.tensorflow_messages import config_pb2, meta_graph_
 from multigate.serving.runtime.dtypes import TensorSpec
 from multigate.serving.runtime.errors import ModelRuntimeError
 from multigate.serving.runtime.library import Buffer, Library, Output, library
-from multigate.serving.runtime.tensors import InputTensor, to_array
+from multigate.serving.runtime.tensors import Inputs, Outputs, Shapes, shapes_of
 from multigate.serving.runtime.wire import fields_only
 
 _SIGNATURES, _SAVER = 5, 3
 """Fields of MetaGraphDef.  Its graph, most of its bytes, is not parsed."""
 _VARIABLES = "variables/variables.index"
+_KEPT = 8
+"""Most sets of input tensors that a signature keeps: other shapes cost as much as the values."""
 
 GraphRun = Callable[..., list[np.ndarray]]
 """Runs a signature: arrays of its inputs and outputs, each in the order of their names."""
@@ -149,21 +151,6 @@ class Session:
         return found
 
 
-class _Inputs:
-    """Tensors for the inputs of one run at a time."""
-
-    def __init__(self, library: Library, infos: Mapping[str, Any]) -> None:
-        self.tensors = [
-            InputTensor(library, name, TensorSpec.of(info), info.dtype)
-            for name, info in infos.items()
-        ]
-
-    def __del__(self) -> None:
-        """Free the tensors."""
-        for tensor in self.tensors:
-            tensor.free()
-
-
 class _Runner:
     """Runs a signature of a session, from any number of threads."""
 
@@ -172,10 +159,14 @@ class _Runner:
         self._library = library()
         self._infos = dict(sorted(definition.inputs.items()))
         self._feeds = session.outputs(list(self._infos.values()))
-        self._fetches = session.outputs([info for _, info in sorted(definition.outputs.items())])
-        self._idle: list[_Inputs] = []
-        """Input tensors that no run uses; as many as there were runs at once."""
-        self._pointers = ctypes.c_void_p * len(self._feeds)
+        infos = [info for _, info in sorted(definition.outputs.items())]
+        self._fetches = session.outputs(infos)
+        numbers = [self._library.TF_OperationOutputType(output) for output in self._fetches]
+        self._outputs = Outputs(self._library, [TensorSpec.of(info) for info in infos], numbers)
+        self._counts = len(self._feeds), len(self._fetches)
+        self._lock = threading.Lock()
+        self._idle: dict[Shapes | None, Inputs] = {}
+        """Input tensors that no run uses, by their shapes, in the order of their last runs."""
         self._results = ctypes.c_void_p * len(self._fetches)
 
     def __call__(self, *arrays: np.ndarray, timeout: float | None = None) -> list[np.ndarray]:
@@ -195,43 +186,58 @@ class _Runner:
         """
         session = self._session.begin()
         try:
-            try:
-                inputs = self._idle.pop()
-            except IndexError:
-                inputs = _Inputs(self._library, self._infos)
-            for tensor, array in zip(inputs.tensors, arrays, strict=True):
-                tensor.fill(array)
+            shapes = shapes_of(arrays)
+            inputs = self._take(shapes)
+            inputs.fill(arrays, shapes)
             outputs = self._run(session, inputs, timeout if self._session.ends_runs else None)
-            for tensor in inputs.tensors:
-                tensor.trim()
-            self._idle.append(inputs)  # after a failure they are freed
+            self._keep(inputs)  # after a failure they are freed
             return outputs
         finally:
             self._session.end()
 
-    def _run(self, session: int, inputs: _Inputs, timeout: float | None) -> list[np.ndarray]:
+    def _take(self, shapes: Shapes) -> Inputs:
+        """Idle tensors, of these shapes if there are any."""
+        with self._lock:
+            if (inputs := self._idle.pop(shapes, None)) is not None:
+                return inputs
+            if len(self._idle) >= _KEPT:
+                return self._idle.pop(next(iter(self._idle)))
+        return Inputs(self._library, self._infos)
+
+    def _keep(self, inputs: Inputs) -> None:
+        """Keep tensors for the next runs."""
+        if inputs.is_large:
+            return
+        with self._lock:
+            if len(self._idle) >= _KEPT:  # other threads have kept theirs meanwhile
+                self._idle.pop(next(iter(self._idle)))
+            self._idle[inputs.shapes] = inputs
+
+    def _run(self, session: int, inputs: Inputs, timeout: float | None) -> list[np.ndarray]:
         library = self._library
         options = None if timeout is None else ctypes.byref(_run_options(timeout))
-        given = self._pointers(*[tensor.pointer for tensor in inputs.tensors])
+        fed, fetched = self._counts
         computed = self._results()
+        status = library.TF_NewStatus()
         try:
-            with library.status() as status:
-                library.TF_SessionRun(
-                    session,
-                    options,
-                    self._feeds,
-                    given,
-                    len(given),
-                    self._fetches,
-                    computed,
-                    len(computed),
-                    None,
-                    0,
-                    None,
-                    status,
-                )
-            return [to_array(library, tensor) for tensor in computed if tensor is not None]
+            library.TF_SessionRun(
+                session,
+                options,
+                self._feeds,
+                inputs.pointers,
+                fed,
+                self._fetches,
+                computed,
+                fetched,
+                None,
+                0,
+                None,
+                status,
+            )
+            library.check(status)
+            return self._outputs.arrays(computed)
         finally:
+            library.TF_DeleteStatus(status)
             for tensor in computed:
                 if tensor:
                     library.TF_DeleteTensor(tensor)

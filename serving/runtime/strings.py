@@ -13,47 +13,37 @@ TensorFlow's header `tsl/platform/ctstring_internal.h` defines this layout.
 import ctypes
 import sys
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
 BYTES = 24
 _SMALL, _LARGE, _OFFSET, _VIEW = range(4)
-_FEW = 8
-"""Texts for which a loop is quicker than NumPy."""
-
+_TWO_BITS, _IS_VIEW = np.uint64(2), np.uint64(_VIEW)
 assert sys.byteorder == "little"  # big-endian machines have another layout
 
 
-def write(texts: Sequence[bytes], strings: np.ndarray) -> bytes:
-    """Make TF_TStrings that point into one buffer.
+def views(texts: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
+    """TF_TStrings that point into one buffer.
 
     Args:
         texts: N texts.
-        strings: (N, 3) uint64, the memory to write to.
 
     Returns:
-        The buffer, which must outlive the use of the strings.
+        The buffer, which must outlive the use of the strings, and their words: (N, 3) uint64.
 
     Raises:
         TypeError: a text is not bytes.
     """
     buffer = b"".join(texts)
     address: int = ctypes.c_size_t.from_buffer(ctypes.c_char_p(buffer)).value
-    if len(texts) <= _FEW:
-        for place, text in enumerate(texts):
-            strings[place] = (len(text) << 2 | _VIEW, address, 0)
-            address += len(text)
-        return buffer
-    sizes = np.fromiter(map(len, texts), np.uint64, len(texts))
-    ends = sizes.cumsum()
-    ends += np.uint64(address)
-    ends -= sizes  # now the starts
-    strings[:, 1] = ends
-    strings[:, 2] = 0
-    sizes <<= np.uint64(2)
-    sizes |= np.uint64(_VIEW)
-    strings[:, 0] = sizes
-    return buffer
+    numbers = np.fromiter(chain((address,), map(len, texts)), np.uint64, len(texts) + 1)
+    words = np.zeros((len(texts), 3), np.uint64)
+    words[:, 1] = numbers.cumsum()[:-1]
+    numbers <<= _TWO_BITS
+    numbers |= _IS_VIEW
+    words[:, 0] = numbers[1:]
+    return buffer, words
 
 
 def read(address: int, count: int) -> list[bytes]:

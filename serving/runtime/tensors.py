@@ -3,9 +3,18 @@
 Values are copied once each way: TensorFlow wants its memory aligned to 64 bytes, which NumPy's is
 not, and would copy it itself.  The tensors of the inputs are kept from run to run: a new one for
 each input would cost three times as much as copying the values of 100 rows.
+
+A run of the model leaves no Python in the processor's caches, so each line of Python that follows
+takes several times as long as in a loop of its own.  Hence what can be known before a run is made
+before it, and loops over inputs are NumPy's or C's.
 """
 
 import ctypes
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, repeat
+from operator import attrgetter, setitem
 from typing import Any
 
 import numpy as np
@@ -23,92 +32,172 @@ MAX_BYTES = 1 << 32
 """Of one tensor.  TensorFlow ends the process if it cannot allocate what a tensor asks for."""
 _KEPT_BYTES = 1 << 16
 """Largest tensor that is kept for the next run."""
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
+_ALL = repeat(...)
+_SET: Callable[[Any, Any, Any], None] = setitem
+_NOTHING = np.empty(0, np.uint8)
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
-class InputTensor:
-    """The tensor of one input, filled anew for each run.
+def shapes_of(arrays: Sequence[np.ndarray]) -> Shapes:
+    """The shape of each array."""
+    return tuple(map(_SHAPE, arrays))
+
+
+class Inputs:
+    """Tensors for the inputs of one run at a time, filled anew for each run.
 
     Attributes:
-        pointer: TF_Tensor; None before the first run.
+        pointers: array of TF_Tensor*, in the order of the inputs.
+        shapes: of the tensors; None before the first run.
+        is_large: whether one of them would hold much memory if they were kept.
     """
 
-    def __init__(self, library: Library, name: str, spec: TensorSpec, number: int) -> None:
-        """Make an input without tensor.
+    def __init__(self, library: Library, infos: Mapping[str, Any]) -> None:
+        """Make inputs without tensors.
 
         Args:
             library: TensorFlow's.
-            name: of the input, for messages.
-            spec: what the signature takes.
-            number: its dtype.
+            infos: the signature's TensorInfos, by name.
 
         Raises:
             ModelRuntimeError: NumPy has no such dtype.
         """
+        self._tensors = [
+            _InputTensor(library, name, TensorSpec.of(info), info.dtype)
+            for name, info in infos.items()
+        ]
+        self.pointers = (ctypes.c_void_p * len(self._tensors))()
+        self.shapes: Shapes | None = None
+        self.is_large = False
+        self._dtypes = [tensor.dtype for tensor in self._tensors]
+        self._are_texts = [tensor.is_text for tensor in self._tensors]
+        self._are_numbers = [not tensor.is_text for tensor in self._tensors]
+        self._numbers: list[np.ndarray] = []
+        """Values of the tensors of numbers."""
+        self._words: list[np.ndarray] = []
+        """Values of the tensors of texts, (N, 3) each."""
+        self._parts: list[slice] = []
+        """Where the texts of each of these are among all texts of a run."""
+        self._texts = b""
+
+    def __del__(self) -> None:
+        """Free the tensors."""
+        for tensor in self._tensors:
+            tensor.free()
+
+    def fill(self, arrays: Sequence[np.ndarray], shapes: Shapes) -> None:
+        """Copy the values of one array for each input; the tensors take their shapes.
+
+        The texts of the run before are freed: outputs computed from them must have been copied.
+
+        Args:
+            arrays: in the order of the inputs.
+            shapes: theirs.
+
+        Raises:
+            RefusedInputError: another dtype or shape than the signature's; an object is not a text.
+            OutOfMemoryError: a tensor is too large.
+        """
+        if list(map(_DTYPE, arrays)) != self._dtypes:
+            for tensor, array in zip(self._tensors, arrays, strict=True):
+                tensor.check_dtype(array.dtype)
+        if shapes != self.shapes:
+            self._resize(shapes)
+        deque(map(_SET, self._numbers, _ALL, compress(arrays, self._are_numbers)), 0)
+        if self._words:
+            texts: list[Any] = []
+            for array in compress(arrays, self._are_texts):
+                texts += (array if array.ndim == 1 else array.ravel()).tolist()
+            self._fill_texts(texts)
+
+    def _resize(self, shapes: Shapes) -> None:
+        """Give the tensors their shapes."""
+        self.shapes = None  # if it fails
+        for place, (tensor, shape) in enumerate(zip(self._tensors, shapes, strict=True)):
+            if shape != tensor.shape:
+                tensor.resize(shape)
+                self.pointers[place] = tensor.pointer
+        self._numbers = [tensor.values for tensor in compress(self._tensors, self._are_numbers)]
+        self._words = [tensor.values for tensor in compress(self._tensors, self._are_texts)]
+        ends = np.cumsum([0, *map(len, self._words)]).tolist()
+        self._parts = list(map(slice, ends, ends[1:]))
+        self.is_large = any(tensor.memory.size > _KEPT_BYTES for tensor in self._tensors)
+        self.shapes = shapes
+
+    def _fill_texts(self, texts: list[Any]) -> None:
+        """Write the texts of all inputs, each in row-major order."""
+        try:
+            self._texts, words = strings.views(texts)
+        except TypeError:  # some are not bytes
+            tensors = compress(self._tensors, self._are_texts)
+            encoded = [
+                tensor.encoded(text)
+                for tensor, part in zip(tensors, self._parts, strict=True)
+                for text in texts[part]
+            ]
+            self._texts, words = strings.views(encoded)
+        deque(map(_SET, self._words, _ALL, map(words.__getitem__, self._parts)), 0)
+
+
+class _InputTensor:
+    """The tensor of one input.
+
+    Attributes:
+        pointer: TF_Tensor; None before the first run.
+        dtype: of its values in NumPy.
+        is_text: whether they are texts.
+        shape: of the tensor; None before the first run.
+        memory: the tensor's bytes.
+        values: the same as values of its shape; of texts as (N, 3) words.
+    """
+
+    def __init__(self, library: Library, name: str, spec: TensorSpec, number: int) -> None:
         if number not in NUMPY:
             raise ModelRuntimeError(
                 f"input {name!r}: expected a dtype that NumPy has, received {spec.dtype}"
             )
         self.pointer: int | None = None
+        self.dtype = NUMPY[number]
+        self.is_text = number == STRING
+        self.shape: tuple[int, ...] | None = None
+        self.memory: np.ndarray = _NOTHING
+        self.values: np.ndarray = _NOTHING
         self._library = library
         self._name = name
         self._spec = spec
         self._number = number
-        self._dtype = NUMPY[number]
-        self._is_text = number == STRING
-        self._item_bytes = strings.BYTES if self._is_text else self._dtype.itemsize
-        self._shape: tuple[int, ...] | None = None
-        self._memory: np.ndarray = np.empty(0, np.uint8)
-        """The tensor's bytes."""
-        self._values: np.ndarray = self._memory
-        """The same as values of its shape; of texts as (N, 3) words."""
-        self._texts = b""
 
-    def fill(self, array: np.ndarray) -> None:
-        """Copy the values of an array; the tensor takes its shape.
-
-        The texts of the array before are freed: outputs computed from them must have been copied.
-
-        Raises:
-            RefusedInputError: another dtype or shape than the signature's; an object is not a text.
-            OutOfMemoryError: the tensor is too large.
-        """
-        if array.dtype is not self._dtype and number_of(array.dtype) != self._number:
+    def check_dtype(self, dtype: np.dtype) -> None:
+        """Refuse an array of another dtype; texts may be of any kind."""
+        if number_of(dtype) != self._number:
             raise RefusedInputError(
-                f"input {self._name!r}: expected dtype {self._spec.dtype}, received {array.dtype}"
+                f"input {self._name!r}: expected dtype {self._spec.dtype}, received {dtype}"
             )
-        if array.shape != self._shape:
-            self._resize(array.shape, array.size * self._item_bytes)
-        if self._is_text:
-            self._fill_texts(array.ravel().tolist())
-        else:
-            self._values[...] = array
-
-    def trim(self) -> None:
-        """Free a large tensor, so that one large call does not hold memory for ever."""
-        if self._memory.size > _KEPT_BYTES:
-            self.free()
 
     def free(self) -> None:
         """Free the tensor."""
         if self.pointer:
             self._library.TF_DeleteTensor(self.pointer)
-        self.pointer, self._shape, self._texts = None, None, b""
-        self._memory = self._values = np.empty(0, np.uint8)
+        self.pointer, self.shape = None, None
+        self.memory = self.values = _NOTHING
 
-    def _resize(self, shape: tuple[int, ...], size: int) -> None:
+    def resize(self, shape: tuple[int, ...]) -> None:
         """Give the tensor a shape; make a new one where its memory is too small."""
         if not self._spec.fits(shape):
             raise RefusedInputError(
                 f"input {self._name!r}: expected shape {describe(self._spec.shape)}, received "
                 f"{list(shape)}"
             )
+        size = math.prod(shape) * (strings.BYTES if self.is_text else self.dtype.itemsize)
         if size > MAX_BYTES:
             raise OutOfMemoryError(
                 f"input {self._name!r}: expected a tensor of at most {MAX_BYTES} bytes, received "
                 f"{size}: shape {list(shape)} of {self._spec.dtype}; send fewer rows at a time"
             )
         dims = (ctypes.c_int64 * len(shape))(*shape)
-        if self.pointer and size <= self._memory.size:
+        if self.pointer and size <= self.memory.size:
             self._library.TF_SetShape(self.pointer, dims, len(shape))
         else:
             self.free()
@@ -122,29 +211,22 @@ class InputTensor:
                     f"input {self._name!r}: {room} bytes cannot be allocated; send fewer rows"
                 )
             memory = memoryview((ctypes.c_uint8 * room).from_address(address))
-            self._memory = np.frombuffer(memory, np.uint8)
-            if self._is_text:
+            self.memory = np.frombuffer(memory, np.uint8)
+            if self.is_text:
                 # TensorFlow frees every text of the tensor in the end: there must be some.
-                self._memory[:] = 0
-        if self._is_text:
-            self._values = self._memory[:size].view(np.uint64).reshape(-1, 3)
+                self.memory[:] = 0
+        if self.is_text:
+            self.values = self.memory[:size].view(np.uint64).reshape(-1, 3)
         else:
-            self._values = self._memory[:size].view(self._dtype).reshape(shape)
-        self._shape = shape
+            self.values = self.memory[:size].view(self.dtype).reshape(shape)
+        self.shape = shape
 
-    def _fill_texts(self, texts: list[Any]) -> None:
-        """Write texts in row-major order.
+    def encoded(self, text: Any) -> bytes:
+        """A text as bytes.
 
         Raises:
-            RefusedInputError: a value is not a text.
+            RefusedInputError: it is no text.
         """
-        try:
-            self._texts = strings.write(texts, self._values)
-        except TypeError:  # some are not bytes
-            encoded = [self._encoded(text) for text in texts]
-            self._texts = strings.write(encoded, self._values)
-
-    def _encoded(self, text: Any) -> bytes:
         if isinstance(text, bytes):
             return text
         if isinstance(text, str):
@@ -154,26 +236,54 @@ class InputTensor:
         )
 
 
-def to_array(library: Library, tensor: int) -> np.ndarray:
-    """A copy of a TF_Tensor's values, which cannot be written to; texts as bytes.
+class Outputs:
+    """Reads the outputs of a signature's runs."""
 
-    Raises:
-        ModelRuntimeError: NumPy has no such dtype.
-    """
-    number = library.TF_TensorType(tensor)
-    dtype = NUMPY.get(number)
-    if dtype is None:
-        raise ModelRuntimeError(f"expected an output that NumPy can hold, received dtype {number}")
-    rank = library.TF_NumDims(tensor)
-    count = library.TF_TensorElementCount(tensor)  # the memory may be larger
-    if rank == 1 and count and number != STRING:  # nearly every output
-        data = ctypes.string_at(library.TF_TensorData(tensor), count * dtype.itemsize)
-        return np.frombuffer(data, dtype)
-    shape = [library.TF_Dim(tensor, axis) for axis in range(rank)]
+    def __init__(
+        self, library: Library, specs: Sequence[TensorSpec], numbers: Sequence[int]
+    ) -> None:
+        """Make a reader.
+
+        Args:
+            library: TensorFlow's.
+            specs: of the outputs, in their order.
+            numbers: their dtypes in the graph.
+
+        Raises:
+            ModelRuntimeError: NumPy has no such dtype.
+        """
+        self._library = library
+        self._kinds: list[tuple[np.dtype, bool]] = []
+        """Of each output, its dtype, and whether it is a row of numbers, as nearly all are."""
+        for spec, number in zip(specs, numbers, strict=True):
+            if number not in NUMPY:
+                raise ModelRuntimeError(
+                    f"expected an output that NumPy can hold, received dtype {number}"
+                )
+            is_row = spec.shape is not None and len(spec.shape) == 1 and number != STRING
+            self._kinds.append((NUMPY[number], is_row))
+
+    def arrays(self, tensors: Iterable[int]) -> list[np.ndarray]:
+        """Copies of the values of TF_Tensors, which cannot be written to; texts as bytes."""
+        library = self._library
+        found = []
+        for tensor, (dtype, is_row) in zip(tensors, self._kinds, strict=True):
+            count = library.TF_TensorElementCount(tensor)  # the memory may be larger
+            if is_row and count:
+                data = ctypes.string_at(library.TF_TensorData(tensor), count * dtype.itemsize)
+                found.append(np.frombuffer(data, dtype))
+            else:
+                found.append(_to_array(library, tensor, dtype, count))
+        return found
+
+
+def _to_array(library: Library, tensor: int, dtype: np.dtype, count: int) -> np.ndarray:
+    """A copy of a tensor of any shape."""
+    shape = [library.TF_Dim(tensor, axis) for axis in range(library.TF_NumDims(tensor))]
     if not count:  # there may be no memory
         return np.empty(shape, dtype)
     address = library.TF_TensorData(tensor)
-    if number == STRING:
+    if dtype.kind == "O":
         values = np.empty(count, object)
         values[:] = strings.read(address, count)
     else:

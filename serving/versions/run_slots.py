@@ -4,9 +4,11 @@ Examples are `classify`, `watch` and `rank_items`.  `serving.versions.batching` 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from multigate.serving.core.logs import say_run
 from multigate.serving.core.status import Call, OverloadedError
 from multigate.serving.core.tracing import step
 
@@ -48,7 +50,9 @@ class RunSlots:
             self._queued -= 1
         try:
             call.check("in the queue")
+            began = time.perf_counter()
             with step("run"):
                 yield
+            say_run(time.perf_counter() - began)
         finally:
             self._free.release()

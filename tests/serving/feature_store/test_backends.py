@@ -174,6 +174,7 @@ def check(contract, store):
 @pytest.mark.parametrize("kept", [1 << 16, -1], ids=["kept", "searched"])
 def test_the_snapshot_answers_what_the_tables_hold(examples, contract, tmp_path, monkeypatch, kept):
     monkeypatch.setattr(snapshot, "_KEPT_TEXTS", kept)
+    monkeypatch.setattr(snapshot, "_KEPT_NUMBERS", kept)
     assert write_snapshot(examples, tmp_path / "out") == {"users": 3, "items": 6}
     check(contract, Snapshot(tmp_path / "out", contract, contract.schema_fingerprint()))
 

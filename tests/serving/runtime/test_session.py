@@ -169,6 +169,20 @@ def test_a_failure_leaves_the_signature_usable(session):
     assert run(np.array([[3]], "f"))[0].tolist() == [[9]]
 
 
+def test_tensors_of_few_shapes_are_kept(session):
+    run = runner(session, "same/float32")
+    for turn in range(3):
+        for size in [*range(1, 20), 100_000]:
+            array = np.arange(size, dtype=np.float32) + turn
+            assert np.array_equal(run(array)[0], array)
+    assert sorted(shape[0] for (shape,) in run._idle) == list(range(13, 20))
+    arrays = [np.arange(size, dtype=np.float32) for size in range(1, 100)]
+    with ThreadPoolExecutor(8) as pool:
+        for (same,), array in zip(pool.map(run, arrays), arrays, strict=True):
+            assert np.array_equal(same, array)
+    assert len(run._idle) <= 8
+
+
 def test_a_run_ends_at_its_deadline(folder):
     session = Session(folder, (1, 1))
     run = runner(session, "slow")
