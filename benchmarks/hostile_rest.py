@@ -1,180 +1,187 @@
-"""What hostile JSON does to the other callers of a server.
+"""What hostile HTTP calls do to the other callers of a server.
 
     python benchmarks/hostile_rest.py --model_base_path models/deskdrop [--calls 100000]
 
-Starts `multigate serve` and sends it hostile HTTP calls from several connections: JSON that is
-malformed, of wrong types, nested deeply or megabytes large, bodies without end, heads and bodies in
-pieces, wrong paths, and connections that break off.  Meanwhile a connection asks for the status of
-a health service over gRPC every few milliseconds: the time that an answer takes beyond the usual is
-for how long the event loop was held up.
+Starts `multigate serve` and sends it hostile calls (`benchmarks/hostile_calls.py`): JSON that is
+malformed, of wrong types, nested deeply or megabytes large, bodies over the limit, bytes that are
+no HTTP, heads and bodies in pieces, callers that write slowly, read slowly, break off, reset.  The
+attackers have the lowest priority: they take what is left of the cores.  Other callers ask
+meanwhile, and the server's own loop is watched (`benchmarks/hostile_pulse.py`); the same goes on
+before and after each part of the attack, without attackers.
 
-Prints what was seen and, last, one JSON line; exit status 1 where a call got status 500, or the
-server no answer.
+A stall is the machine's as far as an idle loop in another process was late at the same time, or as
+the server's thread could have run and waited for a core; the rest is the server's.
+
+Prints what was seen and, last, one JSON line.  Exit status 1: a call got what its kind may not get
+(such as 500, or a connection that closes without an answer), another caller was not answered or
+not rightly, the server held its loop or a caller up for more than 50 ms, or it did not end well.
 """
 
 import argparse
 import json
-import random
 import re
-import socket
 import statistics
 import subprocess
 import sys
-import threading
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
+import urllib.request
+from collections import Counter, defaultdict
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-PATHS = ("rank", "recommend", "explain", "predict")
-_SECONDS = 60.0
+from benchmarks.hostile_pulse import ECHO, GRPC, HEALTH, REST
 
-
-def _heads(path: str, length: int | None) -> bytes:
-    how = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return f"POST {path} HTTP/1.1\r\nHost: h\r\n{how}\r\n\r\n".encode()
-
-
-def _fill(unit: bytes, size: int) -> bytes:
-    return unit * (size // len(unit))
+HERE = Path(__file__).parent
+STALL = 0.05
+"""Seconds that nobody may be held up by the server."""
+Span = tuple[float, float]
+"""From one moment to another."""
 
 
-LARGE: tuple[Callable[[int], bytes], ...] = (
-    lambda n: b'{"inputs": [' + _fill(b"[],", n) + b"0]}",
-    lambda n: b'{"inputs": [' + _fill(b"{},", n) + b"0]}",
-    lambda n: b'{"instances": [' + _fill(b'"",', n) + b"0]}",
-    lambda n: b'{"inputs": [' + _fill(b"1e-300,", n) + b"0]}",
-    lambda n: b'{"inputs": [' + _fill(b"[[0]],", n) + b"0]}",
-    lambda n: b"{" + b",".join(b'"%x":0' % k for k in range(n // 10)) + b"}",
-    lambda n: b'{"user": {' + b",".join(b'"%x":{"integer":1}' % k for k in range(n // 22)) + b"}}",
-    lambda n: b'{"candidates": {"item_id": {"texts": {"values": [' + _fill(b'"",', n) + b'""]}}}}',
-    lambda n: b'{"candidates": {"item_id": {"integers": {"values": [' + _fill(b"1,", n) + b"1]}}}}",
-    lambda n: _fill(b"[", n),
-    lambda n: b'{"request_id": "' + _fill(b"\\u0001", n) + b'"}',
-    lambda n: b'{"limit": ' + _fill(b"9", n) + b"}",
-)
-"""Bodies of about n bytes."""
-SMALL = (
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b"{}",
-    b"NaN",
-    b'{"inputs": NaN}',
-    b'{"inputs": null, "signature_name": "rank"}',
-    b'{"inputs": {"hour": [1, "a", null, {"b64": 3}]}}',
-    b'{"instances": [{"b64": "!"}, {}]}',
-    b'{"signature_name": "classify", "instances": [{"b64": "////"}]}',
-    b'{"limit": 1e99}',
-    b'{"limit": -1}',
-    b'{"user": {"": {}}}',
-    b'{"user": {"user_id": {"text": "\xff"}}}',
-    b'{"user": {"user_id": {"text": "\\ud800"}}}',
-    b'{"candidates": {"item_id": {"texts": {"values": ["a"]}}}, "floors": {"x": {"min": "NaN"}}}',
-    b'{"ranking": {"candidates": {}}, "pairs": 999999999, "candidate": -5}',
-    b'{"model": {"name": "other"}}',
-    b'{"returns": "NONE"}',
-    b'{"a": 1, "a": 2}',
-    b"{" * 5000,
-)
-"""Bodies as they are."""
+class Part:
+    """A part of the benchmark in a process of its own, which ends when its standard input does."""
 
+    def __init__(self, stack: ExitStack, *command: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        stack.callback(self.process.kill)
+        assert self.process.stdout is not None
+        assert self.process.stdin is not None
+        self.said, self.told = self.process.stdout, self.process.stdin
 
-def requests(rng: random.Random, model: str, largest: int) -> tuple[bytes, bool]:
-    """The bytes of one hostile request, and whether it has an end that is worth an answer."""
-    kind = rng.random()
-    path = f"/v1/models/{model}:{rng.choice(PATHS)}"
-    if kind < 0.05:
-        body = rng.choice(LARGE)(int(largest ** rng.uniform(0.6, 1.0)))
-    elif kind < 0.7:
-        body = rng.choice(SMALL)
-    else:
-        body = bytes(rng.choices(b'{}[]",:0123456789.eE-+ntfua\\ \xff', k=rng.randrange(200)))
-    if kind > 0.97:
-        return rng.randbytes(rng.randrange(1, 400)), False
-    if kind > 0.95:
-        return _heads(path, len(body) + 10) + body, False  # and no more
-    if kind > 0.93:
-        return _heads(f"/v1/models/{'%2F' * rng.randrange(9)}x:train", len(body)) + body, True
-    if kind > 0.91:
-        return _heads(path, None) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), bool(body)
-    if kind > 0.90:
-        return _heads(path, 1 << 40), True  # a body that is refused by its length
-    return _heads(path, len(body)) + body, True
+    def line(self) -> str:
+        """The next line that it says."""
+        line = self.said.readline()
+        if not line:
+            raise SystemExit(f"{self.process.args}: ended at its start")
+        return line
 
-
-def send(port: int, model: str, calls: int, seed: int, largest: int) -> Counter[str]:
-    """Send requests, one connection each; the answers' statuses, and what else came of them."""
-    rng = random.Random(seed)
-    seen: Counter[str] = Counter()
-    for _ in range(calls):
-        data, whole = requests(rng, model, largest)
-        with socket.socket() as connection:
-            connection.settimeout(_SECONDS)
-            try:
-                connection.connect(("127.0.0.1", port))
-                connection.sendall(data)
-                if not whole:
-                    seen["broken off"] += 1
-                    continue
-                head = connection.recv(12)
-                seen[head[9:12].decode("latin-1") or "closed"] += 1
-            except (ConnectionError, TimeoutError) as error:
-                seen[type(error).__name__] += 1
-    return seen
+    def end(self) -> None:
+        """Tell it to end, and wait until it has."""
+        self.told.close()
+        self.process.wait(60)
 
 
 def attack(
-    port: int, model: str, calls: int, threads: int = 8, largest: int = 4 << 20
-) -> Counter[str]:
-    """Send hostile calls from several threads; what came of them."""
-    total: Counter[str] = Counter()
-    lock = threading.Lock()
+    stack: ExitStack, rest_port: int, base: Path, calls: int, attackers: int, seed: int
+) -> tuple[Span, list[dict[str, Any]]]:
+    """Hostile calls from several processes; when, and what each saw."""
+    flags = ("--port", str(rest_port), "--model_base_path", str(base))
+    parts = [
+        Part(
+            stack,
+            *(str(HERE / "hostile_calls.py"), *flags, "--seed", str(seed + place)),
+            *("--calls", str(calls // attackers)),
+        )
+        for place in range(attackers)
+    ]
+    for part in parts:
+        part.line()  # it is ready
+    began = time.monotonic()
+    for part in parts:
+        part.told.write("\n")
+        part.told.flush()
+    found = [json.loads(part.line()) for part in parts]
+    return (began, time.monotonic()), found
 
-    def one(place: int) -> None:
-        seen = send(port, model, calls // threads, place, largest)
-        with lock:
-            total.update(seen)
 
-    workers = [threading.Thread(target=one, args=(place,)) for place in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return total
+def common(one: Span, spans: list[Span]) -> float:
+    """Seconds of one span that fall into others."""
+    return sum(max(min(one[1], end) - max(one[0], begin), 0.0) for begin, end in spans)
 
 
-class Pulse(threading.Thread):
-    """Asks for the server's health again and again."""
+def within(moment: float, spans: list[Span]) -> bool:
+    """Whether a moment lies in one of the spans."""
+    return any(begin <= moment <= end for begin, end in spans)
 
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.seconds: list[float] = []
-        self.failures = 0
-        self._port = port
-        self._stop_asking = threading.Event()
 
-    def run(self) -> None:
-        """Ask until told to stop."""
-        with grpc.insecure_channel(f"127.0.0.1:{self._port}") as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            while not self._stop_asking.wait(0.005):
-                began = time.perf_counter()
-                try:
-                    check(health_pb2.HealthCheckRequest(service="liveness"), timeout=30)
-                except grpc.RpcError:
-                    self.failures += 1
-                self.seconds.append(time.perf_counter() - began)
+def milliseconds(values: list[float]) -> dict[str, float]:
+    """What is said of times."""
+    ordered = sorted(values)
+    places = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+    found = {name: ordered[int(place * len(ordered))] for name, place in places.items()}
+    return {name: round(1e3 * one, 1) for name, one in (found | {"max": ordered[-1]}).items()}
 
-    def stop(self) -> list[float]:
-        """Milliseconds of each answer, sorted."""
-        self._stop_asking.set()
-        self.join()
-        return sorted(1e3 * one for one in self.seconds)
+
+def judge(
+    asked: dict[str, list[tuple[float, float]]],
+    late: list[tuple[float, float, float]],
+    idle: list[tuple[float, float, float]],
+    phases: dict[str, list[Span]],
+) -> dict[str, Any]:
+    """Times of all phases, and what remains of stalls without the machine's share.
+
+    Args:
+        asked: questions of the other callers.
+        late: looks at the server's loop that were late.
+        idle: looks at an idle loop that were late.
+        phases: quiet and attacked.
+    """
+    machine = [(moment - seconds, moment) for moment, seconds, _ in idle]
+    usual = {
+        name: statistics.median(s for began, s in found if within(began, phases["quiet"]))
+        for name, found in asked.items()
+    }
+    result: dict[str, Any] = {}
+    for phase, spans in phases.items():
+        answers = {
+            name: [(began, s) for began, s in found if within(began, spans)]
+            for name, found in asked.items()
+        }
+        loops = {
+            name: [one for one in found if within(one[0], spans)]
+            for name, found in (("server", late), ("idle", idle))
+        }
+        stalls = [
+            (round(1e3 * own), f"{name} after {round(began - spans[0][0], 2)} s")
+            for name, found in answers.items()
+            if name != ECHO
+            for began, s in found
+            if (own := s - usual[name] - common((began, began + s), machine)) > STALL
+        ]
+        held = [
+            (round(1e3 * own), f"after {round(moment - spans[0][0], 2)} s")
+            for moment, s, waited in loops["server"]
+            if (own := s - max(common((moment - s, moment), machine), waited)) > STALL
+        ]
+        result[phase] = {
+            "seconds": round(sum(end - begin for begin, end in spans), 1),
+            "answers": {name: len(found) for name, found in answers.items()},
+            "ms": {name: milliseconds([s for _, s in found]) for name, found in answers.items()},
+            "loop_lag_ms": {
+                name: {
+                    "over_10": sum(s > 0.01 for _, s, _ in found),
+                    "over_25": sum(s > 0.025 for _, s, _ in found),
+                    "over_50": sum(s > STALL for _, s, _ in found),
+                    "max": round(1e3 * max((s for _, s, _ in found), default=0.0), 1),
+                }
+                for name, found in loops.items()
+            },
+            "callers_held_up_ms": sorted(stalls, reverse=True)[:20],
+            "loop_held_up_ms": sorted(held, reverse=True)[:20],
+        }
+    return result
+
+
+def lag_of(rest_port: int) -> dict[str, float]:
+    """What the server's own metric says of its loop."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{rest_port}/metrics") as page:
+        text = page.read().decode()
+    name = "multigate_event_loop_lag_seconds"
+    found = re.findall(rf'^{name}_bucket{{le="([^"]+)"}} (\S+)', text, re.MULTILINE)
+    counts = {bound: float(count) for bound, count in found}
+    return {"looks": counts["+Inf"], "over_50_ms": counts["+Inf"] - counts["0.05"]}
+
+
+def resident(pid: int) -> int:
+    """Mebibytes."""
+    (line,) = re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(line) >> 10
 
 
 def main() -> int:
@@ -182,49 +189,98 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True)
     parser.add_argument("--calls", type=int, default=100_000)
-    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4, help="attacks, with a rest before each")
+    parser.add_argument("--attackers", type=int, default=2, help="processes")
+    parser.add_argument("--rest", type=float, default=5, help="seconds before and after a round")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most_seconds", type=float, default=1e9, help="no round begins later")
     options = parser.parse_args()
-    command = [
-        *(sys.executable, "-m", "multigate", "serve", "--model_name", "m"),
-        *("--model_base_path", str(options.model_base_path)),
-        *("--port", "0", "--rest_api_port", "0"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            line = server.stdout.readline()
-            port, rest = map(int, re.findall(r":(\d+)\b", line))
-            quiet = Pulse(port)
-            quiet.start()
-            time.sleep(5)
-            before = quiet.stop()
-            pulse = Pulse(port)
-            pulse.start()
-            began = time.perf_counter()
-            seen = attack(rest, "m", options.calls, options.threads)
-            seconds = time.perf_counter() - began
-            during = pulse.stop()
-        finally:
-            server.terminate()
-    failed = seen["500"] or seen["TimeoutError"] or pulse.failures or server.returncode
-    print(f"{options.calls} calls in {seconds:.0f} s: {dict(seen.most_common())}")
+    base = options.model_base_path
+    quiet: list[Span] = []
+    attacked: list[Span] = []
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    problems: list[str] = []
+
+    def rest() -> None:
+        began = time.monotonic()
+        time.sleep(options.rest)
+        quiet.append((began, time.monotonic()))
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        here, script = Path(folder), str(HERE / "hostile_pulse.py")
+        serving = Part(
+            stack,
+            *(script, "serve", "--out", str(here / "server"), "--model_name", "m"),
+            *("--model_base_path", str(base), "--port", "0", "--rest_api_port", "0"),
+        )
+        port, rest_port = map(int, re.findall(r":(\d+)\b", serving.line()))
+        echo = Part(stack, script, "echo", "--out", str(here / "idle"))
+        pulse = Part(
+            stack,
+            *(script, "pulse", "--out", str(here / "pulse"), "--model_base_path", str(base)),
+            *("--port", str(port), "--rest_port", str(rest_port)),
+            *("--echo_port", echo.line().strip()),
+        )
+        pulse.line()
+        time.sleep(2)  # until what is done once is done
+        memory = {"before": resident(serving.process.pid)}
+        begin = time.monotonic()
+        for place in range(options.rounds):
+            if time.monotonic() - begin > options.most_seconds:
+                break
+            rest()
+            span, found = attack(
+                stack,
+                *(rest_port, base, options.calls // options.rounds, options.attackers),
+                options.seed + 100 * place,
+            )
+            attacked.append(span)
+            for one in found:
+                problems += one["problems"]
+                for kind, outcomes in one["seen"].items():
+                    seen[kind].update(outcomes)
+            calls = sum(sum(one.values()) for one in seen.values())
+            print(
+                f"round {place + 1}: {calls} answers and ends so far, {span[1] - span[0]:.0f} s",
+                flush=True,
+            )
+        rest()
+        pulse.end()
+        if serving.process.poll() is not None:
+            raise SystemExit(f"the server ended with status {serving.process.returncode}")
+        memory["after"] = resident(serving.process.pid)
+        lag = lag_of(rest_port)
+        serving.process.terminate()
+        status = serving.process.wait(60)
+        echo.end()
+        read = {name: json.loads((here / name).read_text()) for name in ("pulse", "server", "idle")}
+    problems += read["pulse"]["problems"]
+    phases = {"quiet": quiet, "attacked": attacked}
+    judged = judge(read["pulse"]["asked"], read["server"], read["idle"], phases)
+    for kind, outcomes in sorted(seen.items()):
+        print(f"{kind}: {dict(outcomes.most_common())}")
+    for phase, one in judged.items():
+        for name in (ECHO, HEALTH, GRPC, REST):
+            print(f"{phase}, {name}: {one['answers'][name]} answers, ms {one['ms'][name]}")
+        print(f"{phase}, lag of loops, ms: {one['loop_lag_ms']}")
+        print(
+            f"{phase}, held up by the server, ms: {one['callers_held_up_ms']}, the loop itself "
+            f"{one['loop_held_up_ms']}"
+        )
+    for problem in problems[:20]:
+        print(f"not to be expected: {problem}")
     found = {
-        "calls": options.calls,
-        "seconds": round(seconds, 1),
-        "statuses": dict(sorted(seen.items())),
-        "health_ms": {
-            name: {
-                "median": round(statistics.median(values), 2),
-                "p99": round(values[int(0.99 * len(values))], 2),
-                "p99.9": round(values[int(0.999 * len(values))], 2),
-                "max": round(values[-1], 2),
-            }
-            for name, values in (("quiet", before), ("attacked", during))
-        },
-        "exit_status": server.returncode,
+        "calls": sum(sum(one.values()) for one in seen.values()),
+        "outcomes": dict(sum((Counter(one) for one in seen.values()), Counter()).most_common()),
+        "problems": len(problems),
+        "phases": judged,
+        "lag_metric": lag,
+        "resident_mib": memory,
+        "exit_status": status,
     }
     print(json.dumps(found))
-    return 1 if failed else 0
+    stalls = judged["attacked"]["callers_held_up_ms"] or judged["attacked"]["loop_held_up_ms"]
+    return 1 if problems or stalls or status else 0
 
 
 if __name__ == "__main__":

@@ -75,6 +75,47 @@ class CallLoop:
 CALLS = CallLoop()
 
 
+class LoopLag:
+    """Measures how late the loop comes to what is due: for so long a call waits, whatever it is.
+
+    A call that holds the loop up, a thread that keeps the interpreter, and a machine that gives
+    the process no time all show here.
+    """
+
+    EVERY = 0.01
+    """Seconds; a stall is measured as up to so much shorter than it is."""
+
+    def __init__(self, observe: Callable[[float], object]) -> None:
+        """Make a measurement that has not started.
+
+        Args:
+            observe: takes the seconds by which each look was late.
+        """
+        self._observe = observe
+        self._loop: asyncio.AbstractEventLoop
+        self._due = 0.0
+        self._next: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin; called in the loop."""
+        self._loop = asyncio.get_running_loop()
+        self._wait()
+
+    def stop(self) -> None:
+        """End; called in the loop."""
+        if self._next is not None:
+            self._next.cancel()
+
+    def _wait(self) -> None:
+        self._due = self._loop.time() + self.EVERY
+        self._next = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        # A timer may run a little early, by the resolution of the loop's clock.
+        self._observe(max(self._loop.time() - self._due, 0.0))
+        self._wait()
+
+
 async def _all_tasks_ended() -> None:
     """Wait for all other tasks, such as a call whose run of the model cannot be interrupted."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:

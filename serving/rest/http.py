@@ -6,15 +6,19 @@ application through several more tasks per request.
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+LOG = logging.getLogger("multigate.serving")
 
 _HEAD_SECONDS = 10.0
 """For a request's head to arrive whole, from the connection or the last answer on."""
@@ -27,6 +31,36 @@ _LOOK_EVERY = 1.0
 _LONGEST_HEAD = 1 << 14
 """Bytes."""
 _BACKLOG = 2048
+"""Connections that wait to be accepted."""
+_ACCEPTED = 64
+"""Of these, accepted in one step of the loop: a flood of them holds up other calls a little."""
+_FREE_CHUNKS = 128
+_CHUNK = 1 << 10
+"""A body has at most `_FREE_CHUNKS` chunks, and one for each `_CHUNK` bytes.  Each takes 20 us: the
+43,000 chunks of a byte that the loop receives at once held up all calls for a second."""
+
+
+class _Parser(h11.Connection):
+    """h11's parser, which reads no body in tiny chunks."""
+
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> Any:
+        """The next event.
+
+        Raises:
+            h11.RemoteProtocolError: it is not as HTTP has it, or chunks are too small.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > _FREE_CHUNKS + self._bytes / _CHUNK:
+                raise h11.RemoteProtocolError(f"chunks: expected {_CHUNK} bytes or more in each")
+        elif isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        return event
 
 
 class _Connection(H11Protocol):
@@ -38,6 +72,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, unless there are too many."""
         super().connection_made(transport)
+        self.conn = _Parser(h11.SERVER, _LONGEST_HEAD)
         self.head_since: float | None = time.monotonic()
         self.unread_since: float | None = None
         if len(self.connections) > self.max_connections:
@@ -89,15 +124,23 @@ class _Connection(H11Protocol):
 class HttpServer:
     """Serves an ASGI application in the loop of all calls."""
 
-    def __init__(self, app: Any, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        failed: Callable[[str], None],
+    ) -> None:
         """Make a server that does not listen yet.
 
         Args:
             app: the application.
             listener: bound.
             tls: None: plain HTTP.
+            failed: counts the failures of what looks after the connections, by its name.
         """
         self._listener = listener
+        self._failed = failed
         config = uvicorn.Config(
             app,
             http=_Connection,
@@ -111,7 +154,7 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
             h11_max_incomplete_event_size=_LONGEST_HEAD,
-            backlog=_BACKLOG,
+            backlog=_ACCEPTED,
             ssl_context_factory=None if tls is None else lambda config, default: tls,
         )
         self._server = uvicorn.Server(config)
@@ -125,6 +168,8 @@ class HttpServer:
             if self._serving.done():
                 self._serving.result()
             await asyncio.sleep(0.001)
+        # asyncio accepts as many at once as may wait; only the kernel's number is raised here.
+        self._listener.listen(_BACKLOG)
         self._watching = asyncio.create_task(self._watch())
 
     async def close(self, seconds: float, force: threading.Event) -> None:
@@ -149,7 +194,14 @@ class HttpServer:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
-            now = time.monotonic()
-            for connection in list(self._server.server_state.connections):
-                assert isinstance(connection, _Connection)
-                connection.end_if_slow(now)
+            try:
+                self._end_the_slow()
+            except Exception:  # else nobody would look again
+                LOG.exception("http: slow connections are not ended; will look again")
+                self._failed("http")
+
+    def _end_the_slow(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, _Connection)
+            connection.end_if_slow(now)

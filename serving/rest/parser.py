@@ -98,9 +98,10 @@ class JsonReader:
                 "later, or call another server"
             )
         self._waiting += 1
-        asked = self._asking.submit(self._child.ask, question)
-        asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         loop = asyncio.get_running_loop()
+        asked = self._asking.submit(self._child.ask, question)
+        # It may be done already, and is then called at once.
+        asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         answer = await asyncio.wrap_future(asked)
         if isinstance(answer, str):
             raise InvalidRequestError(answer)

@@ -61,7 +61,7 @@ class RestServer:
             max_reading=options.max_concurrent_calls,
             timeout=options.rest_api_timeout_in_ms / 1e3,
         )
-        self._http = HttpServer(app, bound, tls)
+        self._http = HttpServer(app, bound, tls, gate.metrics.thread_failed)
 
     async def start(self) -> None:
         """Listen."""

@@ -1,12 +1,14 @@
 """Threads beside the loop: what a call that is cancelled leaves behind."""
 
+import asyncio
 import gc
 import logging
 import threading
+import time
 
 import pytest
 
-from multigate.serving.core.loop import CALLS, Threads
+from multigate.serving.core.loop import CALLS, LoopLag, Threads
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,3 +94,33 @@ def test_a_call_that_is_cancelled_ends_with_its_work_whose_failure_is_nobodys(ca
         assert ended.wait(120)
         call(gc.collect)[0].result(120)
     assert not caplog.records
+
+
+def test_lag_of_the_loop_is_as_long_as_what_held_it_up(until):
+    seen = []
+    lag = LoopLag(seen.append)
+
+    async def begin():
+        lag.start()
+
+    async def hold_up():
+        time.sleep(0.2)
+
+    async def end():
+        lag.stop()
+
+    CALLS.submit(begin()).result(120)
+    until(lambda: len(seen) >= 3)
+    CALLS.submit(hold_up()).result(120)
+    count = len(seen)
+    until(lambda: len(seen) > count)
+    CALLS.submit(end()).result(120)
+    assert max(seen) > 0.2 - 2 * LoopLag.EVERY
+    assert min(seen) >= 0.0
+    count = len(seen)
+    CALLS.submit(_pause()).result(120)
+    assert len(seen) == count
+
+
+async def _pause():
+    await asyncio.sleep(5 * LoopLag.EVERY)

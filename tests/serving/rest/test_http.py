@@ -1,17 +1,26 @@
 """HTTP itself: sizes, pieces, slow clients, tokens, deadlines, caps and the drain."""
 
+import asyncio
+import itertools
 import json
 import socket
 import struct
 import sys
+import urllib.request
+from asyncio import selector_events
 from concurrent import futures
+from contextlib import suppress
 
 import grpc
+import h11
 import pytest
 
 from multigate.configs.errors import ServingError
+from multigate.serving.core.loop import CALLS, Threads
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.core.status import InvalidRequestError
 from multigate.serving.rest import app, http
+from multigate.serving.rest.parser import JsonReader
 from multigate.serving.rpc.server import Server
 
 STATUS = b"GET /v1/models/small HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -137,6 +146,61 @@ def test_what_is_no_http_gets_a_line_and_the_end_of_the_connection(served, data)
         assert ended(connection)  # reset, where a part of the data was not read
 
 
+def test_a_body_in_tiny_chunks_is_refused_before_they_are_all_read(served, monkeypatch):
+    """43,000 chunks of a byte, which the loop receives at once, held it up for a second."""
+    read, next_event = [], h11.Connection.next_event
+
+    def count(connection):
+        read.append(1)
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+    tiny = post("small:rank", b"1\r\nx\r\n" * 10_000, "Transfer-Encoding: chunked")
+    with served.rest.connect() as connection:
+        with suppress(ConnectionResetError, BrokenPipeError):  # a part of the data is not read
+            connection.sendall(tiny)
+            line, answer = read_answer(connection)
+            assert line == "HTTP/1.1 400 Bad Request"
+            assert answer["error"].startswith("HTTP: ")
+        assert ended(connection)
+    assert 128 < len(read) < 300
+
+
+def test_a_body_may_have_some_small_chunks_and_any_number_of_larger_ones(served):
+    small = [b"%c" % one for one in b'{"limit": -1}']
+    for chunks in (small, [b" " * 1024] * 500 + small, [b" "] * 100 + small):
+        body = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks) + b"0\r\n\r\n"
+        with served.rest.connect() as connection:
+            connection.sendall(post("small:rank", body, "Transfer-Encoding: chunked"))
+            line, answer = read_answer(connection)
+        assert line == "HTTP/1.1 400 Bad Request"
+        assert not answer["error"].startswith("HTTP: ")
+
+
+def test_a_flood_of_connections_is_accepted_a_few_at_a_time(served, monkeypatch):
+    """asyncio accepts as many in one step of the loop as may wait, two thousand before."""
+    accepted, accept = [], selector_events.BaseSelectorEventLoop._accept_connection2
+
+    def count(*given):
+        accepted.append(1)
+        return accept(*given)
+
+    monkeypatch.setattr(selector_events.BaseSelectorEventLoop, "_accept_connection2", count)
+
+    async def flood():
+        connections = [served.rest.connect() for _ in range(200)]  # while the loop stands still
+        steps = [0]
+        while steps[-1] < 200:
+            await asyncio.sleep(0)
+            steps.append(len(accepted))
+        return connections, steps
+
+    connections, steps = CALLS.submit(flood()).result(120)
+    for one in connections:
+        one.close()
+    assert max(after - before for before, after in itertools.pairwise(steps)) == 64
+
+
 def test_a_broken_chunk_ends_the_connection(served):
     with served.rest.connect() as connection:
         connection.sendall(post("small:rank", b"zz\r\n{}", "Transfer-Encoding: chunked"))
@@ -170,6 +234,26 @@ def test_a_head_that_does_not_arrive_ends_its_connection(served, monkeypatch):
         slow.sendall(STATUS[:20])
         for connection in (silent, slow):
             assert ended(connection)
+
+
+def test_a_look_at_the_connections_that_fails_is_counted_and_not_the_last(
+    served, monkeypatch, caplog
+):
+    end_if_slow, faults = http._Connection.end_if_slow, iter([RuntimeError("planted")])
+
+    def broken(connection, now):
+        for fault in faults:
+            raise fault
+        end_if_slow(connection, now)
+
+    monkeypatch.setattr(http, "_LOOK_EVERY", 0.05)
+    monkeypatch.setattr(http, "_HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http._Connection, "end_if_slow", broken)
+    with served.rest.connect() as silent:
+        assert ended(silent)
+    assert next(faults, None) is None
+    assert served.metric("multigate_thread_failures_total", thread="http") == 1
+    assert "slow connections are not ended; will look again" in caplog.text
 
 
 def test_a_body_that_does_not_arrive_is_a_timeout(served, monkeypatch):
@@ -260,9 +344,60 @@ def test_calls_over_http_and_grpc_share_one_cap_and_one_queue(
         running.server.gate._max_calls = 1
         status, answer = client.post("small:predict", predict)
         assert (status, "1 calls are in flight" in answer["error"]) == (429, True)
+        url = f"http://127.0.0.1:{running.server.rest_port}/metrics"
+        with urllib.request.urlopen(url, timeout=240) as page:  # no call, whatever the cap is
+            assert b"multigate_calls_in_flight 1.0" in page.read()
         assert not occupying.done()
         held.let_go.set()
         assert occupying.result()[0] == 200
+
+
+@pytest.mark.parametrize("count", [4, 40_000])
+def test_candidates_have_a_limit_over_http(
+    base, run_server, rest, contract, helpers, as_columns, count
+):
+    """Read in this process and, as a large body, in the one beside it."""
+    with run_server(base, rest_api_port=0, max_candidates=3) as running:
+        client = rest(running.server.rest_port)
+
+        def rank(count):
+            ids = {"texts": {"values": ["i1"] * count}}
+            columns = {"length": {"numbers": {"values": [1.0] * count}}}
+            request = {
+                "user": {"user_id": {"text": "u1"}},
+                "context": {"hour": {"integer": 9}},
+                "candidates": {"item_id": ids, "columns": columns},
+            }
+            return client.post("small:rank", request)
+
+        assert rank(3)[0] == 200
+        expected = f"candidates: expected at most 3, received {count}"
+        status, answer = rank(count)
+        assert (status, expected in answer["error"]) == (400, True)
+        inputs = as_columns(helpers.sample_inputs(contract, 4, users=1))
+        status, answer = client.post("small:predict", {"signature_name": "rank", "inputs": inputs})
+        assert (status, "at most 3" in answer["error"]) == (400, True), answer
+
+
+def test_a_large_body_that_is_read_at_once_leaves_its_place_among_those_that_wait():
+    """Its place was lost: after `--max_queued_calls` of them, all large bodies were refused."""
+
+    class AtOnce(futures.ThreadPoolExecutor):
+        def submit(self, work, *given):
+            asked = super().submit(work, *given)
+            futures.wait([asked])
+            return asked
+
+    async def read():
+        reader = JsonReader(Threads(1), max_waiting=1)
+        reader._asking, reader._child.ask = AtOnce(1), lambda question: "no such message"
+        for _ in range(3):
+            with pytest.raises(InvalidRequestError, match="no such message"):
+                await reader.message(b" " * (1 << 16), "RankRequest")
+            await asyncio.sleep(0)
+        reader.close()
+
+    asyncio.run(read())
 
 
 def test_a_drain_lets_calls_finish_and_takes_no_more(

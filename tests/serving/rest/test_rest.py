@@ -328,6 +328,8 @@ def test_metrics_have_tensorflow_servings_names_and_stand_on_both_pages(served, 
                 ("model_name", "small"),
                 ("status", "OK"),
             ]
+        labels = [("API", "Rank"), ("model_name", "small"), ("runtime", "TF1")]
+        assert samples[":tensorflow:serving:runtime_latency_count", *labels]
         for status in ("OK", "INVALID_ARGUMENT"):
             labels = [("method", "Rank"), ("model_name", "small"), ("status", status)]
             assert samples[":tensorflow:serving:request_count_total", *labels]
