@@ -76,9 +76,9 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
 
     settle = timedelta(seconds=options.settle)
     found = judge(base, options.log, options.examples, settings, settle)
-    show_trial(found)
     if options.stop and found["verdict"] == "refuse":
         trial.stop(base, f"trial: {found['objections'][0]['reason']}")
+    show_trial(found, options.stop)
     return dict(found)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Literal, TypedDict
 
+from multigate.configs import progress
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import RunError
 from multigate.configs.sections.evaluation import EvaluationConfig, Rules
@@ -78,6 +79,7 @@ class _Loss(TypedDict):
     key: str
 
 
+@progress.stepwise("trial", 3)
 def judge(
     base: Base,
     logs: Sequence[Path],
@@ -106,9 +108,12 @@ def judge(
             f"one; {base.listing()}"
         )
     contract = FrozenContract.read(trial.folder(base.root) / CONTRACT).contract
+    progress.step("impression log")
     records = read_records(logs, examples, contract, trial, production, settle)
     draws = options.replicates, options.seed
+    progress.step("the canary's users")
     canary = canary_measures(records, contract, trial.canary, trial.version, draws)
+    progress.step("the shadow's scores")
     shadow = shadow_measures(records, contract, trial.version, draws)
     verdict, objections = decide(canary, shadow, contract, options.rules, bool(records.labelled))
     found: Judged = {

@@ -5,7 +5,7 @@ examples that the pipeline made of the impression log, by the contract's own rul
 by request and item.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL, REQUEST, SAMPLED, SPLITS, ExamplesFolder
+from multigate.configs.sections.nearest import did_you_mean
 from multigate.configs.statistics import Statistics
 from multigate.configs.version_folders import Trial
 
@@ -79,7 +80,10 @@ def read_records(
         "ranked/canary": "canary",
         "ranked/shadow": "due",
     }
-    shown = _read([path for log in logs for path in log.glob("impressions-*.parquet")], wanted)
+    files = [path for log in logs for path in log.glob("impressions-*.parquet")]
+    shown = _read(files, wanted)
+    if shown is None and files:
+        _refuse_other_columns(max(files), names)
     settled = (pl.col("trial") == trial.version) & (pl.col("time") <= newest)
     if shown is not None:
         shown = shown.filter(settled & (pl.col("canary") == trial.canary))
@@ -135,6 +139,17 @@ def _read(paths: Sequence[Path], names: dict[str, str]) -> pl.DataFrame | None:
             assert isinstance(table, pl.DataFrame)
             tables.append(table.rename(names))
     return pl.concat(tables, how="vertical_relaxed") if tables else None
+
+
+def _refuse_other_columns(path: Path, names: Iterable[str]) -> None:
+    """Name a column that the rows of every version of the model have, and this file has not."""
+    there = pq.read_schema(path).names
+    lacking = [name for name in names if name not in there]
+    if lacking:
+        raise DataError(
+            f"{path}: no column {lacking[0]!r}; {did_you_mean(lacking[0], there)}expected the "
+            "impression log of the model that is on trial"
+        )
 
 
 def _with_users(rows: pl.DataFrame) -> pl.DataFrame:

@@ -8,8 +8,8 @@ from multigate.jobs.trial.measures import Pair
 from multigate.model.evaluation.measures.bootstrap import Interval, limits
 
 
-def show_trial(found: Judged) -> None:
-    """Print what is known of the version on trial."""
+def show_trial(found: Judged, stops: bool) -> None:
+    """Print what is known of the version on trial; `stops`: a refusal withdraws it at once."""
     settings = found["settings"]
     table = Table(
         title=f"version {found['version']} on trial against version {found['against']}: canary "
@@ -58,8 +58,8 @@ def show_trial(found: Judged) -> None:
         {
             "bless": f"version {found['version']} is shown to be safe; multigate publish --promote "
             "puts it into production",
-            "refuse": f"version {found['version']} is refused; multigate publish --stop withdraws "
-            "it",
+            "refuse": f"version {found['version']} is refused"
+            + (" and withdrawn" if stops else "; multigate publish --stop withdraws it"),
             "wait": f"version {found['version']} is not shown to be safe yet",
         }[found["verdict"]]
     )

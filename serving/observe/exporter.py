@@ -1,5 +1,6 @@
 """Metrics over HTTP, for Prometheus; of one process, or of several workers as one page."""
 
+import io
 import logging
 import socketserver
 import sys
@@ -115,6 +116,10 @@ class _Handler(WSGIRequestHandler):
     """Logs to the server's log, at level DEBUG."""
 
     timeout = 30  # seconds; half-open connections would hold their threads
+
+    def get_stderr(self) -> Any:
+        """Where wsgiref writes a traceback of several lines for each client that does not read."""
+        return io.StringIO()
 
     def log_message(self, format: str, *args: Any) -> None:
         LOG.debug(format, *args)

@@ -109,10 +109,14 @@ class ImpressionLog:
         self._thread = SupervisedThread("impressions", self._write, metrics.thread_failed)
         self._thread.start()
 
+    def wants(self, request_id: str) -> bool:
+        """Whether a call is sampled."""
+        return sampled(request_id, self._rate)
+
     def add(self, ranked: Ranked) -> None:
-        """Log a call if it is sampled and there is room; never waits for the disk."""
+        """Log a sampled call if there is room; never waits for the disk."""
         rows = len(ranked.order)
-        if rows == 0 or not sampled(ranked.request_id, self._rate):
+        if rows == 0:
             return
         with self._changed:
             full = self._closed or self._queued + rows > _QUEUED_ROWS
@@ -176,6 +180,7 @@ def rows_of(pa: Any, ranked: Ranked, features: Collection[str] | None = None) ->
     columns |= _side(pa, ranked.side, len(order))
     for task in contract.tasks:
         columns[f"ranked/score/{task}"] = pa.array(ranked.outputs[task][order])
+    same = np.zeros(len(order), np.int64)
     for name, feature in contract.features.items():
         if features is not None and name not in features:
             continue
@@ -183,10 +188,17 @@ def rows_of(pa: Any, ranked: Ranked, features: Collection[str] | None = None) ->
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
             continue
-        places = order if feature.side == "item" else np.zeros(len(order), np.int64)
-        columns[column] = pa.array(
-            _values(name, feature, ranked.inputs, places), _type(pa, feature)
-        )
+        places, kind = order if feature.side == "item" else same, _type(pa, feature)
+        inputs = ranked.inputs
+        if inputs[name].ndim == 1 and inputs[name].dtype != object:  # without a Python object each
+            present = inputs.get(name + PRESENT)
+            missing = None if present is None else ~present[places]
+            columns[column] = pa.array(inputs[name][places], kind, mask=missing)
+        elif isinstance(feature, IdListFeature) and places is same:  # long, and the same K times
+            array = pa.array(_values(name, feature, inputs, same[:1]), kind)
+            columns[column] = array.take(pa.array(same))
+        else:
+            columns[column] = pa.array(_values(name, feature, inputs, places), kind)
     return pa.table(columns)
 
 

@@ -2,8 +2,11 @@
 
 A call only puts references into a bounded queue, after its answer is made.  A thread of low
 priority reads the request again, with the features that the other version's store has, runs it, and
-compares the scores.  Calls that do not fit are dropped and counted; no call waits, and what fails
-here fails no call.
+compares the scores.  No call waits for it, and what fails here fails no call.
+
+It gives way to calls.  While any is in flight, the thread works a small share of the time and rests
+for the remainder: after each step, and none is long, because large requests are run in parts and
+small ones are joined, which costs less.  What does not fit into that is dropped and counted.
 
 Each call's rows go to `FOLDER/MODEL/shadow/shadow-*.parquet`, one row per item of the answer: the
 user, the item, the columns `ranked/...` of the impression log, and
@@ -24,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -36,10 +40,19 @@ from multigate.serving.observe.impressions import Ranked, rows_of
 from multigate.serving.observe.row_files import RowFiles
 from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import ParsedRequest
+from multigate.serving.versions.batching import join_calls, split_call
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 
+ShadowResult = Literal["scored", "dropped", "failed"]
+"""What became of a call that two versions are to score."""
 _QUEUED_CALLS = 64
+_BUSY_SHARE = 0.1
+"""Of the time that the thread works while calls are in flight."""
+_RUN_ROWS = 400
+"""Most rows of one run, which nothing interrupts."""
+_LOOK_SECONDS = 0.005
+"""Between two looks, in a rest, whether calls are still in flight."""
 _COMPARED_ITEMS = 200
 """Items of a call, the best first, whose pairs are compared: 20,000 pairs take a millisecond."""
 _WARN_AGAIN = 60.0
@@ -57,18 +70,37 @@ class _Call:
     read: Callable[[RankerVersion], ParsedRequest]
     """Reads the request for another version."""
 
+    @property
+    def answered_by(self) -> tuple[str, int, int]:
+        """Model, version, and version on trial: calls that agree in them have one other version."""
+        assert self.ranked.side is not None
+        return self.ranked.model, self.ranked.version, self.ranked.side.trial.version
+
 
 class Shadow:
     """Scores calls of all models on the other version of their trial."""
 
-    def __init__(self, options: ServerOptions, models: Models, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        models: Models,
+        metrics: ServerMetrics,
+        in_flight: Callable[[], int] = lambda: 0,
+    ) -> None:
         """Start the thread.
+
+        Args:
+            options: of the server.
+            models: of the server.
+            metrics: counts the calls.
+            in_flight: how many calls the server handles now.
 
         Raises:
             ServingError: the impression log cannot be written to.
         """
         self._models = models
         self._metrics = metrics
+        self._in_flight = in_flight
         self._files: RowFiles | None = None
         if options.impression_log is not None:
             self._files = RowFiles(
@@ -81,6 +113,7 @@ class Shadow:
         self._changed = threading.Condition()
         self._queue: deque[_Call] = deque()
         self._closed = False
+        self._ending = threading.Event()
         self._warned: dict[str, float] = {}
         """Monotonic seconds of the last warning, by model."""
         self._thread = SupervisedThread("shadow", self._run, metrics.thread_failed)
@@ -108,37 +141,51 @@ class Shadow:
         with self._changed:
             self._closed = True
             self._changed.notify()
+        self._ending.set()
         self._thread.join(_CLOSING_SECONDS)
 
-    def _count(self, ranked: Ranked, result: str) -> None:
+    def _count(self, ranked: Ranked, result: ShadowResult) -> None:
         assert ranked.side is not None
         self._metrics.shadow_calls.add(ranked.model, str(ranked.side.trial.version), result)
 
     def _run(self) -> None:
         lower_priority()
         while True:
-            call = None
             with self._changed:
                 if not self._queue and not self._closed:
                     pause = 1.0 if self._files is None else min(self._files.seconds_per_file, 1.0)
                     self._changed.wait(pause)
-                if self._queue:
-                    call = self._queue.popleft()
-                ended = self._closed and call is None
-            if call is not None:
-                try:
-                    self._process(call)
-                    self._count(call.ranked, "scored")
-                except Exception as error:
-                    self._warn(call.ranked, error)
-                    self._count(call.ranked, "failed")
+                calls = self._next_calls()
+                ended = self._closed and not calls
+            self._process(calls)
             if self._files is not None:
                 self._files.finish_old(all_of_them=ended)
             if ended:
                 return
 
-    def _warn(self, ranked: Ranked, error: Exception) -> None:
-        """Log a failure, of many in a row one a minute."""
+    def _next_calls(self) -> list[_Call]:
+        """Take calls from the queue that one run can score: of one model, and one other version."""
+        calls: list[_Call] = []
+        rows = 0
+        while self._queue:
+            first, rows = self._queue[0], rows + self._queue[0].parsed.rows
+            if calls and (rows > _RUN_ROWS or first.answered_by != calls[0].answered_by):
+                break
+            calls.append(self._queue.popleft())
+        return calls
+
+    def _rest(self, began: float) -> None:
+        """Give way after a step that began then: rest as long as the busy share asks for."""
+        now = time.monotonic()
+        until = now + (now - began) * (1 / _BUSY_SHARE - 1)
+        while self._in_flight() and (left := until - time.monotonic()) > 0:
+            if self._ending.wait(min(left, _LOOK_SECONDS)):
+                return
+
+    def _failed(self, call: _Call, error: Exception) -> None:
+        """Count a failure, and log it: of many in a row one a minute."""
+        ranked = call.ranked
+        self._count(ranked, "failed")
         now = time.monotonic()
         if now - self._warned.get(ranked.model, -_WARN_AGAIN) < _WARN_AGAIN:
             return
@@ -150,8 +197,31 @@ class Shadow:
             error,
         )
 
-    def _process(self, call: _Call) -> None:
-        ranked = call.ranked
+    def _process(self, calls: list[_Call]) -> None:
+        """Score calls together; if that fails, each alone."""
+        if not calls:
+            return
+        try:
+            scored = self._score(calls)
+        except Exception as error:
+            if len(calls) == 1:
+                self._failed(calls[0], error)
+            else:
+                for call in calls:
+                    self._process([call])
+            return
+        for call, one in zip(calls, scored, strict=True):
+            began = time.monotonic()
+            try:
+                self._compare(call, *one)
+                self._count(call.ranked, "scored")
+            except Exception as error:
+                self._failed(call, error)
+            self._rest(began)
+
+    def _score(self, calls: list[_Call]) -> list[tuple[RankerVersion, ParsedRequest, Arrays]]:
+        """The other version, and for each call what it reads and scores."""
+        ranked = calls[0].ranked
         assert ranked.side is not None
         trial = ranked.side.trial.version
         manager = self._models.manager(ranked.model)
@@ -159,13 +229,42 @@ class Shadow:
         try:
             if other.number == ranked.version:
                 raise LookupError(f"version {trial} is no longer on trial")
-            parsed = call.read(other)
-            outputs = other.saved_model.signatures[RANK](parsed.inputs)
-            if not np.isfinite(outputs[SCORE]).all():
-                raise ValueError("a score is not finite")
-            number, contract = other.number, other.contract
+            requests = []
+            for call in calls:
+                began = time.monotonic()
+                requests.append(call.read(other))
+                self._rest(began)
+            outputs = self._run_in_parts(other, requests)
         finally:
             other.saved_model.release()
+        if not np.isfinite(outputs[SCORE]).all():
+            raise ValueError("a score is not finite")
+        ends = np.cumsum([one.rows for one in requests])
+        return [
+            (other, one, {name: values[end - one.rows : end] for name, values in outputs.items()})
+            for one, end in zip(requests, ends.tolist(), strict=True)
+        ]
+
+    def _run_in_parts(self, other: RankerVersion, requests: list[ParsedRequest]) -> Arrays:
+        """Outputs for the rows of all requests."""
+        signature = other.saved_model.signatures[RANK]
+        assert signature.layout is not None
+        joined = join_calls([one.inputs for one in requests], signature.layout)
+        rows, parts = sum(one.rows for one in requests), []
+        for part, _ in split_call(joined, rows, _RUN_ROWS, signature.layout):
+            began = time.monotonic()
+            parts.append(signature(part))
+            self._rest(began)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _compare(
+        self, call: _Call, other: RankerVersion, parsed: ParsedRequest, outputs: Arrays
+    ) -> None:
+        """Compare the scores of both versions, and write the rows of the other one."""
+        ranked = call.ranked
+        assert ranked.side is not None
+        trial = ranked.side.trial.version
+        number, contract = other.number, other.contract
         rows, positions = aligned(call.parsed, ranked.order, parsed, outputs)
         pairs = pairs_agreement(call.parsed, ranked.outputs, parsed, outputs)
         overlap = overlap_of(call.parsed, ranked.order, parsed, rank_order(outputs, parsed))

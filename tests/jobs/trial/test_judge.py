@@ -225,7 +225,7 @@ def test_reversed_scores_are_refused_by_their_outcomes(base, tmp_path, capsys):
     assert main(verdict_command(base, world, "--stop")) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "click: rate of the label per item shown is worse beyond chance: -" in printed
-    assert "version 2 is refused" in printed
+    assert "version 2 is refused and withdrawn" in printed
     assert (base.tried(), list(base.withdrawn()), base.production()) == ({}, [2], 1)
     assert base.history()[-1]["reason"].startswith("trial: click: rate of the label")
 
