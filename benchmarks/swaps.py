@@ -1,12 +1,14 @@
 """Latency while versions are swapped, beside latency without.
 
     python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100] [--runtime c python]
+        [--before CHECKOUT BASE]
 
-The server gets constant load (an open loop) without a swap, and with one version after the other
-published by rename, each as soon as the one before serves; rounds of both alternate, so that both
-meet what else the machine does.  It ends when so many versions have been swapped, and after
---seconds at the latest (`swaps` says how many there were).  No call may fail.  Prints one JSON line
-last, by runtime (`multigate serve --runtime`): also the seconds until the server is ready, its
+Each server gets constant load (an open loop) without a swap, and with one version after the other
+published by rename, each as soon as the one before serves.  The servers take turns, a round of both
+at a time, so that all meet what else the machine does.  --before adds the server of another
+checkout of this repository, with the versions that its own export wrote.  It ends when so many
+versions have been swapped, and after --seconds at the latest (`swaps` says how many there were).
+No call may fail.  Prints one JSON line last, by server: also the seconds until it is ready, its
 resident memory after the first 1,000 calls, at the end and at its peak, and its CPU seconds per
 swap.  Exit status 1 where a call failed.
 """
@@ -74,16 +76,15 @@ def swap(
 
 
 @contextlib.contextmanager
-def server_of(base: Path, runtime: str) -> Iterator[tuple[str, int, float]]:
+def server_of(root: Path, base: Path, *more: str) -> Iterator[tuple[str, int, float]]:
     """A server in a process of its own; its address, process id and seconds until it was ready."""
-    flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME)
-    flags += ("--runtime", runtime)
+    flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME, *more)
     began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "src")},
+        env=os.environ | {"PYTHONPATH": str(root / "src")},
     )
     try:
         assert server.stdout is not None
@@ -118,66 +119,108 @@ def mebibytes(pid: int, what: str) -> int:
     return int(line.split()[1]) >> 10
 
 
+class Measured:
+    """One server, and what was measured of it."""
+
+    def __init__(self, name: str, root: Path, base: Path, flags: tuple[str, ...]) -> None:
+        """Say which.
+
+        Args:
+            name: for the report.
+            root: the checkout whose server it is.
+            base: exported versions, of which the newest is published again and again.
+            flags: of its command.
+        """
+        self.name = name
+        self.source = next(iter(scan(base).values()))
+        self.requests = rank_requests(base, 100)
+        self.latencies: dict[str, list[float]] = {"with": [], "without": []}
+        self.cpu = {"with": 0.0, "without": 0.0}
+        self.spent = {"with": 0.0, "without": 0.0}
+        self.statuses: Counter[str] = Counter()
+        self.took: list[float] = []
+        self._root, self._flags = root, flags
+
+    def start(self, stack: contextlib.ExitStack, rate: float) -> None:
+        """Start the server, and make its first calls."""
+        self.base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        publish(self.source, self.base, 1)
+        server = server_of(self._root, self.base, *self._flags)
+        self.target, self.pid, self.ready = stack.enter_context(server)
+        self.cpu_until_ready = cpu_seconds(self.pid)
+        loaded(self.target, self.requests, rate, CALLS / rate)
+        self.memory = {"after_first_calls": mebibytes(self.pid, "VmRSS")}
+
+    def load(self, kind: str, rate: float, seconds: float) -> None:
+        """Call for so many seconds."""
+        before, began = cpu_seconds(self.pid), time.monotonic()
+        some, codes = loaded(self.target, self.requests, rate, seconds)
+        self.latencies[kind] += some
+        self.statuses.update(codes)
+        self.cpu[kind] += cpu_seconds(self.pid) - before
+        self.spent[kind] += time.monotonic() - began
+
+    def round(self, swaps: int, rate: float, pause: float, seconds: float) -> None:
+        """Call during so many swaps, and then without any."""
+        first = len(self.took) + 2
+        began = time.monotonic()
+
+        def follow() -> None:
+            versions = range(first, first + swaps)
+            until = began + seconds
+            for _, one in swap(self.source, self.base, self.target, versions, pause, until):
+                self.took.append(one)
+
+        swapping = threading.Thread(target=follow)
+        swapping.start()
+        while swapping.is_alive():
+            self.load("with", rate, 1.0)
+        self.load("without", rate, QUIET * (time.monotonic() - began))
+
+    def end(self) -> None:
+        """Measure its memory for the last time."""
+        self.memory |= {
+            "at_end": mebibytes(self.pid, "VmRSS"),
+            "peak": mebibytes(self.pid, "VmHWM"),
+        }
+
+    def report(self) -> dict[str, Any]:
+        """All figures."""
+        took, cpu, spent = self.took, self.cpu, self.spent
+        centiles = {n: statistics.quantiles(found, n=1000) for n, found in self.latencies.items()}
+        usual = cpu["without"] / spent["without"] * spent["with"]
+        return {
+            "p99_with_over_without": round(centiles["with"][989] / centiles["without"][989], 2),
+            "seconds_until_ready": round(self.ready, 2),
+            "cpu_seconds_until_ready": round(self.cpu_until_ready, 2),
+            "resident_mib": self.memory,
+            "swaps": len(took),
+            "seconds_per_swap": round(statistics.median(took), 2),
+            "cpu_seconds_per_swap": round((cpu["with"] - usual) / len(took), 2),
+            "calls": {name: len(found) for name, found in self.latencies.items()},
+            "p50_ms": {name: round(found[499] * 1e3, 2) for name, found in centiles.items()},
+            "p99_ms": {name: round(found[989] * 1e3, 2) for name, found in centiles.items()},
+            "p999_ms": {name: round(found[998] * 1e3, 2) for name, found in centiles.items()},
+            "statuses": dict(self.statuses),
+        }
+
+
 def measure(
-    source: Path, swaps: int, rate: float, pause: float, seconds: float, runtime: str
+    servers: list[Measured], swaps: int, rate: float, pause: float, seconds: float
 ) -> dict[str, Any]:
-    """Both latencies, in rounds, with one runtime."""
-    requests = rank_requests(source.parent, 100)
-    latencies: dict[str, list[float]] = {"with": [], "without": []}
-    cpu, spent = {"with": 0.0, "without": 0.0}, {"with": 0.0, "without": 0.0}
-    statuses: Counter[str] = Counter()
-    took: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        publish(source, base, 1)
-        with server_of(base, runtime) as (target, pid, ready):
-            cpu_until_ready = cpu_seconds(pid)
-            loaded(target, requests, rate, CALLS / rate)  # its first calls
-            memory = {"after_first_calls": mebibytes(pid, "VmRSS")}
-
-            def load(kind: str, seconds: float) -> None:
-                before, began = cpu_seconds(pid), time.monotonic()
-                some, codes = loaded(target, requests, rate, seconds)
-                latencies[kind] += some
-                statuses.update(codes)
-                cpu[kind] += cpu_seconds(pid) - before
-                spent[kind] += time.monotonic() - began
-
-            per_round = seconds / ROUNDS / (1 + QUIET)
-            for place in range(ROUNDS):
-                first = len(took) + 2
-                versions = range(first, first + -(-swaps * (place + 1) // ROUNDS) - len(took))
-                began = time.monotonic()
-
-                def follow(versions: range = versions, until: float = began + per_round) -> None:
-                    for _, one in swap(source, base, target, versions, pause, until):
-                        took.append(one)
-
-                swapping = threading.Thread(target=follow)
-                swapping.start()
-                while swapping.is_alive():
-                    load("with", 1.0)
-                load("without", QUIET * (time.monotonic() - began))
-                print(f"{runtime}, round {place + 1}: {len(took)} swaps so far", flush=True)
-            memory |= {"at_end": mebibytes(pid, "VmRSS"), "peak": mebibytes(pid, "VmHWM")}
-    centiles = {name: statistics.quantiles(found, n=1000) for name, found in latencies.items()}
-    usual = cpu["without"] / spent["without"] * spent["with"]
-    return {
-        "p99_with_over_without": round(centiles["with"][989] / centiles["without"][989], 2),
-        "seconds_until_ready": round(ready, 2),
-        "cpu_seconds_until_ready": round(cpu_until_ready, 2),
-        "resident_mib": memory,
-        "swaps": len(took),
-        "asked": swaps,
-        "seconds_per_swap": round(statistics.median(took), 2),
-        "cpu_seconds_per_swap": round((cpu["with"] - usual) / len(took), 2),
-        "rate": rate,
-        "calls": {name: len(found) for name, found in latencies.items()},
-        "p50_ms": {name: round(found[499] * 1e3, 2) for name, found in centiles.items()},
-        "p99_ms": {name: round(found[989] * 1e3, 2) for name, found in centiles.items()},
-        "p999_ms": {name: round(found[998] * 1e3, 2) for name, found in centiles.items()},
-        "statuses": dict(statuses),
-    }
+    """Reports by server, measured in rounds of each in turn."""
+    per_round = seconds / ROUNDS / (1 + QUIET)
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.start(stack, rate)
+        for place in range(ROUNDS):
+            for server in servers:
+                left = -(-swaps * (place + 1) // ROUNDS) - len(server.took)
+                server.round(left, rate, pause, per_round)
+                print(f"{server.name}, round {place + 1}: {len(server.took)} swaps", flush=True)
+        for server in servers:
+            server.end()
+    return {server.name: server.report() for server in servers}
 
 
 def main() -> None:
@@ -187,15 +230,28 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=100, help="calls a second")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between swaps")
     parser.add_argument(
-        "--seconds", type=float, default=200, help="most seconds of a runtime's rounds"
+        "--seconds", type=float, default=200, help="most seconds of a server's rounds"
     )
-    parser.add_argument("--runtime", nargs="+", default=["c", "python"], help="in turn")
+    parser.add_argument("--runtime", nargs="+", default=["c", "python"], help="a server of each")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        nargs=2,
+        metavar=("CHECKOUT", "BASE"),
+        help="another checkout, and versions that its own export wrote",
+    )
     options = parser.parse_args()
-    source = next(iter(scan(options.model_base_path).values()))
-    given = (options.swaps, options.rate, options.pause, options.seconds)
-    found = {runtime: measure(source, *given, runtime) for runtime in options.runtime}
+    root = Path(__file__).parents[1]
+    servers = [
+        Measured(runtime, root, options.model_base_path, ("--runtime", runtime))
+        for runtime in options.runtime
+    ]
+    if options.before:
+        servers.append(Measured("before", *options.before, ()))
+    found = measure(servers, options.swaps, options.rate, options.pause, options.seconds)
+    found["rate"] = options.rate
     print(json.dumps(found))
-    sys.exit(0 if all(set(one["statuses"]) == {"OK"} for one in found.values()) else 1)
+    sys.exit(0 if all(set(server.statuses) == {"OK"} for server in servers) else 1)
 
 
 if __name__ == "__main__":

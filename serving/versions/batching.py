@@ -19,6 +19,7 @@ import numpy as np
 
 from multigate.configs.contract import LENGTH
 from multigate.serving.core.layout import Arrays, Layout, empty_like
+from multigate.serving.core.logs import say_run
 from multigate.serving.core.loop import ended, for_future
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import (
@@ -48,6 +49,8 @@ class _Entry:
         self.trace = current()
         self.run: asyncio.Future[list[Outcome]] | None = None
         """The run that it is part of; None while it is queued."""
+        self.run_seconds = 0.0
+        """Of its runs that have ended."""
 
     def resolve(self, outcome: Outcome) -> None:
         """Give the call its outcome, if it still waits."""
@@ -135,7 +138,9 @@ class Batcher:
         self._queue.append(entry)
         self._start_runs()
         try:
-            return await entry.answer
+            answer = await entry.answer
+            say_run(entry.run_seconds)
+            return answer
         except asyncio.CancelledError:
             if entry.run is not None:
                 await ended(entry.run)
@@ -221,6 +226,7 @@ class Batcher:
         finally:
             ended = time.perf_counter()
             for entry in batch:
+                entry.run_seconds += ended - began
                 if entry.trace is not None:
                     entry.trace.add("run", began, ended, rows=entry.rows, calls=len(batch))
 

@@ -21,6 +21,7 @@ from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, InvalidRequestError, NotServedError
 from multigate.serving.mirror.mirror import Mirror
+from multigate.serving.runtime.memory import FreedMemory
 from multigate.serving.versions.folders import (
     GRAPH,
     Stamp,
@@ -109,6 +110,7 @@ class VersionManager(Generic[V]):
         """Of a version that is loaded, or about to be; it is never the newest one."""
         self._damaged = ""
         """Why the settings of a trial could not be read, once that is logged."""
+        self._freed = FreedMemory()
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
         self._poller = SupervisedThread("versions", self._poll_until_closed, metrics.thread_failed)
@@ -334,8 +336,10 @@ class VersionManager(Generic[V]):
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
             try:
                 self.poll()
-            except Exception:
-                LOG.exception("polling %s for versions failed; will try again", self._base)
+                self._freed.give_back_when_settled()
+            except Exception as error:
+                error.add_note(f"in a look at {self._base} for versions of model {self.name}")
+                raise
 
     def _should_try(self, version: int, folder: Path) -> bool:
         """Whether to load a version now: it is new, its files changed, or a retry is due."""
@@ -362,6 +366,10 @@ class VersionManager(Generic[V]):
             if not isinstance(error, LoadError):  # a bug of ours; other versions still load
                 LOG.exception("model %s version %d cannot be loaded", self.name, version)
                 message = f"{folder}: {error!r}"
+            if (
+                not folder.is_dir()
+            ):  # put on trial, or promoted, meanwhile: the same files elsewhere
+                files = ()
             self._record(version, VersionRecord("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
             LOG.error("model %s version %d is not available: %s", self.name, version, message)
@@ -370,6 +378,7 @@ class VersionManager(Generic[V]):
             self._loaded[version] = loaded
             self._records[version] = VersionRecord("AVAILABLE")
         self._metrics.loads.add(self.name, "loaded")
+        self._freed.change()
         LOG.info(
             "model %s version %d is available after %.1f s",
             self.name,
@@ -411,7 +420,8 @@ class VersionManager(Generic[V]):
             raise LoadError(f"{folder}: cannot be read: {error}") from None
         try:
             self._check_schema(folder, saved_model)
-            warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop)
+            rest = time.sleep if self._loaded else lambda seconds: None  # nobody calls yet
+            warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop, rest)
             loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
             loaded.experts = experts_per_row(folder)
             loaded.exported_at = (folder / GRAPH).stat().st_mtime
@@ -452,6 +462,7 @@ class VersionManager(Generic[V]):
         def closed() -> None:
             version.close()
             version.files.close()
+            self._freed.change()
             with self._lock:
                 # A rollback may have loaded this number again while its last call went on.
                 if self._records[version.number] is unloading:

@@ -5,6 +5,7 @@ first callers would wait for that.
 """
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def warm_up(
     folder: Path,
     replay: bool = True,
     check_stop: Callable[[], None] = lambda: None,
+    rest: Callable[[float], None] = lambda seconds: None,
 ) -> int:
     """Warm a version up and check its golden request.
 
@@ -36,6 +38,8 @@ def warm_up(
         folder: its folder.
         replay: whether to replay the recorded requests.
         check_stop: called between requests; raises LoadError to cancel.
+        rest: called after each request with the seconds that it took, so that the calls of other
+            versions get their turn.
 
     Returns:
         Number of requests replayed.
@@ -63,9 +67,11 @@ def warm_up(
                 for name, tensor in request.inputs.items()
             }
             check_stop()
+            began = time.monotonic()
             for _ in range(RUNS):
                 signature(inputs)
             count += 1
+            rest(time.monotonic() - began)
     except LoadError:
         raise
     except Exception as error:

@@ -1,23 +1,31 @@
 """Versions: which one serves, swaps under load, and versions that must never serve."""
 
+import errno
 import json
 import operator
+import os
 import re
 import shutil
 import threading
+import time
 from concurrent import futures
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import get_model_status_pb2
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core import background
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.rpc.server import Server
-from multigate.serving.versions import folders, saved_model
+from multigate.serving.rpc.server import BACKGROUND, Server
+from multigate.serving.runtime import memory
+from multigate.serving.versions import folders, saved_model, warmup
+from multigate.serving.versions import manager as manager_module
 from multigate.serving.versions.folders import missing_files, scan, stamp
 from multigate.serving.versions.manager import VersionManager
 from multigate.serving.versions.model_config import ModelConfig
@@ -93,6 +101,37 @@ def test_the_highest_number_serves_and_later_ones_take_over(
         shutil.rmtree(tmp_path / "9")
         polled(running)
         assert version_of(running) == 10
+
+
+def test_a_look_at_the_versions_that_fails_is_counted_and_told(
+    tmp_path, publish, run_server, until, monkeypatch, caplog
+):
+    """The look itself, such as at a disk that is gone: not a version that cannot be loaded."""
+    monkeypatch.setattr(background, "_FIRST_PAUSE", 0.05)
+    broken, looks = threading.Event(), []
+
+    def look(base):
+        if broken.is_set():
+            looks.append(base)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scan(base)
+
+    monkeypatch.setattr(manager_module, "scan", look)
+    publish(tmp_path, 1)
+    with run_server(tmp_path) as running:
+        health = health_pb2_grpc.HealthStub(running.channel)
+        watched = health.Watch(health_pb2.HealthCheckRequest(service=BACKGROUND), timeout=240)
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        broken.set()
+        until(lambda: len(looks) > 1, "two looks")
+        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        until(lambda: running.metric("multigate_thread_failures_total", thread="versions") > 1)
+        assert version_of(running) == 1
+        broken.clear()
+        publish(tmp_path, 2)
+        until(lambda: version_of(running) == 2, "the next version")
+        watched.cancel()
+    assert f"in a look at {tmp_path} for versions of model small" in caplog.text
 
 
 def damage_variables(folder):
@@ -367,6 +406,68 @@ def test_a_version_that_is_loaded_again_stays_available_when_its_old_calls_end(t
     }  # fmt: skip
     manager.close()
     assert manager.records()[1].state == "END"
+
+
+def test_memory_goes_back_once_swaps_are_over(monkeypatch):
+    """Not after each of many swaps: it would hold up calls."""
+    now, given_back = [1000.0], []
+    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    freed = memory.FreedMemory()
+    freed.give_back_when_settled()
+    for _ in range(5):
+        now[0] += memory.FreedMemory.SETTLED / 2
+        freed.give_back_when_settled()
+        freed.change()
+    assert given_back == []
+    for _ in range(3):
+        now[0] += memory.FreedMemory.SETTLED
+        freed.give_back_when_settled()
+    assert given_back == [1035.0]
+
+
+def test_versions_that_are_loaded_and_closed_give_their_memory_back(
+    tmp_path, publish, monkeypatch, until
+):
+    states = []
+    options = ServerOptions(
+        model_name="small", model_base_path=tmp_path, file_system_poll_wait_seconds=0.01
+    )
+    manager = VersionManager(
+        ModelConfig("small", tmp_path), RankerVersion, options, ServerMetrics()
+    )
+    monkeypatch.setattr(memory.FreedMemory, "SETTLED", 0.0)
+    monkeypatch.setattr(
+        memory,
+        "return_freed",
+        lambda: states.append({n: record.state for n, record in manager.records().items()}),
+    )
+    publish(tmp_path, 1)
+    manager.start()
+    until(lambda: {1: "AVAILABLE"} in states, "the memory of a load")
+    publish(tmp_path, 2)
+    until(lambda: states[-1] == {1: "END", 2: "AVAILABLE"}, "the memory of a closed version")
+    manager.close()
+
+
+def test_warm_up_rests_after_each_request_where_other_versions_serve(
+    tmp_path, publish, exported, monkeypatch
+):
+    one, rests = saved_model.SavedModel.load(1, exported), []
+    count = warmup.warm_up(one, exported, rest=rests.append)
+    assert len(rests) == count > 0
+    one.retire()
+    given = []
+    monkeypatch.setattr(manager_module, "warm_up", lambda *args: given.append(args[-1]))
+    options = ServerOptions(model_name="small", model_base_path=tmp_path)
+    manager = VersionManager(
+        ModelConfig("small", tmp_path), RankerVersion, options, ServerMetrics()
+    )
+    for version in (1, 2):
+        publish(tmp_path, version)
+        manager.poll()
+    assert [rest is time.sleep for rest in given] == [False, True]
+    manager.close()
 
 
 def test_the_last_call_does_not_wait_for_the_end_of_its_version(exported):
