@@ -1,6 +1,7 @@
 """Addresses to listen on: their text form, and whether they are free."""
 
 import socket
+from collections.abc import Sequence
 
 from multigate.configs.errors import ServingError
 
@@ -22,7 +23,7 @@ def refuse_taken(host: str, port: int, flag: str = "--port") -> None:
     Raises:
         ServingError: names the address and the reason.
     """
-    _bound(host, port, socket.SO_REUSEADDR, flag).close()
+    _bound(host, port, [socket.SO_REUSEADDR], flag).close()
 
 
 def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
@@ -32,7 +33,8 @@ def reserve(host: str, port: int, flag: str = "--port") -> socket.socket:
         ServingError: names the address and the reason.
     """
     refuse_taken(host, port, flag)  # another server with SO_REUSEPORT would let us in
-    return _bound(host, port, socket.SO_REUSEPORT, flag)
+    # Without SO_REUSEADDR: who looks before a worker listens is refused as well.
+    return _bound(host, port, [socket.SO_REUSEPORT], flag)
 
 
 def listener(host: str, port: int, shared: bool, flag: str) -> socket.socket:
@@ -47,17 +49,21 @@ def listener(host: str, port: int, shared: bool, flag: str) -> socket.socket:
     Raises:
         ServingError: names the address and the reason.
     """
-    return _bound(host, port, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, flag)
+    # Its connections have the same options: those that have ended, which the system keeps for a
+    # minute, must not keep the next server from the port.
+    options = [socket.SO_REUSEADDR, *([socket.SO_REUSEPORT] if shared else [])]
+    return _bound(host, port, options, flag)
 
 
-def _bound(host: str, port: int, option: int, flag: str = "--port") -> socket.socket:
+def _bound(host: str, port: int, options: Sequence[int], flag: str = "--port") -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         probe = socket.socket(family, kind, protocol)
         try:
-            probe.setsockopt(socket.SOL_SOCKET, option, 1)
+            for option in options:
+                probe.setsockopt(socket.SOL_SOCKET, option, 1)
             probe.bind(where)
         except BaseException:
             probe.close()

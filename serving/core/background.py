@@ -4,11 +4,15 @@ import contextlib
 import gc
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
 
 LOG = logging.getLogger("multigate.serving")
+
+_LATE: list[threading.Thread] = []
+"""Threads that did not end when they were to."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before work that failed begins again; doubled each time that it fails soon after."""
@@ -53,6 +57,8 @@ class SupervisedThread:
         self._ending.set()
         if self._thread.is_alive():
             self._thread.join(seconds)
+        if self._thread.is_alive():
+            _LATE.append(self._thread)
 
     def _run(self) -> None:
         pause = _FIRST_PAUSE
@@ -63,11 +69,29 @@ class SupervisedThread:
                 return
             except Exception:
                 LOG.exception("thread %s failed; it begins again in %g s", self._name, pause)
-                self._failed(self._name)
+                self._tell()
             if self._ending.wait(pause):
                 return
             lasted = time.monotonic() - began
             pause = _FIRST_PAUSE if lasted > 2 * _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
+
+    def _tell(self) -> None:
+        try:
+            self._failed(self._name)
+        except Exception:  # such as no memory for it: the work goes on all the same
+            LOG.exception("the failure of thread %s is not counted", self._name)
+
+
+def end_without_hanging_threads() -> None:
+    """End this process, whose work is done, at once if a background thread hangs.
+
+    Python's own end waits for requests to object stores, for a minute where the store hangs.
+    """
+    if hanging := sorted(thread.name for thread in _LATE if thread.is_alive()):
+        LOG.warning("the process ends without threads that hang: %s", ", ".join(hanging))
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def lower_priority() -> None:

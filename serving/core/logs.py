@@ -37,6 +37,13 @@ def say(**fields: Any) -> None:
         known.update(fields)
 
 
+def say_run(seconds: float) -> None:
+    """Add the time of a run of the model to `run_seconds` in the log lines of this call."""
+    known = _FIELDS.get()
+    if known is not None:
+        known["run_seconds"] = round(known.get("run_seconds", 0.0) + seconds, 6)
+
+
 def end() -> dict[str, Any]:
     """End the call; returns its fields."""
     fields = _FIELDS.get() or {}

@@ -26,8 +26,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 _LATENCY = (50e-6, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1, 5)
+_LAG = (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _MICROSECONDS = tuple(round(10 * 1.8**power, 4) for power in range(33))
 """TensorFlow Serving's bounds."""
+_EXAMPLES = tuple(2**power for power in range(15))
+"""TensorFlow Serving's, too."""
+_RUNTIME = "TF1"
+"""TensorFlow Serving's word for a session's run, as ours are."""
 _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
 _EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _MODEL = ("model",)
@@ -185,6 +190,22 @@ class ServerMetrics:
             _MICROSECONDS,
             ["model_name", "API", "entrypoint", "status"],
         )
+        self.runtime_latency = Histogram(
+            ":tensorflow:serving:runtime_latency",
+            "Time of the runs of a call, in microseconds; a joined run counts for each of its "
+            "calls.",
+            _MICROSECONDS,
+            ["model_name", "API", "runtime"],
+        )
+        self.example_counts = Histogram(
+            ":tensorflow:serving:request_example_counts",
+            "tf.Examples of one call of Classify, Regress or MultiInference.",
+            _EXAMPLES,
+            _MODEL,
+        )
+        self.example_total = Counter(
+            ":tensorflow:serving:request_example_count_total", "tf.Examples of all calls.", _MODEL
+        )
         self.calls = Counter(
             "multigate_requests_total",
             "Answered calls by the version and signature that they reached.",
@@ -197,6 +218,12 @@ class ServerMetrics:
         )
         self.in_flight = LiveGauge(
             "multigate_calls_in_flight", "Calls in flight, of which --max_concurrent_calls may be."
+        )
+        self.loop_lag = Histogram(
+            "multigate_event_loop_lag_seconds",
+            "By how much the loop that answers all calls was late, looked at a hundred times a "
+            "second.",
+            _LAG,
         )
         self.latency = Histogram(
             "multigate_request_seconds", "Time in the handler.", _LATENCY, ["method"]
@@ -384,6 +411,7 @@ class ServerMetrics:
         model: str = "",
         version: str = "",
         signature: str = "",
+        run_seconds: float | None = None,
     ) -> None:
         """Record one call.
 
@@ -395,12 +423,20 @@ class ServerMetrics:
             model: that answered; empty where the call reached none.
             version: likewise.
             signature: that ran; empty where none did.
+            run_seconds: time of its runs; None where there were none.
         """
         self.requests.add(method, model, status)
         self.latency.observe(seconds, method)
         self.request_latency.observe(1e6 * seconds, model, method, entrypoint, status)
         if model:
             self.calls.add(model, version, signature, method, status)
+        if run_seconds is not None:
+            self.runtime_latency.observe(1e6 * run_seconds, model, method, _RUNTIME)
+
+    def inferred(self, model: str, examples: int) -> None:
+        """Record the tf.Examples of one call."""
+        self.example_counts.observe(examples, model)
+        self.example_total.add(model, by=examples)
 
     def thread_failed(self, name: str) -> None:
         """Record that a background thread failed."""

@@ -8,7 +8,7 @@ calls the wait for a version that fails again and again.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import LOG, Call, InvalidRequestError, NotServedError
@@ -20,6 +20,8 @@ from multigate.serving.versions.ranker_version import RankerVersion
 T = TypeVar("T")
 Spec = tuple[str, int | None, str]
 """Name, version and label of a model, as a call names it."""
+CanaryResult = Literal["answered", "failed", "late", "skipped"]
+"""What became of a call of the canary's users."""
 
 
 class CanaryRouter:
@@ -77,7 +79,7 @@ class CanaryRouter:
         Raises:
             RequestError: as `work` and `Models.use` raise it for the version in production.
         """
-        failed: tuple[str, str] | None = None
+        failed: tuple[CanaryResult, str] | None = None
         if side is not None and side.group == CANARY:
             number = side.trial.version
             breaker = self._breakers.setdefault(
@@ -98,7 +100,7 @@ class CanaryRouter:
                     failed = "late", f"no answer within {1e3 * most:.0f} ms"
                 elif (error := task.exception()) is None:
                     breaker.record_success()
-                    self._metrics.canary_calls.add(spec[0], str(number), "answered")
+                    self._count(spec[0], number, "answered")
                     return task.result()
                 else:
                     failed = "failed", f"{type(error).__name__}: {error}"
@@ -134,9 +136,12 @@ class CanaryRouter:
         with self._models.use(name, number) as ranker:
             return await work(ranker)
 
-    def _fell_back(self, name: str, number: int, result: str, reason: str) -> None:
-        """Count a call that the version in production answered in the canary's place."""
+    def _count(self, name: str, number: int, result: CanaryResult) -> None:
         self._metrics.canary_calls.add(name, str(number), result)
+
+    def _fell_back(self, name: str, number: int, result: CanaryResult, reason: str) -> None:
+        """Count a call that the version in production answered in the canary's place."""
+        self._count(name, number, result)
         if result == "skipped":
             return
         breaker = self._breakers.get((name, number))

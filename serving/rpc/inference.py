@@ -7,6 +7,7 @@ import numpy as np
 from multigate.serving.core.layout import DEFAULT, Arrays
 from multigate.serving.core.logs import say
 from multigate.serving.core.loop import Threads
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, InvalidRequestError
 from multigate.serving.protos.tensorflow_messages import (
     classification_pb2,
@@ -26,8 +27,9 @@ _SCORES, _CLASSES, _OUTPUTS = "scores", "classes", "outputs"
 class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
     """TensorFlow Serving's PredictionService, all five methods."""
 
-    def __init__(self, models: Models, threads: Threads) -> None:
+    def __init__(self, models: Models, threads: Threads, metrics: ServerMetrics) -> None:
         self._models = models
+        self._metrics = metrics
         self._threads = threads
         self._prediction = Prediction(models, threads)
 
@@ -43,6 +45,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         """Classes with scores for each tf.Example."""
         call = Call(context)
         inferred = await self._infer(request.model_spec, request.input, CLASSIFY, call)
+        self._count(inferred, request.input)
         return classification_pb2.ClassificationResponse(
             result=inferred.classification_result, model_spec=inferred.model_spec
         )
@@ -51,6 +54,7 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         """One value for each tf.Example."""
         call = Call(context)
         inferred = await self._infer(request.model_spec, request.input, REGRESS, call)
+        self._count(inferred, request.input)
         return regression_pb2.RegressionResponse(
             result=inferred.regression_result, model_spec=inferred.model_spec
         )
@@ -71,7 +75,13 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
                 task.model_spec, request.input, task.method_name, call, len(request.tasks)
             )
             response.results.append(inferred)
+        self._count(inferred, request.input)
         return response
+
+    def _count(self, inferred: Any, given: Any) -> None:
+        """Count the tf.Examples of an Input: once, however many tasks ran over them."""
+        examples = getattr(given, given.WhichOneof("kind")).examples
+        self._metrics.inferred(inferred.model_spec.name, len(examples))
 
     async def _infer(self, spec: Any, given: Any, method: str, call: Call, tasks: int = 1) -> Any:
         """The InferenceResult of one task over tf.Examples, once there is a slot for its run.

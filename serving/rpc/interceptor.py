@@ -9,8 +9,10 @@ from typing import Any
 import grpc
 
 from multigate.serving.core.calls import HEALTH, CallGate
+from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import InvalidRequestError, RequestError
 from multigate.serving.core.streams import Streams
+from multigate.serving.request.parts import LARGE, refuse_too_many_parts
 
 _NO_MESSAGE = "the bytes received are not its request message"
 
@@ -32,6 +34,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         self.streams = Streams(max_streams)
         self._gate = gate
         self._handlers: dict[str, Any] = {}
+        self._counting = Threads(1)  # at once: each competes with the loop for the interpreter
+
+    def close(self) -> None:
+        """Wait for what its thread does; called once no call is in flight."""
+        self._counting.close()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], call: Any
@@ -64,21 +71,25 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         method = path.rpartition("/")[2]
         answers_while_draining = path == f"{HEALTH}Check"
 
-        async def answer(request: Any, context: Any) -> Any:
+        parse = handler.request_deserializer
+
+        async def answer(data: bytes, context: Any) -> Any:
             response = None
             with self._gate.handle(path, "GRPC", context) as call:
                 if not answers_while_draining:
                     call.refuse_if_draining()
-                if isinstance(request, _Malformed):
-                    raise InvalidRequestError(f"{method}: {_NO_MESSAGE}")
+                if len(data) >= LARGE:
+                    await self._counting.run(refuse_too_many_parts, data, parse.__self__)
+                try:
+                    request = parse(data)
+                except Exception:
+                    raise InvalidRequestError(f"{method}: {_NO_MESSAGE}") from None
                 response = await handler.unary_unary(request, context)
             if response is None:
                 await context.abort(call.code, call.message)
             return response
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer, _marking_malformed(handler.request_deserializer), handler.response_serializer
-        )
+        return grpc.unary_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     def _wrap_stream(self, path: str, handler: Any) -> Any:
         async def refuse_malformed(request: Any, context: Any) -> None:

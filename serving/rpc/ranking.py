@@ -5,8 +5,8 @@ are then ranked as in Rank.
 """
 
 import json
+import random
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -229,7 +229,10 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         ranker, parsed, outputs = answered.ranker, answered.parsed, answered.outputs
         if self._drift is not None and (side is None or ranker.number != side.trial.version):
             self._drift.add(ranker, parsed.inputs, outputs)
-        if self._impressions is None and (side is None or not side.shadowed):
+        impressions = self._impressions
+        if impressions is not None and not impressions.wants(answered.response.request_id):
+            impressions = None
+        if impressions is None and (side is None or not side.shadowed):
             return
         ranked = Ranked(
             ranker.model,
@@ -244,8 +247,8 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             side,
             parsed.places,
         )
-        if self._impressions is not None:
-            self._impressions.add(ranked)
+        if impressions is not None:
+            impressions.add(ranked)
         if self._shadow is not None:
             self._shadow.add(ranked, parsed, read)
 
@@ -320,7 +323,8 @@ def fill_response(
 
 def _request_id(request: Any) -> str:
     """The caller's request id, or a new one; adds it to the log lines of this call."""
-    request_id: str = request.request_id or uuid.uuid4().hex
+    # Not uuid4: it lets go of the interpreter, for which a run of the model may be waiting.
+    request_id: str = request.request_id or f"{random.getrandbits(128):032x}"
     if len(request_id) > _LONGEST_ID:
         raise InvalidRequestError(
             f"request_id: expected at most {_LONGEST_ID} characters, received {len(request_id)}"

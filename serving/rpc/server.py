@@ -16,9 +16,12 @@ from prometheus_client import generate_latest
 from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import address, listening, refuse_taken
-from multigate.serving.core.background import freeze_garbage_collector
+from multigate.serving.core.background import (
+    end_without_hanging_threads,
+    freeze_garbage_collector,
+)
 from multigate.serving.core.calls import CallGate
-from multigate.serving.core.loop import CALLS, Threads
+from multigate.serving.core.loop import CALLS, LoopLag, Threads
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.security import TokenFile, server_credentials
@@ -126,6 +129,7 @@ class Server:
         self._rest: RestServer | None = None
         self._health = Health((BACKGROUND,))
         self.metrics.tell_thread_failure = self._tell_thread_failure
+        self._lag = LoopLag(self.metrics.loop_lag.observe)
         self._threads = Threads(options.grpc_max_threads)
         self._grpc: grpc.aio.Server | None = None
         self._entered = False
@@ -149,7 +153,9 @@ class Server:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
             self._drift = DriftMonitor(self.options, self.metrics)
-            self._shadow = Shadow(self.options, self.models, self.metrics)
+            self._shadow = Shadow(
+                self.options, self.models, self.metrics, lambda: self.gate.in_flight
+            )
             self.configs = self.configs or _configs(self.options)
             self.models.apply(self.configs)
             self.port = CALLS.submit(self._open()).result()
@@ -188,6 +194,7 @@ class Server:
             force.wait(self.options.drain_delay_seconds)
         self._drain_calls(self.options.drain_grace_seconds if grace is None else grace, force)
         self._threads.close()
+        self._interceptor.close()
         self._finder.close()
         self._close_exporter()
         if self._impressions is not None:
@@ -280,6 +287,7 @@ class Server:
     async def _open_for_calls(self) -> None:
         """Take calls, and report SERVING."""
         assert self._grpc is not None
+        self._lag.start()
         await self._grpc.start()
         if self._rest is not None:
             await self._rest.start()
@@ -315,6 +323,7 @@ class Server:
 
     async def _drop_grpc(self) -> None:
         """Drop the gRPC server in its event loop, which reads a socket that the server owns."""
+        self._lag.stop()
         self._grpc = None
 
     def _register(self, server: grpc.aio.Server) -> None:
@@ -332,7 +341,7 @@ class Server:
             self._workers,
         )
         ranking_pb2_grpc.add_RankingServiceServicer_to_server(ranking, server)
-        prediction = PredictionService(models, threads)
+        prediction = PredictionService(models, threads, self.metrics)
         prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(prediction, server)
         status = ModelService(models, threads, self._workers)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(status, server)
@@ -465,3 +474,4 @@ def serve(options: ServerOptions) -> None:
         LOG.info("draining")
         with ends_within(options.drain_delay_seconds + options.drain_grace_seconds + MARGIN):
             server.stop(force=second)
+    end_without_hanging_threads()

@@ -70,6 +70,11 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class ThreadFailed:
+    """To a worker: a background thread of the supervisor failed; its health is to say so."""
+
+
+@dataclass(frozen=True)
 class GetMetrics:
     """To a worker.  Answer: its metric families, a list of prometheus-client's `Metric`.
 
@@ -94,7 +99,7 @@ class Reload:
     served: Served
 
 
-Order = Stop | Prepare | Commit | Abort | Heartbeat | GetMetrics | GetRecords
+Order = Stop | Prepare | Commit | Abort | Heartbeat | ThreadFailed | GetMetrics | GetRecords
 """What a worker is asked."""
 Request = GetMetrics | GetRecords | Reload
 """What the supervisor is asked."""

@@ -32,6 +32,7 @@ from multigate.configs.errors import ServingError
 from multigate.serving.core import logs
 from multigate.serving.core.addresses import listening, reserve
 from multigate.serving.core.background import SupervisedThread
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.signals import MARGIN, stop_signals, wait_for
 from multigate.serving.observe.exporter import labelled_by_worker, start_exporter
@@ -57,6 +58,7 @@ from multigate.serving.workers.messages import (
     Request,
     Served,
     Stop,
+    ThreadFailed,
 )
 from multigate.serving.workers.worker import run_worker
 
@@ -68,8 +70,9 @@ _YOUNG = 10.0
 """Seconds: a worker that lived longer had worked, and its successor starts after `_FIRST_PAUSE`."""
 _ANSWER_IN, _LOAD_IN = 10.0, 600.0
 """Seconds that a worker has for an answer, and for one that needs models loaded."""
-_METRICS_IN = 2.0
-"""Seconds that a worker has for its metrics: Prometheus waits for ten."""
+_METRICS_IN, _METRICS_HELD = 2.0, 0.5
+"""Seconds that a worker has for its metrics, and that a page waits for them: then it has those that
+the worker gave last."""
 _HEARTBEAT_EVERY = 5.0
 """Seconds between two heartbeats, and that a worker has to answer one."""
 _HEARTBEATS_MISSED = 3
@@ -91,6 +94,8 @@ class Slot:
         self.serving = ""
         self.responsive = True
         """The worker answered its last request in time."""
+        self.metrics: list[Metric] | None = None
+        """That the worker gave last; None: it gave none."""
         self.over = threading.Event()
         """There is no process."""
         self.over.set()
@@ -126,6 +131,14 @@ class Slot:
             raise
         self.responsive = True
         return answer
+
+    def ask_metrics(self) -> None:
+        """Keep the worker's metrics, as they are now.
+
+        Raises:
+            LinkError: as `ask`.
+        """
+        self.metrics = self.ask(GetMetrics(), _METRICS_IN)
 
     def stop(self, at_once: bool) -> None:
         """Have the worker drain or end; one that does not serve yet has no calls, and is killed.
@@ -208,6 +221,7 @@ class Slot:
                 raise
             finally:
                 self.ready.clear()
+                self.metrics = None
                 if self._process.pid is not None:
                     self._process.join()
                 self.over.set()
@@ -231,7 +245,11 @@ class Slot:
             self.stop(at_once=False)
         server = PipeServer(requests)
         ended = threading.Event()
-        heart = SupervisedThread(f"heartbeat-{self.number}", partial(self._send_heartbeats, ended))
+        heart = SupervisedThread(
+            f"heartbeat-{self.number}",
+            partial(self._send_heartbeats, ended),
+            self._supervisor.metrics.thread_failed,
+        )
         heart.start()
         try:
             while True:
@@ -318,7 +336,11 @@ class Supervisor(Collector):
         self._held_for_rest: socket.socket | None = None
         ports = {"port": self.port, "metrics_port": -1}
         if options.rest_api_port >= 0:
-            held = reserve(options.host, options.rest_api_port, "--rest_api_port")
+            try:
+                held = reserve(options.host, options.rest_api_port, "--rest_api_port")
+            except ServingError:
+                self._held.close()
+                raise
             self._held_for_rest = held
             ports["rest_api_port"] = self.rest_port = held.getsockname()[1]
         self.worker_options = options.model_copy(update=ports)
@@ -328,6 +350,9 @@ class Supervisor(Collector):
         """Number of the last reload; 0 is that of a worker that catches up."""
         self._close_exporter: Callable[[], None] = lambda: None
         self.metrics_port: int | None = None
+        self.metrics = ServerMetrics()
+        """Of this process alone, which has threads and no calls."""
+        self.metrics.tell_thread_failure = self._tell_thread_failure
 
     def start(self, stop: threading.Event | None = None) -> None:
         """Spawn all workers and wait until each serves.
@@ -342,7 +367,10 @@ class Supervisor(Collector):
         try:
             if self.options.metrics_port >= 0:
                 self.metrics_port, self._close_exporter = start_exporter(
-                    self.options.host, self.options.metrics_port, self
+                    self.options.host,
+                    self.options.metrics_port,
+                    self,
+                    self.metrics.thread_failed,
                 )
             for slot in self.slots:
                 slot.start()
@@ -384,8 +412,15 @@ class Supervisor(Collector):
     def _stop_workers(self, at_once: bool) -> None:
         """Tell all at once: one that hangs does not keep the others from draining."""
         with futures.ThreadPoolExecutor(len(self.slots)) as pool:
-            for stopped in [pool.submit(slot.stop, at_once) for slot in self.slots]:
-                stopped.result()
+            for slot in self.slots:
+                try:
+                    pool.submit(slot.stop, at_once)
+                except RuntimeError:  # there is no room for another thread
+                    slot.stop(at_once)
+
+    def _tell_thread_failure(self) -> None:
+        """Have the workers' health say so: this process has none."""
+        self._ask_all(ThreadFailed(), _METRICS_IN)
 
     def admit(self, slot: Slot, begun: Served) -> None:
         """Bring a worker that has just started to the models of the others.
@@ -459,9 +494,20 @@ class Supervisor(Collector):
             return problem
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of all workers, each sample labelled with its worker."""
-        families = self._ask_all(GetMetrics(), _METRICS_IN)
-        yield from labelled_by_worker({str(slot): of_slot for slot, of_slot in families.items()})
+        """The metrics of all workers, each sample labelled with its worker.
+
+        A worker that hangs holds nothing up: of one that is late there are the metrics that it gave
+        last, and none once it has missed its time for an answer.
+        """
+        asked = [slot for slot in self.slots if slot.responsive and slot.ready.is_set()]
+        pool = futures.ThreadPoolExecutor(len(self.slots))
+        futures.wait([pool.submit(slot.ask_metrics) for slot in asked], _METRICS_HELD)
+        pool.shutdown(wait=False)
+        families: dict[str, Iterable[Metric]] = {
+            str(slot.number): slot.metrics for slot in asked if slot.metrics is not None
+        }
+        families["supervisor"] = self.metrics.thread_failures.collect()
+        yield from labelled_by_worker(families)
         serving = sum(slot.ready.is_set() and slot.responsive for slot in self.slots)
         yield GaugeMetricFamily("multigate_workers", "Workers that serve.", serving)
         deaths = CounterMetricFamily(

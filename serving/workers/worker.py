@@ -30,6 +30,7 @@ from multigate.serving.workers.messages import (
     Request,
     Served,
     Stop,
+    ThreadFailed,
 )
 
 LOG = logging.getLogger("multigate.serving")
@@ -57,7 +58,10 @@ def run_worker(
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
     logs.configure(options.log_format)
     at_start()
-    from multigate.serving.core.background import freeze_garbage_collector
+    from multigate.serving.core.background import (
+        end_without_hanging_threads,
+        freeze_garbage_collector,
+    )
     from multigate.serving.rpc.server import Server
 
     freeze_garbage_collector()
@@ -81,6 +85,7 @@ def run_worker(
     # The supervisor would kill it later, but may be dead itself.
     with ends_within(options.drain_delay_seconds + options.drain_grace_seconds + MARGIN):
         server.stop(force=force)
+    end_without_hanging_threads()
 
 
 def _refuse_gpu() -> None:
@@ -143,6 +148,8 @@ class OrderHandler:
                 beat = CALLS.submit(_beat())
                 beat.add_done_callback(lambda _: self._orders.send(number, None))
                 return
+            case ThreadFailed():
+                self._server.metrics.tell_thread_failure()
             case GetMetrics():
                 answer = list(self._server.metrics.registry.collect())
             case GetRecords():

@@ -325,7 +325,7 @@ def exported(tmp_path_factory, contract):
 
 @pytest.fixture(scope="session")
 def watched(exported, contract, tmp_path_factory):
-    """A version that counts unseen items and experts, as the exporter's do."""
+    """A version with the signatures `watch` and `rank_items`, which the exporter's have too."""
     module = tf.saved_model.load(str(exported))
     known = tf.constant([f"i{n}" for n in range(50)])
 
@@ -337,13 +337,17 @@ def watched(exported, contract, tmp_path_factory):
             "experts": tf.strings.length(inputs["item_id"]),
         }
 
-    shapes = {1: [None], 2: [None, None]}
-    specs = {
-        name: tf.TensorSpec(shapes[what.dimensions], what.dtype, name)
-        for name, what in rank_layout(contract).inputs.items()
-    }
+    def rank_items(**inputs):
+        weights = tf.reduce_sum(inputs["task_weights"], 1)
+        lengths = tf.cast(tf.strings.length(inputs["item_id"]), tf.float32)
+        return {"score": lengths * tf.gather(weights, inputs["user_index"])}
+
+    specs = specs_of(rank_layout(contract))
+    of_items = {name for name, _ in contract.of_side("item")} - {contract.item}
+    ids_alone = {name: spec for name, spec in specs.items() if name.split("__")[0] not in of_items}
     signatures = dict(module.signatures) | {
-        "watch": tf.function(watch, autograph=False).get_concrete_function(**specs)
+        "watch": tf.function(watch, autograph=False).get_concrete_function(**specs),
+        "rank_items": tf.function(rank_items, autograph=False).get_concrete_function(**ids_alone),
     }
     folder = tmp_path_factory.mktemp("watched") / "1"
     tf.saved_model.save(module, str(folder), signatures)

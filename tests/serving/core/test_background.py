@@ -1,7 +1,11 @@
 """Background threads that fail begin again, and say so."""
 
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +39,25 @@ def test_work_that_fails_is_logged_counted_and_begun_again(caplog):
     assert "no room" in caplog.text
 
 
+def test_work_goes_on_where_its_failure_cannot_be_told(caplog):
+    succeeded, calls = threading.Event(), []
+
+    def work():
+        calls.append(1)
+        if len(calls) < 2:
+            raise OSError("no room")
+        succeeded.set()
+
+    def tell(name):
+        raise MemoryError
+
+    thread = SupervisedThread("sweeper", work, tell)
+    thread.start()
+    assert succeeded.wait(120)
+    thread.join()
+    assert "the failure of thread sweeper is not counted" in caplog.text
+
+
 def test_work_that_fails_while_it_ends_does_not_begin_again():
     begun, end, calls = threading.Event(), threading.Event(), []
 
@@ -59,3 +82,36 @@ def test_work_that_fails_while_it_ends_does_not_begin_again():
 
 def test_a_thread_that_was_not_started_can_be_joined():
     SupervisedThread("sweeper", lambda: None).join()
+
+
+HANGS = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from multigate.serving.core.background import SupervisedThread, end_without_hanging_threads
+fine = SupervisedThread("fine", lambda: None)
+fine.start()
+fine.join()
+end_without_hanging_threads()
+with open(sys.argv[1], "w") as file:
+    file.write("goes on where none hangs")
+pool = ThreadPoolExecutor()  # Python waits for its threads
+hung = SupervisedThread("mirror", lambda: pool.submit(threading.Event().wait).result())
+hung.start()
+hung.join(0.01)
+end_without_hanging_threads()
+"""
+
+
+def test_a_process_ends_without_threads_that_hang(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS, tmp_path / "said"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        timeout=240,
+    )
+    told = "the process ends without threads that hang: mirror\n"
+    assert (done.returncode, done.stderr) == (0, told)
+    assert (tmp_path / "said").read_text() == "goes on where none hangs"

@@ -10,9 +10,13 @@ from multigate.serving.core.metrics import Counter, Gauge, Histogram, ServerMetr
 NAMES = {
     ":tensorflow:serving:request_count": "counter",
     ":tensorflow:serving:request_latency": "histogram",
+    ":tensorflow:serving:runtime_latency": "histogram",
+    ":tensorflow:serving:request_example_counts": "histogram",
+    ":tensorflow:serving:request_example_count_total": "counter",
     "multigate_requests_total": "counter",
     "multigate_calls_in_flight": "gauge",
     "multigate_spans_total": "counter",
+    "multigate_event_loop_lag_seconds": "histogram",
     "multigate_request_seconds": "histogram",
     "multigate_candidates": "histogram",
     "multigate_recommendations_total": "counter",

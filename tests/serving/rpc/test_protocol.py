@@ -1,6 +1,7 @@
 """The behaviour table of TensorFlow Serving's protocol, row by row, through its stubs."""
 
 import asyncio
+import shutil
 import threading
 
 import grpc
@@ -329,6 +330,44 @@ def test_classify_regress_and_multi_inference_agree(running):
     assert both.results[1].regression_result == regressed.result
 
 
+def test_runs_and_examples_have_tensorflow_servings_metrics(running, valid, until):
+    def seen():
+        def value(name, **labels):
+            return running.metric(f":tensorflow:serving:{name}", **labels) or 0
+
+        return {
+            **{
+                api: value("runtime_latency_count", model_name="small", API=api, runtime="TF1")
+                for api in ("Predict", "Classify", "Regress", "MultiInference")
+            },
+            "calls": value("request_example_counts_count", model="small"),
+            "of two": value("request_example_counts_bucket", model="small", le="2"),
+            "of one": value("request_example_counts_bucket", model="small", le="1"),
+            "examples": value("request_example_count_total", model="small"),
+        }
+
+    before = seen()
+    classify = with_examples(classification_pb2.ClassificationRequest, "classify")
+    running.prediction.Predict(valid, timeout=120)
+    running.prediction.Classify(classify, timeout=120)
+    regress = with_examples(regression_pb2.RegressionRequest, "regress")
+    running.prediction.Regress(regress, timeout=120)
+    multi = inference_pb2.MultiInferenceRequest(input=classify.input)
+    for signature in ("classify", "regress"):
+        multi.tasks.add(
+            model_spec={"name": "small", "signature_name": signature},
+            method_name=f"tensorflow/serving/{signature}",
+        )
+    running.prediction.MultiInference(multi, timeout=120)
+    classify.model_spec.signature_name = "regress"
+    refused(running.prediction.Classify, classify, INVALID)  # has no run
+    grown = dict.fromkeys(before, 1) | {"calls": 3, "of two": 3, "of one": 0, "examples": 6}
+    # A call ends a moment after its answer has arrived.
+    until(lambda: running.metric("multigate_calls_in_flight") == 0)
+    after = seen()
+    assert {name: after[name] - before[name] for name in before} == grown
+
+
 def test_context_features_stand_for_those_an_example_lacks(running):
     plain = with_examples(regression_pb2.RegressionRequest, "regress")
     split = with_examples(regression_pb2.RegressionRequest, "regress")
@@ -362,12 +401,33 @@ def test_classify_table(running):
 
 
 @pytest.fixture(scope="module")
-def small_limits(tmp_path_factory, publish, run_server):
+def small_limits(tmp_path_factory, watched, run_server):
     """A server for three rows and one run at once, where one call may wait."""
     base = tmp_path_factory.mktemp("limits")
-    publish(base, 1)
+    shutil.copytree(watched, base / "1")
     with run_server(base, max_candidates=3, num_batch_threads=1, max_queued_calls=1) as running:
         yield running
+
+
+@pytest.fixture
+def calls_alone(small_limits, contract, helpers):
+    """A call of each kind that is not joined with others: (method, request) by rows and users."""
+
+    def calls(rows, users=1):
+        inputs = helpers.sample_inputs(contract, rows, users=users)
+        watch = helpers.predict_request(inputs, "watch")
+        items = helpers.predict_request(inputs, "rank_items")
+        for name in (
+            *(name for name, _ in contract.of_side("item")),
+            "topic__present",
+            "tags__length",
+        ):
+            if name != contract.item:
+                del items.inputs[name]
+        others = [(small_limits.prediction.Predict, request) for request in (watch, items)]
+        return calls_of_examples(small_limits, rows) + others
+
+    return calls
 
 
 def calls_of_examples(running, count):
@@ -396,17 +456,20 @@ def calls_of_examples(running, count):
     ]
 
 
-def test_rows_of_examples_are_limited(small_limits):
-    for method, request in calls_of_examples(small_limits, 3):
+def test_rows_of_calls_that_are_not_joined_are_limited(calls_alone):
+    says = "input.*: expected at most 3 rows, received 4; split"
+    for method, request in calls_alone(3, users=3):
         method(request, timeout=120)
-    for method, request in calls_of_examples(small_limits, 4):
-        refused(method, request, INVALID, "input.*: expected at most 3 rows, received 4; split")
-    method, request = calls_of_examples(small_limits, 2)[2]
+    for method, request in calls_alone(4):
+        refused(method, request, INVALID, says)
+    for method, request in calls_alone(1, users=4)[-2:]:
+        refused(method, request, INVALID, says)
+    method, request = calls_alone(2)[2]
     request.tasks.append(request.tasks[0])
     refused(method, request, INVALID, "for each of 2 tasks: expected at most 3 rows, received 4")
 
 
-def test_calls_of_examples_that_wait_are_limited(small_limits, until):
+def test_calls_that_are_not_joined_and_wait_are_limited(small_limits, calls_alone, until):
     slots = small_limits.server.models.manager("small")._loaded[1].run_slots
     held = threading.Event()
 
@@ -422,7 +485,7 @@ def test_calls_of_examples_that_wait_are_limited(small_limits, until):
     running = CALLS.submit(hold())
     try:
         until(slots._free.locked)
-        calls = calls_of_examples(small_limits, 1)
+        calls = calls_alone(1)
         for waiting, waiting_request in calls:
             first = waiting.future(waiting_request, timeout=120)
             until(lambda: slots._queued == 1)
@@ -461,6 +524,17 @@ def test_a_message_of_many_empty_texts_is_refused_before_it_is_parsed(running):
     with pytest.raises(grpc.RpcError, match="larger than max") as raised:
         running.ranking.Rank(request, timeout=120)
     assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_message_of_too_many_parts_is_refused_before_it_is_parsed(running):
+    """Parsing 4 MiB of them took 0.1 s, in which no other call was answered."""
+    entry = b"\x12\x06\x0a\x00\x12\x02\x0a\x00"  # field 2, `user`: an empty name, an empty value
+    data = entry * 40_000
+    assert list(ranking_pb2.RankRequest.FromString(data).user) == [""]
+    rank = running.channel.unary_unary("/multigate.RankingService/Rank")
+    refused(rank, data, INVALID, "expected at most 32768 objects, received more")
+    refused(rank, data[:-1], INVALID, "expected at most 32768 objects, received more")
+    refused(rank, data[: 8 * 10_000], INVALID, "model name: required")
 
 
 def test_bytes_that_are_no_message_are_the_callers_fault(running):

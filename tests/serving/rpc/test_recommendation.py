@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
-from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, predict_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
 from multigate.configs.contract import FrozenContract
@@ -218,10 +218,16 @@ def test_the_client_names_what_no_message_can_carry(client, changes, says):
         recommend(client, **changes)
 
 
-def test_a_candidate_model_does_not_rank(client):
+def test_a_candidate_model_does_not_rank(client, both):
     with pytest.raises(CallError, match="call Recommend of 'small'") as raised:
         client.rank("small-candidates", user=USER, context=HOUR, item_ids=["i1"])
     assert raised.value.code == "FAILED_PRECONDITION"
+    predict = predict_pb2.PredictRequest(model_spec={"name": "small-candidates"})
+    for signature in ("", "retrieve"):
+        predict.model_spec.signature_name = signature
+        with pytest.raises(grpc.RpcError, match="call Recommend of 'small'") as raised:
+            both.prediction.Predict(predict, timeout=120)
+        assert raised.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_a_ranker_without_a_candidate_model_says_so(running):

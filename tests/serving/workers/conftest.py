@@ -2,6 +2,7 @@
 
 import pytest
 
+from multigate.serving.workers import supervisor
 from multigate.serving.workers.supervisor import Slot
 
 
@@ -16,4 +17,5 @@ def usual_ask():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Slot, "ask", ask)
+        patch.setattr(supervisor, "_METRICS_HELD", 100.0)
         yield usual

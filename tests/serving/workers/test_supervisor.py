@@ -1,6 +1,9 @@
 """Several worker processes on one port: what is dealt out, what holds for all, and what dies."""
 
+import errno
+import itertools
 import math
+import multiprocessing.util
 import operator
 import os
 import re
@@ -10,12 +13,16 @@ import urllib.request
 from concurrent import futures
 from contextlib import suppress
 from functools import partial
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from tensorflow_serving.apis import (
     get_model_status_pb2,
@@ -26,14 +33,17 @@ from tensorflow_serving.apis import (
 
 from multigate.configs.errors import ServingError
 from multigate.serving.client.rank_client import CallError, RankClient
+from multigate.serving.core import background
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.observe import exporter
 from multigate.serving.rpc.model_status import combine_states
+from multigate.serving.rpc.server import BACKGROUND
 from multigate.serving.runtime.start import start_runtime
 from multigate.serving.versions.folders import WARMUP
 from multigate.serving.versions.manager import VersionRecord
 from multigate.serving.workers import supervisor
 from multigate.serving.workers.link import AnswerTimeoutError
-from multigate.serving.workers.messages import GetMetrics
+from multigate.serving.workers.messages import GetMetrics, Heartbeat
 from multigate.serving.workers.supervisor import Slot, Supervisor
 
 CALL = {
@@ -352,11 +362,116 @@ def test_a_hung_worker_is_replaced_and_delays_no_metrics(
     until(lambda: number_of(page_of(fleet), "multigate_workers") == 2)
 
 
+@pytest.fixture
+def asleep(tmp_path):
+    """A supervisor of two workers that are fakes: each is a function of an order and seconds."""
+    options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
+    asleep = Supervisor(options, lambda: None)
+    for slot in asleep.slots:
+        slot.ready.set()
+    yield asleep
+    asleep.stop()
+
+
+def test_it_stops_where_no_thread_can_be_started(asleep, monkeypatch):
+    """What keeps processes from starting, such as a limit of a container, keeps threads from it."""
+    stopped = []
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Slot, "stop", lambda slot, at_once: stopped.append((slot.number, at_once)))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        asleep.stop(threading.Event())
+    assert stopped == [(0, False), (1, False)]
+
+
+def test_a_worker_that_begins_to_hang_holds_no_page_up(asleep, until, monkeypatch):
+    """Its last numbers stand in, until it has missed its time; then it is left out."""
+    first, second = asleep.slots
+    numbers, hangs, late = itertools.count(), threading.Event(), threading.Event()
+
+    def good(order, seconds):
+        return [GaugeMetricFamily("calls", "Calls.", next(numbers))]
+
+    def hanging(order, seconds):
+        if hangs.is_set() and isinstance(order, GetMetrics):
+            late.wait(60)
+            raise AnswerTimeoutError("no answer")
+        return [GaugeMetricFamily("calls", "Calls.", 77)]
+
+    def page():
+        return generate_latest(asleep).decode()
+
+    monkeypatch.setattr(first, "_worker", good)
+    monkeypatch.setattr(second, "_worker", hanging)
+    before = page()
+    assert (number_of(before, "calls", worker="0"), number_of(before, "calls", worker="1")) == (
+        0,
+        77,
+    )
+    hangs.set()
+    monkeypatch.setattr(supervisor, "_METRICS_HELD", 0.2)
+    found = []
+
+    def fresh():
+        found.append(page())
+        return number_of(found[-1], "calls", worker="0") > 0
+
+    until(fresh, "newer numbers of the healthy worker")
+    assert number_of(found[-1], "calls", worker="1") == 77
+    assert number_of(found[-1], "multigate_workers") == 2
+    late.set()
+    until(lambda: not second.responsive, "the end of its time")
+    monkeypatch.setattr(supervisor, "_METRICS_HELD", 100.0)
+    after = page()
+    assert number_of(after, "calls", worker="0") is not None
+    assert number_of(after, "calls", worker="1") is None
+    assert number_of(after, "multigate_workers") == 1
+
+
+@pytest.mark.slow
+def test_a_thread_of_the_supervisor_that_fails_is_counted_and_told(fleet, until, monkeypatch):
+    """A heartbeat, and the metrics' page: both begin again, and the workers' health says so."""
+    slot, asked = fleet.slots[0], []
+    ask, faults = slot.ask, iter([RuntimeError("planted")])
+    page_faults = iter([RuntimeError("planted")])
+
+    def broken_ask(order, *seconds):
+        if isinstance(order, Heartbeat):
+            asked.append(order)
+            for fault in faults:
+                raise fault
+        return ask(order, *seconds)
+
+    def broken_page(server):
+        for fault in page_faults:
+            raise fault
+
+    def failures(thread):
+        name = "multigate_thread_failures_total"
+        return number_of(page_of(fleet), name, worker="supervisor", thread=thread)
+
+    monkeypatch.setattr(background, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor, "_HEARTBEAT_EVERY", 0.5)
+    monkeypatch.setattr(slot, "ask", broken_ask)
+    monkeypatch.setattr(exporter._Server, "service_actions", broken_page)
+    until(lambda: failures("heartbeat-0") == 1, "a failure of the heartbeat")
+    until(lambda: failures("metrics") == 1, "a failure of the page")
+    until(lambda: len(asked) > 2, "more heartbeats")
+    request = health_pb2.HealthCheckRequest(service=BACKGROUND)
+    for _ in range(3):  # connections, to whichever worker: all know
+        with new_channel(fleet.port) as channel:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=120)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
 @pytest.mark.slow
 def test_pauses_grow_for_workers_that_die_as_soon_as_they_have_loaded(
     fleet, until, monkeypatch, caplog
 ):
-    """However long they load; and a worker that cannot be spawned is tried again."""
+    """And a worker that cannot be spawned is tried again."""
     slot = fleet.slots[1]
 
     def pauses():
@@ -370,14 +485,14 @@ def test_pauses_grow_for_workers_that_die_as_soon_as_they_have_loaded(
     monkeypatch.setattr(supervisor, "_YOUNG", -1.0)  # this one has worked
     kill(1)
     monkeypatch.setattr(supervisor, "_YOUNG", math.inf)  # none that follows has
-    kill(2)
-    at_start = fleet.at_start
-    until(lambda: slot.pid is not None)
-    fleet.at_start = lambda: None  # cannot be pickled
-    kill(4)
-    fleet.at_start = at_start
+    until(lambda: slot.pid is not None, "the next worker")
+    with monkeypatch.context() as full:
+        no_process(full)
+        kill(4)
+    until(lambda: slot.pid is not None, "a worker, once there is room for one")
     assert pauses()[:4] == ["0.2", "0.4", "0.8", "1.6"]
-    assert "worker 1 cannot be run" in caplog.text
+    for reason in NO_ROOM:
+        assert f"worker 1 ended with status None ({reason!r}); the next one in" in caplog.text
 
 
 @pytest.mark.slow
@@ -387,11 +502,82 @@ def test_workers_that_cannot_start_say_why_once(tmp_path):
         Supervisor(options, partial(start_runtime, "c")).start()
 
 
-def test_a_worker_that_cannot_be_spawned_is_an_error_and_no_endless_wait(tmp_path, caplog):
+def test_what_a_process_cannot_be_given_is_an_error_and_no_endless_wait(tmp_path, caplog):
     options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
     with pytest.raises(ServingError, match="pickle"):
         Supervisor(options, lambda: None).start()  # a process cannot be given a lambda
     assert "worker 0 cannot be run" in caplog.text
+
+
+NO_ROOM = [OSError(number, os.strerror(number)) for number in (errno.EAGAIN, errno.ENOMEM)]
+
+
+def no_process(monkeypatch, refusals=None):
+    """Have the system refuse new processes, as one does that has no more or no memory."""
+    refusals = itertools.cycle(NO_ROOM) if refusals is None else refusals
+
+    def refuse(path, arguments, descriptors):
+        raise next(refusals)
+
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", refuse)
+
+
+@pytest.mark.parametrize("reason", NO_ROOM, ids=["EAGAIN", "ENOMEM"])
+def test_a_worker_without_room_at_the_start_is_an_error(tmp_path, caplog, monkeypatch, reason):
+    ensure_running()  # the helper of multiprocessing is spawned likewise
+    no_process(monkeypatch, itertools.repeat(reason))
+    options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
+    fleet = Supervisor(options, partial(start_runtime, "c"))
+    with pytest.raises(ServingError, match=reason.strerror):
+        fleet.start()
+    assert "worker 0 cannot be run" in caplog.text
+    assert not any(slot._thread.is_alive() for slot in fleet.slots)
+
+
+class Clock:
+    """A machine's clock that moves by what happens, and the pauses that somebody makes."""
+
+    def __init__(self):
+        self.now, self.pauses = 1000.0, []
+
+    def monotonic(self):
+        return self.now
+
+
+class Pauses:
+    """The event of a supervisor that stops once a number of workers have died."""
+
+    def __init__(self, clock, deaths):
+        self._clock, self._deaths = clock, deaths
+
+    def is_set(self):
+        return len(self._clock.pauses) >= self._deaths
+
+    def wait(self, seconds):
+        self._clock.now += seconds
+        self._clock.pauses.append(seconds)
+
+
+def test_a_long_load_is_no_work(monkeypatch):
+    """A worker that dies as soon as it has loaded for a minute crash-loops ever more slowly."""
+    lives = [(60, 1), (60, 1), (60, None), (60, 9), (60, 11), (60, 1), (0, 60), (0, 1)]
+    clock, next_life = Clock(), iter(lives)
+    monkeypatch.setattr(supervisor, "time", clock)
+    slot = Slot(0, SimpleNamespace(stopping=Pauses(clock, len(lives))))
+    slot._process = SimpleNamespace(exitcode=-9)
+
+    def live():
+        load, served = next(next_life)
+        clock.now += load
+        if served is not None:  # else it died while it loaded
+            slot._ready_at = clock.now
+            slot.settled.set()
+            clock.now += served
+
+    monkeypatch.setattr(slot, "_run_worker", live)
+    slot._run()
+    assert clock.pauses == [0.4, 0.8, 1.6, 3.2, 0.2, 0.4, 0.2, 0.4]
+    assert slot.deaths == len(lives)
 
 
 @pytest.mark.parametrize(("at_once", "killed"), [(False, []), (True, [0])])
@@ -474,13 +660,13 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until, helpers
 
 
 @pytest.mark.slow
-def test_it_stops_while_a_worker_cannot_be_spawned(base, until, caplog):
+def test_it_stops_while_a_worker_cannot_be_spawned(base, until, caplog, monkeypatch):
     """As when there is no memory for a process: the other worker drains and ends all the same."""
     options = ServerOptions(model_name="small", model_base_path=base, port=0, workers=2)
     supervisor = Supervisor(options, partial(start_runtime, "c"))
     supervisor.start()
     lasting, broken = supervisor.slots
-    supervisor.at_start = lambda: None  # cannot be pickled
+    no_process(monkeypatch)
     os.kill(broken.pid, signal.SIGKILL)
     until(lambda: caplog.text.count("worker 1 cannot be run") >= 2)
     with new_channel(supervisor.port) as channel:
