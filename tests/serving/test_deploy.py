@@ -94,6 +94,21 @@ def test_nothing_runs_as_root_or_writes_its_image():
     assert set(SERVER["resources"]["limits"]) == {"memory"}
 
 
+def test_copies_from_a_store_go_where_a_pod_may_write():
+    """The servers' of versions, and the nightly run's of logs and examples."""
+    cronjob = yaml.safe_load((ROOT / "deploy" / "cronjob.yaml").read_text())
+    nightly = cronjob["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    for pod in (POD["spec"], nightly):
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        scratch = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
+        places = [
+            mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] in scratch
+        ]
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        assert str(Path(variables["MULTIGATE_CACHE"]).parent) in places
+
+
 @pytest.mark.parametrize("store", ["version", "redis://redis:6379/0"])
 def test_the_compose_file_serves_what_it_says(store):
     command = [re.sub(r"\$\{FEATURE_STORE:-version\}", store, one) for one in COMPOSE["command"]]

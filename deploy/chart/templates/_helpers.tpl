@@ -19,6 +19,11 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{/* Where copies of an object store's files go: the image's own file system is for reading. */}}
+{{- define "multigate.cache" -}}
+- {name: MULTIGATE_CACHE, value: /tmp/cache}
+{{- end }}
+
 {{/* Where a pod may run: `nodeSelector`, `tolerations`, `affinity`. */}}
 {{- define "multigate.placement" -}}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" }}

@@ -1,9 +1,8 @@
 """An operator's day on one machine, with the commands of docs/operations.md as they stand there.
 
-A server, Redis, Prometheus and an S3 server are processes of their own; spans go to a collector.  A
+The chart is rendered.  A server, Redis, Prometheus, a collector and an S3 server are processes.  A
 night publishes version 2.  It is tried on half of the users, found safe and promoted.  Version 3 is
-tried; its users click less, and it is stopped.  No call fails.  Where Helm is there, the chart is
-rendered, and what it says runs too.
+tried; its users click less, and it is stopped.  No call fails.  What the chart starts runs too.
 """
 
 import json
@@ -11,72 +10,89 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
-import urllib.parse
 import urllib.request
-from concurrent import futures
-from contextlib import ExitStack
-from datetime import timedelta
+from contextlib import ExitStack, suppress
+from datetime import date
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import yaml
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from tests.ports import free_port
+from tests.registries import fetch
 
 from multigate.jobs.publication.base_folder import Base
+from multigate.jobs.publication.upload import upload
 from multigate.serving.client import RankClient
-from multigate.serving.client.rank_client import CallError
 from multigate.verbs.command import main
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/operations.md").read_text()
-COMMAND = [sys.executable, "-c", "import sys\nfrom multigate.verbs.command import main\nmain()"]
+DAY = PAGE.partition("\n## A day on one machine\n")[2].partition("\n## ")[0]
+COMMAND = [sys.executable, "-m", "multigate"]
 CLICKS = {1: 0.4, 2: 0.4, 3: 0.15}
 """How readily the users click what each version shows."""
-SPLIT = {"by": "random", "validation": 0.1, "test": 0.1}
 USERS, CALLS, OFFERED, SHOWN = 200, 3, 8, 3
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Counts the spans that it receives."""
-
-    spans = 0
-
-    def Export(self, request, context):
-        self.spans += sum(
-            len(scope.spans) for one in request.resource_spans for scope in one.scope_spans
-        )
-        return trace_service_pb2.ExportTraceServiceResponse()
+PATIENCE = {
+    "MULTIGATE_STORE_POLL_WAIT_SECONDS": "0.2",
+    "MULTIGATE_FILE_SYSTEM_POLL_WAIT_SECONDS": "0.1",
+    "MULTIGATE_IMPRESSION_LOG_SECONDS": "0.2",
+    # No call is late on a busy machine.
+    "MULTIGATE_FEATURE_STORE_TIMEOUT_MS": "1000",
+    "MULTIGATE_CANARY_TIMEOUT_MS": "30000",
+}
+"""Of the server: a day of minutes."""
 
 
 class Machine:
-    """Runs commands of the page with paths of the test's own, and processes until the test ends."""
+    """Runs lines of the page with paths and ports of the test's own, and processes till its end."""
 
-    def __init__(self, places, held):
+    def __init__(self, places, held, programs=()):
         self.places = places
+        self.ran = []
         self._held = held
+        folders = [str(Path(program).parent) for program in programs]
+        self._path = os.pathsep.join([*folders, os.environ["PATH"]])
 
-    def words(self, line, *more):
-        """A line of the page, which must stand there, with the test's places and more options."""
-        assert f"\n{line}" in PAGE, line
+    def said(self, line):
+        """A line of the page, which must stand there, with the test's places."""
+        assert f"\n{line}\n" in PAGE, line
+        self.ran.append(line)
         names = "|".join(map(re.escape, sorted(self.places, key=len, reverse=True)))
-        said = re.sub(names, lambda found: str(self.places[found[0]]), line)
-        return [*shlex.split(said)[1:], *more]
+        return re.sub(names, lambda found: str(self.places[found[0]]), line)
 
-    def run(self, line, *more, status=0):
-        assert main(self.words(line, *more)) == status, line
+    def run(self, line, status=0):
+        """Run a line that calls multigate, in this process."""
+        assert main(shlex.split(self.said(line))[1:]) == status, line
 
-    def start(self, command, log, **environment):
+    def shell(self, line, status=0):
+        """Run any other line in the repository's folder; what it prints."""
+        command = ["bash", "-c", self.said(line)]
+        environment = os.environ | {"PATH": self._path}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+        )
+        assert status is None or done.returncode == status, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout if status is not None else done.returncode
+
+    def start(self, line, log, program=(), **environment):
+        """Start the line's process, with other words in place of its first."""
+        words = shlex.split(self.said(line))
+        return self.process([*(program or words[:1]), *words[1:]], log, **environment)
+
+    def process(self, command, log, **environment):
         with log.open("w") as output:
             process = subprocess.Popen(
                 command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                cwd=ROOT,
                 env=os.environ | environment,
             )
 
@@ -86,6 +102,12 @@ class Machine:
 
         self._held.callback(stop)
         return process
+
+
+def listens(port):
+    with suppress(OSError), socket.create_connection(("localhost", port)):
+        return True
+    return False
 
 
 def until(condition, what):
@@ -130,39 +152,31 @@ class Crowd:
         return self.client.rank("night", user={"user_id": user}, item_ids=["i0001"]).model_version
 
 
-def shown_config(path, contract):
-    """The configuration of what was shown: ids, and clicks that name their request."""
-    ids = {"user": "user_id", "item": "item_id"}
-    features = {name: contract["features"][name] for name in ids.values()}
-    click = contract["tasks"]["click"] | {"label": {"rule": "event", "events": ["click"]}}
-    log = {
-        "shape": "events",
-        "impression": "impression",
-        "files": ["shown/night/*.parquet"],
-        "format": {"type": "parquet"},
-        "time_unit": "us",
-        "columns": {"time": "ranked/time", "request": "ranked/request_id", **ids},
-        "feedback": {
-            "files": ["feedback/*.jsonl"],
-            "format": {"type": "jsonl"},
-            "time_unit": "s",
-            "columns": {"time": "time", "event": "event", "request": "request_id", **ids},
-        },
-    }
-    values = {
-        "name": "shown",
-        "contract": {**ids, "features": features, "tasks": {"click": click}},
-        "pipeline": {"log": log, "attribute_by": "request", "split": SPLIT},
-    }
-    path.write_text(yaml.safe_dump(values))
+@pytest.fixture(params=["receiver", pytest.param("collector", marks=pytest.mark.long)])
+def collector(request, lacking, tmp_path):
+    """The words that start a collector: one of ours, or OpenTelemetry's, built anew."""
+    here = Path(__file__).parent
+    if request.param == "receiver":
+        return [sys.executable, str(here / "receiver.py")]
+    if shutil.which("go") is None:
+        lacking("the collector: Go is not installed")
+    folder, program = here / "collector", tmp_path / "otelcol"
+    done = fetch(["go", "mod", "download"], cwd=folder)
+    if done.returncode:
+        lacking(f"the collector's modules did not come: {done.stderr[-300:]}")
+    flags = ["-buildvcs=false", "-gcflags=all=-N -l", "-ldflags=-s -w"]
+    subprocess.run(["go", "build", *flags, "-o", program, "."], check=True, cwd=folder)
+    return [str(program)]
 
 
 @pytest.mark.slow
-def test_an_operators_day(finished, nights, bucket, tmp_path, lacking, capsys):
-    for program in ("redis-server", "prometheus"):
+@pytest.mark.timeout(1800)  # Helm is built, where no earlier test has done so
+def test_an_operators_day(nights, bucket, tmp_path, lacking, helm_program, collector, capsys):
+    for program in ("redis-server", "prometheus", "curl"):
         if shutil.which(program) is None:
             lacking(f"{program} is not installed: Debian has a package of that name")
-    runs, data = finished.copy(tmp_path / "runs"), tmp_path / "data"
+    helm = helm_program()
+    runs, data = tmp_path / "runs", tmp_path / "data"
     base = Base(runs / "models/night")
     model, shown = tmp_path / "model.yaml", tmp_path / "shown.yaml"
     settings = nights.settings()
@@ -170,124 +184,153 @@ def test_an_operators_day(finished, nights, bucket, tmp_path, lacking, capsys):
     rules = {"largest_loss": 0.5, "judge": "estimate", "largest_ranking_loss": None}
     rules |= {"calibration": None, "least_auc": 0.0, "largest_outcome_loss": 0.5}
     settings["evaluation"] = {"rules": rules}
-    settings["run"] = {"guards": dict.fromkeys(("max_delay", "max_row_drop"))}
+    settings["run"] = {"guards": {"max_row_drop": None}}
     model.write_text(yaml.safe_dump(settings))
-    shown_config(shown, settings["contract"])
-    night = max(nights.days) + timedelta(days=1)
-    ports = {name: free_port() for name in ("grpc", "metrics", "redis", "prometheus")}
-    target = f"127.0.0.1:{ports['grpc']}"
+    (text,) = re.findall(r"^```yaml\n(name: shown\n.*?)^```", DAY, re.MULTILINE | re.DOTALL)
+    shown.write_text(text.replace("NAME", "night"))
+    assert max(nights.days) == date(2026, 1, 30)  # the day of the page's second night
+    names = ("8500", "8501", "6379", "9090", "4317")
+    ports = {name: free_port() for name in names}
+    text = (ROOT / "deploy/monitoring/collector.yaml").read_text()
+    (tmp_path / "collector.yaml").write_text(text.replace("4317", str(ports["4317"])))
     places = {
+        "/tmp": tmp_path,
         "/runs": runs,
-        "/runs/shown": tmp_path / "shown-first",
-        "/logs": finished.logs,
+        "/logs": nights.write_log(tmp_path / "logs"),
         "/data": data,
         "NAME": "night",
         "model.yaml": model,
         "shown.yaml": shown,
         "s3://bucket": bucket.address,
-        "2026-01-30": night,
-        "8500": ports["grpc"],
-        "8501": ports["metrics"],
-        "--version 8": "--version 2",
+        "deploy/monitoring/collector.yaml": tmp_path / "collector.yaml",
+        "python -m": f"{sys.executable} -m",
+        "localhost:8501": f"localhost:{ports['8501']}",  # not the compose file's server:8501
+        "--metrics_port 8501": f"--metrics_port {ports['8501']}",
+        **{name: ports[name] for name in names if name != "8501"},
     }
     with ExitStack() as held:
-        machine = Machine(places, held)
-        collector = Collector()
-        receiver = grpc.server(futures.ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, receiver)
-        endpoint = f"http://127.0.0.1:{receiver.add_insecure_port('127.0.0.1:0')}"
-        receiver.start()
-        held.callback(receiver.stop, None)
+        machine = Machine(places, held, programs=[helm])
+        assert machine.said(f"go install {helm_program.args[0]}@{helm_program.args[1]}")
+        machine.shell("helm lint --strict deploy/chart")
+        machine.shell(
+            "helm template multigate deploy/chart --kube-version 1.31.0 --set model.name=NAME "
+            "--set model.basePath=s3://bucket/models/NAME --set impressions.claim=shown "
+            "--set-file nightly.config=model.yaml > /tmp/rendered.yaml"
+        )
+        rendered = list(yaml.safe_load_all((tmp_path / "rendered.yaml").read_text()))
+        (pod,) = (one for one in rendered if one["kind"] == "Deployment")
+        (server,) = pod["spec"]["template"]["spec"]["containers"]
+        assert {"name": "MODEL_BASE_PATH", "value": f"{bucket.address}/models/night"} in (
+            server["env"]
+        )
+        assert "--impression_log=/data/shown" in server["args"]
 
-        redis = f"redis://127.0.0.1:{ports['redis']}/0"
-        options = ["--port", str(ports["redis"]), "--save", "", "--dir", str(tmp_path)]
-        machine.start(["redis-server", *options], tmp_path / "redis.log")
-        configuration = (ROOT / "deploy/monitoring/prometheus.yml").read_text()
-        configuration = configuration.replace("server:8501", f"127.0.0.1:{ports['metrics']}")
-        alerts = ROOT / "deploy/chart/monitoring/alerts.yaml"
-        configuration = configuration.replace("/etc/prometheus/alerts.yaml", str(alerts))
-        (tmp_path / "prometheus.yml").write_text(configuration.replace("15s", "1s"))
+        machine.shell(
+            'sed "s|server:8501|localhost:8501|; '
+            's|/etc/prometheus|$PWD/deploy/chart/monitoring|" '
+            "deploy/monitoring/prometheus.yml > /tmp/prometheus.yml"
+        )
+        config = tmp_path / "prometheus.yml"
+        config.write_text(config.read_text().replace("15s", "1s"))
+        machine.start('redis-server --port 6379 --save "" --dir /tmp', tmp_path / "redis.log")
         machine.start(
-            [
-                "prometheus",
-                f"--config.file={tmp_path}/prometheus.yml",
-                f"--storage.tsdb.path={tmp_path}/prometheus",
-                f"--web.listen-address=127.0.0.1:{ports['prometheus']}",
-            ],
+            "prometheus --config.file=/tmp/prometheus.yml --storage.tsdb.path=/tmp/prometheus "
+            "--web.listen-address=localhost:9090",
             tmp_path / "prometheus.log",
         )
+        spans = tmp_path / "collector.log"
+        machine.start("otelcol --config deploy/monitoring/collector.yaml", spans, collector)
 
         # The first version goes to the store, and a server pulls it from there.
+        machine.run("multigate run --config model.yaml --data /logs --out /runs --date 2026-01-29")
         publish_to_store = "multigate publish --base /runs/models/NAME --to s3://bucket/models/NAME"
         machine.run(publish_to_store)
-        examples = next(iter(runs.glob("*/examples")))
-        assert main(["features", "load", "--snapshot", str(examples), "--to", redis]) == 0
-        serve = machine.words(
-            "multigate serve --model_name NAME --model_base_path s3://bucket/models/NAME "
-            "--port 8500 --metrics_port 8501",
-            *("--store_poll_wait_seconds", "0.2", "--feature_store", redis),
-            *("--file_system_poll_wait_seconds", "0.1", "--feature_store_timeout_ms", "1000"),
-            *("--impression_log", str(data / "shown"), "--impression_log_seconds", "0.2"),
-            *("--canary_timeout_ms", "30000"),  # no call is late on a busy machine
-            *("--otlp_endpoint", endpoint, "--otlp_sampling_rate", "0.05"),
+        for name in ("6379", "9090", "4317"):
+            until(lambda name=name: listens(ports[name]), f"a process at {name}")
+        machine.run(
+            "multigate features load --snapshot /runs/2026-01-29/examples "
+            "--to redis://localhost:6379/0"
         )
-        server = machine.start([*COMMAND, *serve], tmp_path / "server.log")
-        client = held.enter_context(RankClient(target, timeout=30))
+        log = tmp_path / "server.log"
+        process = machine.start(
+            "multigate serve --model_name NAME --model_base_path s3://bucket/models/NAME "
+            "--port 8500 --metrics_port 8501 --feature_store redis://localhost:6379/0 "
+            "--impression_log /data/shown --otlp_endpoint http://localhost:4317 "
+            "--otlp_sampling_rate 0.05",
+            log,
+            COMMAND,
+            **PATIENCE,
+        )
+        client = held.enter_context(RankClient(f"127.0.0.1:{ports['8500']}", timeout=30))
+        probe = "python -m multigate.serving.client.probe --target localhost:8500"
 
         def ready():
-            assert server.poll() is None, (tmp_path / "server.log").read_text()
-            try:
-                return client.health() == "SERVING"
-            except CallError:
-                return False
+            assert process.poll() is None, log.read_text()
+            return machine.shell(probe, status=None) == 0
 
         until(ready, "a server that serves")
+        assert machine.shell(probe) == "SERVING\n"
+        states = "multigate models --target localhost:8500"
+        machine.run(states)
+        machine.run(
+            "multigate rank --target localhost:8500 --model NAME "
+            """--user '{"user_id": "u0001"}' --items i0001,i0002,i0003 --limit 2"""
+        )
         crowd = Crowd(client, data / "feedback")
         assert crowd.version() == 1
 
         # A night; its version is tried on half of the users before all have it.
         machine.run("multigate run --config model.yaml --data /logs --out /runs --date 2026-01-30")
         assert base.production() == 2
-        begin = "multigate publish --base /runs/models/NAME --version 8 --canary 10 --shadow 25"
-        machine.places |= {"--canary 10": "--canary 50", "--shadow 25": "--shadow 8"}
-        machine.run(begin)
+        machine.run("multigate publish --base /runs/models/NAME --version 2 --canary 50 --shadow 8")
         machine.run(publish_to_store)
         until(lambda: any(one.trial.version == 2 for one in client.models().models), "a trial")
+        machine.run(states)
         crowd.call("first")
         assert set(crowd.versions) == {1, 2}
-        judge(machine, data, "first", status=0)
+        until(lambda: logged(data, "first"), "the logs of all calls")
+        machine.run("multigate examples --config shown.yaml --data /data --out /runs/shown-2")
+        trial = "multigate trial --base /runs/models/NAME --log /data/shown/NAME "
+        machine.run(f"{trial}--examples /runs/shown-2 --config model.yaml --settle 0")
         machine.run("multigate publish --base /runs/models/NAME --promote")
         machine.run(publish_to_store)
         until(lambda: crowd.version() == 2, "version 2 for all")
 
         # Version 3 is tried too; its users click less, and its verdict stops it.
         shutil.copytree(base.root / "2", base.root / "3")
-        machine.places["--version 8"] = "--version 3"
-        machine.run(begin)
+        machine.run("multigate publish --base /runs/models/NAME --version 3 --canary 50 --shadow 8")
         machine.run(publish_to_store)
         until(lambda: any(one.trial.version == 3 for one in client.models().models), "a trial")
         crowd.call("second")
         assert set(crowd.versions[USERS * CALLS :]) == {2, 3}
-        machine.places["/runs/shown"] = tmp_path / "shown-second"
-        judge(machine, data, "second", "--stop", status=1)
+        until(lambda: logged(data, "second"), "the logs of all calls")
+        machine.run("multigate examples --config shown.yaml --data /data --out /runs/shown-3")
+        machine.run(
+            f"{trial}--examples /runs/shown-3 --config model.yaml --settle 0 --stop", status=1
+        )
         assert (base.production(), list(base.withdrawn())) == (2, [3])
         machine.run(publish_to_store)
         until(lambda: not client.models().models[0].HasField("trial"), "the end of the trial")
         assert {crowd.version(f"u{number:04d}") for number in range(20)} == {2}
 
         # What watches the server has seen it.
-        def asked(query):
-            words = urllib.parse.urlencode({"query": query})
-            url = f"http://127.0.0.1:{ports['prometheus']}/api/v1/query?{words}"
-            with urllib.request.urlopen(url) as answer:
-                found = json.load(answer)["data"]["result"]
-            return float(found[0]["value"][1]) if found else 0.0
+        machine.run("multigate publish --base /runs/models/NAME")
+        asked = (
+            "curl --silent --get http://localhost:9090/api/v1/query --data-urlencode "
+            '"query=sum by (version, result) (multigate_canary_calls_total)"'
+        )
 
-        answered = 'sum(multigate_canary_calls_total{result="answered"})'
-        until(lambda: asked(answered) >= USERS, "the canary's calls in Prometheus")
-        assert asked("sum(multigate_canary_calls_total)") == asked(answered)
-        assert asked('sum(:tensorflow:serving:request_count{status="INTERNAL"})') == 0
-        until(lambda: collector.spans > 0, "spans")
+        def counted():
+            found = json.loads(machine.shell(asked))["data"]["result"]
+            return {tuple(one["metric"].values()): float(one["value"][1]) for one in found}
+
+        until(lambda: sum(counted().values()) >= USERS, "the canary's calls in Prometheus")
+        assert {result for labels in counted() for result in labels} == {"2", "3", "answered"}
+        until(lambda: "multigate.RankingService/Rank" in spans.read_text(), "spans")
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", DAY, re.MULTILINE | re.DOTALL)
+        assert set(machine.ran) == {
+            line for language, block in blocks if not language for line in block.splitlines()
+        }
         capsys.readouterr()
     actions = [(entry["action"], entry["version"]) for entry in base.history()]
     assert actions == [
@@ -296,10 +339,25 @@ def test_an_operators_day(finished, nights, bucket, tmp_path, lacking, capsys):
     ]
 
 
+def logged(data, prefix):
+    """Whether the impression log and the shadow's have all calls."""
+    import polars as pl
+
+    files = list((data / "shown/night").glob("*.parquet"))
+    scored = list((data / "shown/night/shadow").glob("*.parquet"))
+    if not files or not scored:
+        return False
+    ours = pl.col("ranked/request_id").str.starts_with(f"{prefix}-")
+    shown = pl.read_parquet(files, columns=["ranked/request_id", "ranked/shadow"]).filter(ours)
+    both = pl.read_parquet(scored, columns=["ranked/request_id"]).filter(ours)
+    return len(shown) == USERS * CALLS * SHOWN and len(both) == shown["ranked/shadow"].sum()
+
+
 @pytest.mark.slow
-def test_what_the_chart_starts(finished, nights, helm_program, tmp_path, capsys):
+@pytest.mark.timeout(1800)  # as above
+def test_what_the_chart_starts(finished, nights, bucket, helm_program, tmp_path, capsys):
     """The server's flags and variables, and the nightly command, on this machine."""
-    helm, model = helm_program(anew=False), nights.write_config(tmp_path / "model.yaml")
+    helm, model = helm_program(), nights.write_config(tmp_path / "model.yaml")
     line = (
         "helm install multigate deploy/chart --set model.name=deskdrop "
         "--set model.basePath=/runs/models/deskdrop"
@@ -317,7 +375,7 @@ def test_what_the_chart_starts(finished, nights, helm_program, tmp_path, capsys)
     ports = {one["name"]: one["containerPort"] for one in server["ports"]}
     here = {str(port): str(free_port()) for port in ports.values()}
     here |= {"/runs": str(finished.runs), "/logs": str(finished.logs)}
-    here |= {"/config/model.yaml": str(config)}
+    here |= {"/config/model.yaml": str(config), "/tmp": str(tmp_path / "scratch")}
 
     def on_this_machine(word):
         return re.sub("|".join(map(re.escape, here)), lambda found: here[found[0]], word)
@@ -326,10 +384,19 @@ def test_what_the_chart_starts(finished, nights, helm_program, tmp_path, capsys)
     assert main([*map(on_this_machine, night["args"]), "--date", "2026-01-30", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == finished.result  # it was finished
     variables = {one["name"]: on_this_machine(one["value"]) for one in server["env"]}
+    upload(Base(finished.runs / "models/night"), bucket.address / "models/night")
+    of_store = variables | {"MODEL_BASE_PATH": f"{bucket.address}/models/night"}
+    of_store["HOME"] = "/proc/self"  # where nobody writes, as in the image
+    for environment in (variables, of_store):
+        serve_and_stop(server, ports, here, on_this_machine, environment, tmp_path)
+
+
+def serve_and_stop(server, ports, here, on_this_machine, environment, tmp_path):
+    """Start what the chart starts, with these variables; it serves version 1."""
     with ExitStack() as held:
         log = tmp_path / "server.log"
         serve = [*COMMAND, "serve", *map(on_this_machine, server["args"])]
-        process = Machine({}, held).start(serve, log, **variables)
+        process = Machine({}, held).process(serve, log, **environment)
         url = f"http://127.0.0.1:{here[str(ports['rest'])]}/v1/models/night"
 
         def serves():
@@ -345,31 +412,3 @@ def test_what_the_chart_starts(finished, nights, helm_program, tmp_path, capsys)
         target = f"127.0.0.1:{here[str(ports['grpc'])]}"
         with RankClient(target, timeout=60) as client:
             assert client.health() == "SERVING"
-
-
-def judge(machine, data, prefix, *more, status):
-    """Examples of what was shown, and the verdict on the trial."""
-    wanted = USERS * CALLS * SHOWN
-
-    def logged():
-        import polars as pl
-
-        files = list((data / "shown/night").glob("*.parquet"))
-        scored = list((data / "shown/night/shadow").glob("*.parquet"))
-        if not files or not scored:
-            return False
-        request = pl.col("ranked/request_id")
-        ours = request.str.starts_with(f"{prefix}-")
-        shown = pl.read_parquet(files, columns=["ranked/request_id", "ranked/shadow"]).filter(ours)
-        both = pl.read_parquet(scored, columns=["ranked/request_id"]).filter(ours)
-        return len(shown) == wanted and len(both) == shown["ranked/shadow"].sum()
-
-    until(logged, "the logs of all calls")
-    machine.run("multigate examples --config shown.yaml --data /data --out /runs/shown")
-    machine.run(
-        "multigate trial --base /runs/models/NAME --log /data/shown/NAME --examples /runs/shown "
-        "--config model.yaml",
-        *("--settle", "0"),
-        *more,
-        status=status,
-    )

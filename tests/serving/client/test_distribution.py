@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.registries import fetch
 
 from multigate.serving.client import RankClient
 
@@ -48,12 +49,7 @@ CALL = {
 
 
 def uv(*arguments):
-    done = subprocess.run(
-        [Path(sys.executable).with_name("uv"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fetch([Path(sys.executable).with_name("uv"), *map(str, arguments)])
     return done.returncode, done.stderr
 
 
