@@ -1,27 +1,30 @@
 """Drafts of `multigate init`, unedited, beside the hand-written configurations of the same logs.
 
     python benchmarks/drafts.py --data FOLDER --work FOLDER [--logs deskdrop ...] [--runs draft ...]
-        [--page PAGE]
+        [--before "nice -n 15"] [--page PAGE]
 
 FOLDER holds the public logs, each in a folder of its own (`LOGS`).  Each log runs three times
 through the command, from `examples` to `evaluate` of the exported version: with the hand-written
 configuration (preset); with the draft of the log's files as published (draft); and with the draft
 of the same rows in files, and columns in an order, under names that say nothing (hidden).  The
 measure is the mean AUC of the binary tasks on the test split; a draft's share is its distance from
-0.5 over the preset's.  Each run is one line of WORK/drafts.jsonl: started again, the benchmark goes
-on where it was stopped.  Prints a table, writes it into the page between its marks, and prints one
-JSON line last.
+0.5 over the preset's.  A second table sets what `check` foretells of a training's time and memory
+beside what the training took.  Each run is one line of WORK/drafts.jsonl, and each of its verbs one
+file: started again, the benchmark goes on where it was stopped.  Prints the tables, writes them
+into the page between their marks, and prints one JSON line last.
 """
 
 import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,11 @@ LOGS = {
         "movielens_time",
         ml_100k,
     ),
+    # Where a time may be unknown, the split is random and no feature is over time.
+    "ml-1m": Log(
+        {f"ml-1m/{name}": name for name in ("ratings.dat.xz", "users.dat", "movies.dat")},
+        "movielens",
+    ),
     "ml-1m, users 1 to 2999": Log(
         {
             "ml-1m/ratings_users_1_2999.dat.xz": "ratings.dat.xz",
@@ -108,6 +116,7 @@ def main() -> None:
     parser.add_argument("--logs", nargs="+", choices=list(LOGS), default=list(LOGS))
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
     parser.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each run")
+    parser.add_argument("--before", default="", help="words before each command: nice -n 15")
     parser.add_argument("--page", type=Path, help="Markdown page to write the table into")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -119,56 +128,101 @@ def main() -> None:
         for run in options.runs
     ]
     rows.run(wanted, lambda key: measure(options, key["log"], key["run"], key["seed"]))
-    lines = draw(rows.read())
-    print("\n".join(lines))
-    if options.page is not None:
-        replace_table(options.page, "drafts", lines)
+    for name, lines in (("drafts", draw(rows.read())), ("estimates", estimates(rows.read()))):
+        print("\n".join(lines))
+        if options.page is not None:
+            replace_table(options.page, name, lines)
     print(json.dumps({"rows": len(rows.read())}))
 
 
 def measure(options: argparse.Namespace, name: str, run: str, seed: int) -> dict[str, Any]:
     """One run through the command."""
-    log, work = LOGS[name], options.work / "run"
-    shutil.rmtree(work, ignore_errors=True)
+    log, work = LOGS[name], options.work / f"{name}-{run}-{seed}".replace(" ", "_")
     folder = work / "log"
-    folder.mkdir(parents=True)
-    for file, new in log.files.items():
-        (folder / new).symlink_to((options.data / file).resolve())
-    config = log.preset
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        for file, new in log.files.items():
+            (folder / new).symlink_to((options.data / file).resolve())
     if run == "preset" and log.convert is not None:
-        (work / "converted").mkdir()
-        log.convert(folder, work / "converted")
-        folder = work / "converted"
+        folder = once(work / "converted", lambda out: log.convert(work / "log", out))
     if run == "hidden":
-        hide(folder, work / "hidden")
-        folder = work / "hidden"
-    began = time.perf_counter()
+        folder = once(work / "hidden", lambda out: hide(work / "log", out))
+    verbs = Verbs(work, shlex.split(options.before))
+    config = log.preset
     if run != "preset":
         config = str(work / "my.yaml")
-        call("init", "--data", folder, "--out", config)
+        verbs.call("init", "--data", folder, "--out", config)
+    checked = verbs.call("check", "--config", config, "--data", folder)
     examples, checkpoint, models = work / "examples", work / "checkpoint", work / "models"
-    call("examples", "--config", config, "--data", folder, "--out", examples)
+    verbs.call("examples", "--config", config, "--data", folder, "--out", examples)
     seeded = work / f"seed{seed}.yaml"
     with_seed(config, seed, seeded)
     given = ("--examples", examples)
-    trained = call("train", "--config", seeded, *given, "--out", checkpoint)
-    call("export", "--checkpoint", checkpoint, *given, "--out", models)
-    found = call("evaluate", "--version", models / "1", *given)
+    trained = verbs.call("train", "--config", seeded, *given, "--out", checkpoint)
+    verbs.call("export", "--checkpoint", checkpoint, *given, "--out", models)
+    found = verbs.call("evaluate", "--version", models / "1", *given)
     auc = {task: one["value"] for task, one in found["tasks"].items() if one["metric"] == "auc"}
-    return {
+    row = {
         "mean_auc": statistics.fmean(auc.values()),
         "auc": auc,
         "rmse": {t: one["value"] for t, one in found["tasks"].items() if one["metric"] == "rmse"},
         "best_epoch": trained["best_epoch"],
-        "seconds": round(time.perf_counter() - began),
+        "epochs": trained["epochs"],
+        "estimated": checked["cost"],
+        "took": verbs.took,
+        "seconds": round(sum(one["seconds"] for one in verbs.took.values())),
     }
+    shutil.rmtree(work)
+    return row
 
 
-def call(*arguments: object) -> dict[str, Any]:
-    """Run a verb; its result."""
-    command = [sys.executable, "-m", "multigate", *map(str, arguments), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout))
+def once(out: Path, make: Callable[[Path], None]) -> Path:
+    """A folder that is made under another name, so that it is whole or absent."""
+    if not out.exists():
+        partial = out.with_name(out.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        make(partial)
+        partial.rename(out)
+    return out
+
+
+class Verbs:
+    """Runs each verb once in a folder, and keeps its result and what it took.
+
+    Args:
+        work: the folder.
+        before: words before each command.
+    """
+
+    def __init__(self, work: Path, before: list[str]) -> None:
+        self.work, self.before = work, before
+        self.took: dict[str, dict[str, float]] = {}
+
+    def call(self, verb: str, *arguments: object) -> dict[str, Any]:
+        """Run a verb, unless it has run; its result."""
+        kept = self.work / f"{verb}.json"
+        if not kept.exists():
+            command = [sys.executable, "-m", "multigate", verb, *map(str, arguments), "--json"]
+            began = time.perf_counter()
+            process = subprocess.Popen([*self.before, *command], stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            printed = process.stdout.read()
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode > (verb == "check"):  # its status 1 is a result
+                raise SystemExit(f"{verb}: exit status {process.returncode}")
+            took = {
+                "seconds": time.perf_counter() - began,
+                "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                "gib": usage.ru_maxrss / 2**20,
+            }
+            partial = kept.with_suffix(".partial")
+            partial.write_text(json.dumps({"result": json.loads(printed), "took": took}))
+            partial.rename(kept)
+        read = json.loads(kept.read_text())
+        self.took[verb] = read["took"]
+        return dict(read["result"])
 
 
 def with_seed(config: str, seed: int, out: Path) -> None:
@@ -188,7 +242,7 @@ def hide(folder: Path, out: Path) -> None:
     from multigate.pipeline.read.sources import expand, read
 
     draw = random.Random(7)
-    out.mkdir()
+    out.mkdir(exist_ok=True)
     names = [f"f{at}.csv" for at in range(20)]
     draw.shuffle(names)
     for number, table in enumerate(find_tables(place(str(folder)), 1000)):
@@ -206,7 +260,7 @@ def hide(folder: Path, out: Path) -> None:
 def draw(rows: list[Row]) -> list[str]:
     """The table in Markdown."""
     lines = [
-        "| log | run | AUC by task | mean AUC | share of the preset's distance | minutes |",
+        "| log | run | AUC by task | mean AUC | share of the preset's distance | CPU minutes |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for log in dict.fromkeys(row["log"] for row in rows):
@@ -228,10 +282,27 @@ def draw(rows: list[Row]) -> list[str]:
             share = ""
             if run != "preset" and "preset" in means:
                 share = f"{(means[run] - 0.5) / (means['preset'] - 0.5):.0%}"
-            minutes = statistics.fmean(row["seconds"] for row in some) / 60
+            used = [sum(one["cpu_seconds"] for one in row["took"].values()) for row in some]
+            minutes = statistics.fmean(used) / 60
             lines.append(
                 f"| {log} | {run} | {tasks} | {means[run]:.3f} | {share} | {minutes:.1f} |"
             )
+    return lines
+
+
+def estimates(rows: list[Row]) -> list[str]:
+    """What `check` foretold of the trainings, and what they took, in Markdown."""
+    lines = [
+        "| log | run | check | training: estimated | took | CPU time | memory: estimated | took |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        said, took = row["estimated"]["training"], row["took"]["train"]
+        lines.append(
+            f"| {row['log']} | {row['run']} | {row['took']['check']['seconds']:.0f} s "
+            f"| {said['seconds']:.0f} s | {took['seconds']:.0f} s "
+            f"| {took['cpu_seconds']:.0f} s | {said['gib']:.1f} GiB | {took['gib']:.1f} GiB |"
+        )
     return lines
 
 

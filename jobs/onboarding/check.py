@@ -21,6 +21,7 @@ from multigate.jobs.onboarding.check_features import (
     check_alone,
     check_features,
     check_given_away,
+    check_required,
 )
 from multigate.jobs.onboarding.cost import pipeline_cost, training_cost
 from multigate.jobs.onboarding.findings import Checked, Finding
@@ -88,6 +89,8 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
         "duplicates": made.counts.duplicates,
         "held_back": made.counts.held_back,
     }
+    found.facts["dropped"] = made.counts.dropped
+    check_required(config, sample.events, side_tables, found)
     if not len(impressions):
         found.fail(
             "pipeline",
@@ -109,9 +112,18 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     negatives = config.pipeline.negatives
     drawn = 1 if negatives is None else 1 + negatives.per_positive
     rows_to_train = round(sample.log_rows * share * training * drawn)
+    labelled = {
+        # Sampled negatives have the label of the impression itself, and no other.
+        name: rows_to_train
+        if task.label.rule == "impression"
+        else round(known["labels_by_split"]["train"] * sample.log_rows / max(sample.rows, 1))
+        for (name, task), known in zip(
+            config.contract.tasks.items(), found.facts["tasks"].values(), strict=True
+        )
+    }
     found.facts["cost"] = {
         "pipeline": asdict(pipeline_cost(config, seconds, sample.rows, sample.log_rows)),
-        "training": asdict(training_cost(config, impressions, rows_to_train)),
+        "training": asdict(training_cost(config, impressions, rows_to_train, labelled)),
     }
     least = config.run.guards.min_rows
     if least is not None and rows_to_train < least:

@@ -7,10 +7,14 @@ import polars as pl
 
 from multigate.configs import Config
 from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, PositionFeature
-from multigate.configs.files import LABEL, REQUEST
+from multigate.configs.files import LABEL, REQUEST, TIME
+from multigate.configs.sections.log import EventLog
+from multigate.configs.sections.nearest import listed
 from multigate.jobs.onboarding.findings import Checked
 from multigate.model.assessment.leaks import check_leaks
 from multigate.model.data.rows import Rows
+from multigate.pipeline.compute import tables
+from multigate.pipeline.core.columns import log_features, table_features
 from multigate.pipeline.write.separators import other_separator
 
 FEW_POSITIVES = 10
@@ -66,15 +70,56 @@ def check_features(config: Config, impressions: pl.DataFrame, found: Checked) ->
                 found.warn(where, unsplit.removeprefix(f"{name}: "))
         if missing == 1.0:
             found.warn(where, "every value is missing; check its column and source")
-        if missing and getattr(feature, "missing", None) == "error":
-            of_item = feature.side == "item"
-            lost = "an item is not scored" if of_item else "a request is refused"
-            found.warn(
-                where,
-                f"{missing:.1%} of the values are missing and missing is error, so that {lost} "
-                "without it; set missing: indicator",
-            )
         found.facts["features"][name] = facts
+
+
+def check_required(
+    config: Config, events: pl.DataFrame, side_tables: dict[str, pl.DataFrame], found: Checked
+) -> None:
+    """Which features under `missing: error` a row, an item or a user can lack.
+
+    Args:
+        config: the contract and the log's shape.
+        events: of the sample, typed.
+        side_tables: `users` and `items`, where there are.
+        found: gets, by feature, the share of the impressions that its side table leaves without a
+            value, and the notes.
+    """
+    log, contract = config.pipeline.log, config.contract
+    shown = events
+    if isinstance(log, EventLog):
+        shown = events.filter(pl.col("event") == log.impression)
+    ids = {contract.user: "user", contract.item: "item", TIME: "time"}
+    frame = shown.select(pl.col(column).alias(name) for name, column in ids.items())
+    lacking: dict[str, float] = {}
+    for source, table in side_tables.items():
+        joined = tables.join_table(frame, config, source, table)
+        for name in tables.required(config, source):
+            lacking[name] = joined[name].null_count() / max(len(joined), 1)
+            if lacking[name]:
+                found.warn(
+                    f"contract.features.{name}",
+                    f"{lacking[name]:.1%} of the impressions have no value in pipeline.{source}, "
+                    "and missing is error, so that the pipeline drops them; set missing: "
+                    "indicator, or bring these rows of the table",
+                )
+    found.facts["lacking"] = lacking
+    found.facts["needed"] = {}
+    said = {
+        "item": "a new item that no log and no table describes yet is not scored",
+        "user": "a request for a new user that does not send them is refused",
+    }
+    held = {**log_features(config), **table_features(config, "users")}
+    held |= table_features(config, "items")
+    for side, lost in said.items():
+        needed = [n for n, f in held.items() if f.side == side and f.missing == "error"]
+        found.facts["needed"][side] = needed
+        if needed:
+            found.warn(
+                "contract.features",
+                f"{listed(needed)}: of the {side}, and missing is error: {lost}; set missing: "
+                "indicator where that can happen",
+            )
 
 
 def _check_context(config: Config, name: str, impressions: pl.DataFrame, found: Checked) -> None:

@@ -1,6 +1,5 @@
 """Drafts the features that columns of the log and of side tables hold."""
 
-import re
 from typing import Any
 
 import polars as pl
@@ -16,11 +15,11 @@ from multigate.jobs.onboarding.columns import (
 )
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.labels import Labels, snake
+from multigate.jobs.onboarding.propensity import of_the_policy
 from multigate.jobs.onboarding.raw import Table
 from multigate.jobs.onboarding.roles import Roles
 from multigate.pipeline.read.json_lines import as_text
 
-_POLICY = r"propensity|pscore|sample_weight"  # of the policy that chose what was shown
 _COUNT_OF_ROWS = 0.8
 _DECIDES = 0.97
 _FEW_IDS = 20
@@ -60,12 +59,13 @@ def column_features(
         if known.serial:
             made.left_out[name] = "it numbers the rows"
             continue
-        if re.search(_POLICY, name.lower()):
-            made.left_out[name] = "its name says that it is known when logging, not when serving"
-            continue
         column = look(name, known.raw if known.is_list else frame[name])
         if column.distinct == 0 and known.distinct > 1:
             made.left_out[name] = f"it is empty in rows of type {roles.impression!r}"
+            continue
+        policy = of_the_policy(frame, column, roles.item, roles.request, labels.position)
+        if policy is not None:
+            made.left_out[name] = policy
             continue
         side, why, is_decided = _side(frame, roles, name)
         times = as_times(column)

@@ -11,14 +11,18 @@ from multigate.configs.contract import IdFeature, IdListFeature, NumberFeature, 
 from multigate.configs.sections.features import VectorFeature
 
 _GIB = 2**30
-# As measured on Deskdrop on two cores: 12.7 s of CPU time and 0.57 GiB for the pipeline, 177 s and
-# 1.56 GiB for the training of eight epochs.  Other logs came within a factor of three.
+# As measured on Deskdrop on two cores (docs/results/init.md): 6 s of CPU time and 0.9 GiB for the
+# pipeline; 135 s, 182 s of CPU time and 1.8 GiB for eight epochs with a teacher.  Other logs came
+# within a factor of three.
 _STAGES = 4.0  # CPU time of the whole pipeline, as a multiple of reading and labelling
 _START, _TRAINING_START = 6.0, 12.0  # seconds before the work: imports of Beam, of TensorFlow
-_PIPELINE_BASE, _TRAINING_BASE = 0.4, 1.3  # GiB of the libraries
+_PIPELINE_BASE, _TRAINING_BASE = 0.4, 1.5  # GiB of the libraries
 _WORK = 10  # memory of a bucket at work, as a multiple of its size (`pipeline.bucket_mib`)
-_FLOPS = 8e9  # per second and core, in the layers of a training
+_FLOPS = 16e9  # per second and core, in the layers of a training
 _STEP = 0.015  # seconds of a training step beside its arithmetic
+_CELLS = 1e8  # per second and core, in boosted trees: rows times columns times trees
+_TREES = 100  # of a fit of the teacher; early stopping decides
+_SETTINGS = 4  # that the teacher tries in its first fold, and one in each other fold
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,16 @@ def pipeline_cost(config: Config, seconds: float, rows: int, log_rows: int) -> C
     return Cost(_START + work, gib, how)
 
 
-def training_cost(config: Config, features: pl.DataFrame, rows: int) -> Cost:
-    """Of `multigate train`, all its epochs.
+def training_cost(
+    config: Config, features: pl.DataFrame, rows: int, labelled: dict[str, int]
+) -> Cost:
+    """Of `multigate train`: its teacher, if it has one, and all its epochs.
 
     Args:
         config: of the run.
         features: the sample's impressions, in which ids are counted.
         rows: of the training split.
+        labelled: by task, rows of the training split that have its label.
     """
     model, train, cores = config.model, config.train, _cores()
     inputs, slots, table = 0, 0, 0.0
@@ -94,6 +101,19 @@ def training_cost(config: Config, features: pl.DataFrame, rows: int) -> Cost:
         f"step; memory: the encoded rows twice, weights and tables ({table:.0f} numbers, ids as "
         "counted in the sample) three times"
     )
+    if train.teacher is not None:
+        # Trees learn each task on all folds but one; they read the split as a table of doubles.
+        columns, folds = len(config.contract.features), train.teacher.folds
+        binary = [n for n, task in config.contract.tasks.items() if task.type == "binary"]
+        fits = (folds - 1 + _SETTINGS) * (1 - 1 / folds)
+        cells = fits * columns * _TREES * sum(labelled.get(name, 0) for name in binary)
+        seconds += cells / _CELLS / cores
+        gib += 3 * 8 * rows * columns / _GIB
+        how += (
+            f"; before them the teacher: {folds - 1 + _SETTINGS} fits for each of {len(binary)} "
+            f"tasks of {_TREES} trees over {columns} columns, {_CELLS / 1e6:.0f} M cells a second "
+            "and core"
+        )
     return Cost(_TRAINING_START + seconds, gib, how)
 
 

@@ -230,12 +230,15 @@ def feedback_columns(roles: Roles) -> Labels:
         name = snake(flag.name, found.tasks)
         share = flag.ones / max(flag.raw.len(), 1)
         nested = main is not None and at > 0 and _share_of(flag, main) > 0.95
-        satisfied = re.search(_SATISFIED, flag.name.lower()) is not None or (at > 0 and nested)
-        within = main if nested else None
+        # What mostly comes with a click is compared among clicks: else the click would speak.
+        mostly = main is not None and at > 0 and _share_of(flag, main) > 0.5
+        within = main if mostly else None
         averse = re.search(_AVERSE, flag.name.lower()) is not None or (
             any(_lowers(flag, rating, within) for rating in ratings)
             and not _is_welcome(flag, flags, within)
         )
+        named = re.search(_SATISFIED, flag.name.lower()) is not None
+        satisfied = named or averse or (at > 0 and nested)
         found.tasks[name] = {
             "group": "satisfaction" if satisfied else "engagement",
             "type": "binary",

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import TypedDict
 
+from multigate.configs import progress
 from multigate.configs.errors import DataError
 from multigate.configs.examples_store import for_each
 from multigate.configs.storage import Address
@@ -51,15 +52,16 @@ def upload(base: Base, to: Address) -> Uploaded:
     with base.locked("upload"):
         offered, trial = base.versions(), trial_of(base)
         _refuse_strangers(base, to)
+        tried = {} if trial is None else {trial.version: trial.folder(base.root)}
+        versions = [(number, folder, to) for number, folder in sorted(offered.items())]
+        versions += [(number, folder, to / TRIAL) for number, folder in tried.items()]
         copied = [
             number
-            for number, folder in sorted(offered.items())
-            if _upload_version(folder, to / str(number))
+            for number, folder, place in progress.track(
+                versions, f"publish to {to}", len(versions), "versions"
+            )
+            if _upload_version(folder, place / str(number))
         ]
-        tried = {} if trial is None else {trial.version: trial.folder(base.root)}
-        for number, folder in tried.items():
-            if _upload_version(folder, to / TRIAL / str(number)):
-                copied.append(number)
         if trial is not None:
             (to / SETTINGS).write_bytes(trial.text().encode())
         elif (to / SETTINGS).is_file():

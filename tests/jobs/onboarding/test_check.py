@@ -70,6 +70,20 @@ def test_a_sample_estimates_the_rows_of_the_log(log):
     assert cost["training"]["how"].startswith(f"{cost['training']['how'].split()[0]} rows, ")
 
 
+def test_a_teacher_costs_time_and_memory(log):
+    """As many fits as folds and settings ask for, over the rows that have labels."""
+    plain, taught, more = (
+        check(demo(**changes), log, rows=2_000).facts["cost"]["training"]
+        for changes in ({}, {"train.teacher": {}}, {"train.teacher": {"folds": 8}})
+    )
+    assert plain["seconds"] < taught["seconds"] < more["seconds"]
+    assert plain["gib"] < taught["gib"]
+    assert "the teacher" not in plain["how"]
+    assert "before them the teacher: 7 fits for each of 6 tasks" in taught["how"]
+    ratio = (more["seconds"] - plain["seconds"]) / (taught["seconds"] - plain["seconds"])
+    assert ratio == pytest.approx((11 * 7 / 8) / (7 * 3 / 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -136,7 +150,8 @@ def test_what_differs_within_a_request_is_no_context(log):
     assert "rows of one request differ in it in " in note
     assert "if it is known of each candidate, set side: item" in note
     length["side"] = "item"
-    assert not messages(check(demo(**{"contract.features.of_item": length}), log), fails=False)
+    notes = messages(check(demo(**{"contract.features.of_item": length}), log), fails=False)
+    assert not any(".of_item: " in one for one in notes)
 
 
 def test_a_number_that_every_positive_has_is_a_suspect(log, tmp_path):
@@ -215,11 +230,11 @@ def test_an_event_type_that_does_not_occur_is_named(tmp_path):
     ), found.findings
 
 
-def test_a_column_of_a_side_table_is_hinted_at(tmp_path):
-    folder = tmp_path / "log"
+def priced(log: str, items: str, folder: Path, **price: str) -> Config:
+    """A log with a table of items and their prices."""
     folder.mkdir()
-    (folder / "log.csv").write_text("time,user,item,click\n" + "10,a,x,1\n" * 5)
-    (folder / "items.csv").write_text("id,price\nx,3\n")
+    (folder / "log.csv").write_text("time,user,item,click\n" + log)
+    (folder / "items.csv").write_text("id,price\n" + items)
     values = {
         "name": "x",
         "contract": {
@@ -228,7 +243,7 @@ def test_a_column_of_a_side_table_is_hinted_at(tmp_path):
             "features": {
                 "user": {"kind": "id", "side": "user"},
                 "item": {"kind": "id", "side": "item"},
-                "price": {"kind": "number", "side": "item"},
+                "price": {"kind": "number", "side": "item", **price},
             },
             "tasks": {
                 "click": {
@@ -248,7 +263,42 @@ def test_a_column_of_a_side_table_is_hinted_at(tmp_path):
             "split": {"by": "random", "validation": 0.2, "test": 0.2},
         },
     }
-    config = parse(Config, values, "x")
+    return parse(Config, values, "x")
+
+
+@pytest.mark.parametrize("missing", ["error", "indicator"])
+def test_a_feature_that_can_be_missing_is_told_beforehand(missing, tmp_path):
+    """Rows that a side table leaves without a value are dropped, and so are new items' scores."""
+    rows = [f"{at},u{at % 9},{'xyz'[at % 3]},{at % 2}" for at in range(60)]
+    folder, log = tmp_path / "log", "\n".join(rows)
+    config = priced(log, "x,3\ny,\n", folder, source="items", missing=missing)
+    found = check(config, folder)
+    job.run(config, folder, tmp_path / "examples")
+    rows_of = json.loads((tmp_path / "examples/manifest.json").read_text())["rows"]
+    assert found.facts["dropped"] == rows_of["dropped"] == (40 if missing == "error" else 0)
+    notes = [one for one in messages(found, fails=False) if "missing is error" in one]
+    if missing == "indicator":
+        assert notes == []
+        return
+    assert found.facts["lacking"] == {"price": pytest.approx(2 / 3)}
+    assert found.facts["needed"] == {"item": ["price"], "user": []}
+    dropped, new = notes
+    assert dropped.startswith(
+        "contract.features.price: 66.7% of the impressions have no value in pipeline.items"
+    )
+    assert new.startswith("contract.features: price: of the item, and missing is error: a new item")
+
+
+def test_a_feature_of_the_log_that_new_items_lack_is_named(log):
+    [note] = [one for one in messages(check(demo(), log), fails=False) if "not scored" in one]
+    assert "topic" in note
+    assert "length" in note
+    assert "country" not in note
+
+
+def test_a_column_of_a_side_table_is_hinted_at(tmp_path):
+    folder = tmp_path / "log"
+    config = priced("10,a,x,1\n" * 5, "x,3\n", folder)
     [line] = messages(check(config, folder), fails=True)
     hint = "no column 'price'; the file has time, user, item, click; table pipeline.items has it: "
     assert hint + "set source: items" in line

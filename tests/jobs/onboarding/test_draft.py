@@ -13,7 +13,7 @@ import yaml
 
 from multigate.configs import DataError, load
 from multigate.jobs.onboarding.check import check
-from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.draft import _model, draft
 from multigate.jobs.onboarding.drafted import Draft, as_yaml
 from multigate.jobs.simulate import simulate
 from multigate.pipeline import job
@@ -161,6 +161,112 @@ def test_an_event_log(tmp_path):
     }
     assert read_by(made)["place"] == {"kind": "id", "side": "user", "missing": "indicator"}
     assert made.values["pipeline"]["negatives"]["per_positive"] == 4
+    counts = made.notes["pipeline.log.impression"].removeprefix("event types: ")
+    frame = events()
+    assert counts == ", ".join(
+        f"{kind} ({len(frame.filter(what=kind))})" for kind in ("open", "like", "save")
+    )
+
+
+def test_what_a_draft_reads_of_the_past(tmp_path):
+    """Histories and counters, of what was seen and of what was said of it, and label rates."""
+    made = draft(write(events(), tmp_path / "log"), "shop")
+    features = made.values["contract"]["features"]
+    histories = {n: f["history"]["events"] for n, f in features.items() if "history" in f}
+    assert histories == {"recent_items": ["open"], "recent_feedback": ["like", "save"]}
+    assert all(features[name]["share"] == "thing" for name in histories)
+    counted = {n: f["count"] for n, f in features.items() if "count" in f}
+    windows = {name: (one["of"], one.get("within")) for name, one in counted.items()}
+    assert windows == {
+        "item_shown_1d": ("item", "1d"),
+        "item_shown_7d": ("item", "7d"),
+        "item_shown": ("item", None),
+        "user_shown_7d": ("user", "7d"),
+        "item_feedback_7d": ("item", "7d"),
+    }
+    assert counted["item_feedback_7d"]["events"] == ["like", "save"]
+    assert features["item_age"]["since"] == {"of": "item", "events": ["open"], "which": "first"}
+    assert made.values["contract"]["rates"] == {"of": ["user", "item"], "tasks": "all"}
+
+
+@pytest.mark.parametrize("rare", [False, True])
+def test_ids_that_occur_once_share_an_embedding(rare, tmp_path):
+    frame = events()
+    if rare:  # one user in three comes once
+        once = [
+            {**row, "when": row["when"] + 7, "who": 1000 + at, "visit": f"once{at}"}
+            for at, row in enumerate(frame.filter(what="open").head(60).iter_rows(named=True))
+        ]
+        frame = pl.concat([frame, pl.DataFrame(once, frame.schema)]).sort("when")
+    made = draft(write(frame, tmp_path / "log"), "shop")
+    features = made.values["contract"]["features"]
+    assert features["who"].get("min_count") == (3 if rare else None)
+    assert "min_count" not in features["thing"]
+    assert ("33% of them seen once" in made.notes["contract.features.who"]) == rare
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "experts", "units", "batch"),
+    [
+        (49_999, 16, 4, 64, 512),
+        (50_000, 32, 8, 128, 2048),
+        (999_999, 32, 8, 128, 2048),
+        (1_000_000, 32, 8, 128, 4096),
+    ],
+)
+def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
+    values = _model(rows, Draft({}))
+    assert values["model"]["embedding_dim"] == dim
+    assert values["model"]["experts"] == {"count": experts, "units": [units], "dropout": 0.3}
+    assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
+
+
+def shown_by_a_policy(uniform: bool, seed: int = 0) -> pl.DataFrame:
+    """One item at each of three places, drawn by a policy that knows the user."""
+    draw, rows = random.Random(seed), []
+    for visit in range(2500):
+        user = draw.randrange(60)
+        for place in range(3):
+            weights = [1.0 if uniform else 1 + ((user + item) % 7) ** 2 for item in range(15)]
+            [item] = draw.choices(range(15), weights)
+            clicked = int(draw.random() < 0.1)
+            chance = round(weights[item] / sum(weights), 5)
+            score = round(draw.uniform(0.01, 0.4), 5)
+            rows.append((START + 60 * visit, user, item, place, clicked, chance, score))
+    names = ["when", "who", "what", "place", "clicked", "chance", "score"]
+    return pl.DataFrame(rows, names, orient="row")
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("name", ["chance", "pscore", "x"])
+def test_the_probability_of_having_been_chosen_is_no_feature(name, uniform, tmp_path):
+    """Its values tell, whatever its name is; another number of that size is a feature."""
+    both = shown_by_a_policy(False).rename({"chance": name})
+    if uniform:  # constant, unless both policies' rows stand in one log
+        both = pl.concat([both, shown_by_a_policy(True, 1).rename({"chance": name})])
+    made = draft(write(both.sort("when"), tmp_path / "log"), "x")
+    assert "it is the probability with which the item was chosen" in made.left_out[name]
+    assert "score" in read_by(made)
+
+
+def test_a_column_that_has_such_a_name_only_is_a_feature(tmp_path):
+    frame = shown_by_a_policy(False).rename({"score": "propensity", "chance": "x"})
+    made = draft(write(frame, tmp_path / "log"), "x")
+    assert "propensity" in read_by(made)
+
+
+def test_probabilities_within_a_request_and_copies_of_the_place_are_no_features(tmp_path):
+    frame = (
+        shown_by_a_policy(False)
+        .drop("chance")
+        .with_columns(list=pl.format("r{}", pl.int_range(pl.len()) // 3))
+    )
+    share = pl.col("score") / pl.col("score").sum().over("list")
+    frame = frame.with_columns(share=share, examined=1 / (1 + pl.col("place")))
+    made = draft(write(frame, tmp_path / "log"), "x")
+    assert made.values["pipeline"]["log"]["columns"]["request"] == "list"
+    assert "add up to 1 in a request" in made.left_out["share"]
+    assert "another name of the place 'place'" in made.left_out["examined"]
 
 
 def feed(seed: int = 0) -> pl.DataFrame:
@@ -262,6 +368,12 @@ def test_ratings_without_a_header_and_with_a_side_table(tmp_path):
     job.run(made.config(), folder, tmp_path / "examples")
 
 
+def meaning(task: dict[str, Any]) -> tuple[object, ...]:
+    """What a task says of its column: what it is, and whether more of it is welcome."""
+    weight = task.get("score_weight", 1)
+    return task["group"], task["type"], task["label"]["rule"], (weight > 0) - (weight < 0)
+
+
 @pytest.mark.parametrize("shape", ["impressions", "events"])
 def test_names_decide_nothing(shape, impressions, tmp_path):
     frame = impressions if shape == "impressions" else events()
@@ -281,6 +393,12 @@ def test_names_decide_nothing(shape, impressions, tmp_path):
         for tasks in (known.values["contract"]["tasks"], hidden.values["contract"]["tasks"])
     ]
     assert {new.get(one, one) for one in labels[0]} == labels[1]
+    for task, hidden_task in zip(
+        known.values["contract"]["tasks"].values(),
+        hidden.values["contract"]["tasks"].values(),
+        strict=True,
+    ):
+        assert meaning(hidden_task) == meaning(task)
     assert not check(hidden.config(), tmp_path / "hidden").fails
 
 
