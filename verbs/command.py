@@ -9,13 +9,14 @@ import ctypes
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from multigate import __version__
 from multigate.configs import progress
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(json.dumps(result, ensure_ascii=False))
             sys.stdout.flush()
     except BaseException as error:
+        lost = _lost_output()
         if signals or isinstance(error, KeyboardInterrupt):
             # Whatever the error is: an import that is interrupted may end in another one.
             print(interrupted, file=sys.stderr)
@@ -69,11 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"error: {line}", file=sys.stderr)
             return 2
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
-            # Else the interpreter would try to write the rest when it ends, and complain.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _BROKEN_PIPE
         if isinstance(error, OSError):
-            print(f"error: {_reason(error)}", file=sys.stderr)
+            where = "standard output: " if lost and error.filename is None else ""
+            print(f"error: {where}{_reason(error)}", file=sys.stderr)
             return 2
         raise
     return int(options.status(result))
@@ -97,6 +98,19 @@ def _alone(as_json: bool) -> Iterator[None]:
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+def _lost_output() -> bool:
+    """Give up what standard output cannot take, and say whether there is such.
+
+    Else the interpreter would try to write it when it ends, complain, and change the exit status.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _reader_is_gone() -> bool:
@@ -194,7 +208,57 @@ def _done(result: Any) -> int:
     return 0
 
 
-class _VerbParser(argparse.ArgumentParser):
+class _Parser(argparse.ArgumentParser):
+    """A parser whose mistakes are one line, which names the nearest option or value."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; what it does not know is told here, where the options are known."""
+        self._given = sys.argv[1:] if args is None else args
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unexpected arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Tell a mistake in one line, a misspelt option before what it entails."""
+        from multigate.configs.sections.nearest import did_you_mean
+
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        choice = re.fullmatch(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message, re.S)
+        unknown = self._unknown_option()
+        if unknown is not None:
+            message = f"unknown option {unknown}; {did_you_mean(unknown, known)}"
+        elif choice is not None:
+            where, received, listed = choice.groups()
+            names = re.findall(r"'([^']*)'", listed)
+            message = f"{where}: expected one of {', '.join(names)}; received {received!r}; "
+            message += did_you_mean(received, names)
+        else:
+            message += "; "
+        print(f"error: {self.prog}: {message}`{self.prog} --help` says more", file=sys.stderr)
+        self.exit(2)
+
+    def _unknown_option(self) -> str | None:
+        for word in self._given:
+            name = word.partition("=")[0]
+            if word == "--" or self._is_action(word):
+                return None  # what follows is another parser's, or no option
+            if re.match("--[a-z]", name) and not any(
+                one.startswith(name) for one in self._option_string_actions
+            ):
+                return name
+        return None
+
+    def _is_action(self, word: str) -> bool:
+        return any(
+            isinstance(action, argparse._SubParsersAction) and word in action.choices
+            for action in self._actions
+        )
+
+
+class _VerbParser(_Parser):
     """The parser of one verb; imports the verb when the command line names it.
 
     Args:
@@ -227,7 +291,7 @@ class _VerbParser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="multigate",
         description="From user logs to a multi-task ranking service.",
     )

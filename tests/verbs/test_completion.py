@@ -1,5 +1,6 @@
 """Shells complete verbs, options and values, as the parsers have them."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,3 +69,56 @@ def test_other_shells_read_their_script(shell, tmp_path, capsys):
     path.write_text(text)
     if shutil.which(shell) is not None:
         assert subprocess.run([shell, "-n", str(path)], check=False).returncode == 0
+
+
+CASES = {
+    "tr": ["train", "trial"],
+    "train --ex": ["--examples"],
+    "evaluate --split v": ["validation"],
+    "candidates ex": ["export"],
+    "completion ": ["bash", "fish", "zsh"],
+}
+"""What is typed after the command, and what is offered for the last word."""
+ZSH = """
+autoload -Uz compinit && compinit -D -u
+source {script}
+compadd() {{ print -rl -- "${{@[${{@[(i)-]}} + 1, -1]}}" }}
+for line in {lines}; do
+    words=(multigate "${{(@s: :)line}}") CURRENT=${{#words}}
+    print "== $line"
+    eval "${{_comps[multigate]}}"
+done
+"""
+"""compadd, which is replaced, would filter by the last word, and does in use."""
+FISH = """
+source {script}
+for line in {lines}
+    echo "== $line"
+    complete -C "multigate $line"
+end
+"""
+
+
+@pytest.mark.parametrize(("shell", "options", "code"), [("zsh", "-f", ZSH), ("fish", "-N", FISH)])
+def test_other_shells_complete(shell, options, code, tmp_path, capsys):
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    path = tmp_path / "script"
+    path.write_text(script(shell, capsys))
+    lines = " ".join(f"'{line}'" for line in CASES)
+    done = subprocess.run(
+        [program, options, "-c", code.format(script=path, lines=lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path)},
+    )
+    assert done.stderr == ""
+    for case in done.stdout.removeprefix("== ").split("\n== "):
+        line, *offered = case.splitlines()
+        last = line.rpartition(" ")[2]
+        words = sorted(one.partition("\t")[0] for one in offered)
+        assert [one for one in words if one.strip() and one.startswith(last)] == CASES[line]
+    assert done.stdout.count("== ") == len(CASES)

@@ -3,7 +3,10 @@
 import os
 import re
 import socket
+import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import yaml
@@ -40,6 +43,8 @@ MISSING = {
     "completion": None,  # reads nothing
 }
 """Verb -> a command line that names what is not there, and what the line says."""
+ACTIONS = {"candidates"}
+"""The verb whose first word is an action with options of its own."""
 
 COLUMN = {
     "demo": "--config WRONG --data LOGS --out OUT",
@@ -49,6 +54,8 @@ COLUMN = {
     "score": "--version VERSION --rows NO_ITEM --out OUT.csv",
     "explain": "--model VERSION --examples EXAMPLES --row 0 --background NO_ITEM",
     "init": "--data NO_IDS --out OUT",
+    "audit": "--config WRONG --data LOGS --examples EXAMPLES --sample 10",
+    "trial": "--base TRIED --log SHOWN --settle 0",
 }
 """Verbs that read a log's or a file's columns, with one that is not there."""
 
@@ -148,6 +155,8 @@ def words(small_run, tmp_path, request):
     def make(text: str) -> str:
         if "SERVER" in text:
             places["SERVER"] = request.getfixturevalue("small_target")
+        if "TRIED" in text:
+            places["TRIED"], places["SHOWN"] = request.getfixturevalue("on_trial")("user_idd")
         for name, place in places.items():
             text = re.sub(rf"\b{name}\b", str(place), text)
         return text
@@ -164,12 +173,45 @@ def one_error(text: str) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_misspelt_option(verb, capfd):
+def test_a_misspelt_option(verb, words, capfd):
+    """Alone, and beside options that are right: what is missing does not hide it."""
+    text, _ = MISSING[verb] or ("bash", "")
+    action = text.split()[:1] if verb in ACTIONS else []
+    for line in (action, words(text).split()):
+        with pytest.raises(SystemExit) as ended:
+            main([verb, *line, "--hlep"])
+        assert ended.value.code == 2
+        printed = capfd.readouterr()
+        name = " ".join(["multigate", verb, *action])
+        assert (printed.out, printed.err) == (
+            "",
+            f"error: {name}: unknown option --hlep; did you mean '--help'? `{name} --help` says "
+            "more\n",
+        )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("exampels", "multigate: argument VERB: .* received 'exampels'; did you mean 'examples'"),
+        ("--versoin", "multigate: unknown option --versoin; did you mean '--version'"),
+        ("candidates trian", "multigate candidates: .* received 'trian'; did you mean 'train'"),
+        ("evaluate --split=tset", "argument --split: .* received 'tset'; did you mean 'test'"),
+        ("train --confg=c", r"multigate train: unknown option --confg; did you mean '--config'"),
+        ("train --config c", "multigate train: .* required: --examples, --out"),
+        ("check --config demo more", "multigate check: unexpected arguments: more"),
+        ("rank --model m --items a --limit ten", "argument --limit: invalid int value: 'ten'"),
+        ("", "multigate: .* required: VERB"),
+    ],
+)
+def test_other_mistakes_of_the_command_line(line, told, capfd):
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--hlep"])
+        main(line.split())
     assert ended.value.code == 2
-    *_, line = capfd.readouterr().err.splitlines()
-    assert re.match(f"multigate( {verb})?: error: (unrecognized|the following|argument)", line)
+    printed = capfd.readouterr()
+    (said,) = printed.err.splitlines()
+    assert printed.out == ""
+    assert re.match(f"error: .*{told}", said), said
 
 
 def test_every_verb_is_walked():
@@ -198,7 +240,10 @@ def test_a_column_that_is_not_there(verb, words, tmp_path, capfd):
         line = one_error(printed.err)
     if "WRONG" in COLUMN[verb]:
         assert "topicc" in line
-        assert "did you mean 'topic'?" in line
+        # The examples that audit compares with say which column it was.
+        assert ("received the default" if verb == "audit" else "did you mean 'topic'?") in line
+    elif verb == "trial":
+        assert "no column 'user_id'; did you mean 'user_idd'?" in line
     elif verb == "init":
         assert "expected a column of users and one of items" in line
     else:
@@ -222,42 +267,74 @@ def test_a_full_disk(verb, words, tmp_path, capfd, full_disk):
     assert [path.name for path in left if not re.fullmatch(kept, path.name)] == []
 
 
-class NobodyReads:
-    """Standard output is a pipe without a reader, within a test."""
-
-    def __enter__(self) -> None:
-        read, write = os.pipe()
-        os.close(read)
-        self._before, self._stream = os.dup(1), sys.stdout
-        os.dup2(write, 1)
-        sys.stdout = os.fdopen(write, "w")
-
-    def __exit__(self, *error: object) -> None:
-        sys.stdout.close()
-        sys.stdout = self._stream
-        os.dup2(self._before, 1)
-        os.close(self._before)
+@contextmanager
+def standard_output(descriptor):
+    """Standard output is another file, within a test."""
+    before, stream = os.dup(1), sys.stdout
+    os.dup2(descriptor, 1)
+    sys.stdout = os.fdopen(descriptor, "w")
+    try:
+        yield
+    finally:
+        sys.stdout.close()  # fails if something is left that cannot be written
+        sys.stdout = stream
+        os.dup2(before, 1)
+        os.close(before)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("verb", slow(PIPE, {"train", "candidates"}))
 def test_nobody_reads_the_results(verb, words, capfd):
     command = words(PIPE[verb]).split()
-    with NobodyReads():
+    read, write = os.pipe()
+    os.close(read)
+    with standard_output(write):
         status = main([verb, *command])
     assert status == 141
     assert "rror" not in re.sub(r"(?m)^[IWE]\d{4} .*$", "", capfd.readouterr().err)
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("verb", slow(PIPE, set()))
+def test_results_go_to_a_full_disk(verb, words, capfd):
+    command = words(PIPE[verb]).split()
+    with standard_output(os.open("/dev/full", os.O_WRONLY)):
+        status = main([verb, *command])
+    assert status == 2
+    assert "No space left on device; make room" in one_error(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_what_a_full_disk_leaves_is_given_up(options):
+    """Else the interpreter writes it again when it ends, complains, and ends with status 120."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "multigate", "print-config", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert one_error(done.stderr).startswith("error: standard output: No space left on device; ")
+    assert "ignored" not in done.stderr
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_port_that_is_in_use(workers, words, capfd):
+@pytest.mark.parametrize("option", ["port", "rest_api_port", "metrics_port"])
+def test_a_port_that_is_in_use(option, workers, words, capfd):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = f"--model_name demo --model_base_path BASE --host 127.0.0.1 --port {port}"
-        status = main(["serve", *words(command).split(), "--workers", str(workers)])
+        command = "--model_name demo --model_base_path BASE --host 127.0.0.1 --port 0"
+        command += f" --workers {workers} --{option} {port}"
+        status = main(["serve", *words(command).split()])
     assert status == 2
     line = one_error(capfd.readouterr().err)
-    assert f"127.0.0.1:{port}: cannot listen there" in line
-    assert "--port" in line
+    assert re.search(
+        f"127.0.0.1:{port}: cannot (listen|serve metrics) there: Address already", line
+    )
+    assert f"--{option}" in line

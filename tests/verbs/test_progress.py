@@ -16,6 +16,7 @@ import pytest
 
 from multigate.configs import progress
 from multigate.jobs.simulate import simulate
+from multigate.verbs import VERBS
 from multigate.verbs.command import main
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -36,6 +37,14 @@ COMMANDS = {
     "run": ("--config CONFIG --data LOGS --out OUT --date 2026-01-30", r"run .*\d/\d stages"),
 }
 """Verb -> its command line, and what its bar says."""
+ELSEWHERE = {"trial", "publish", "features"}
+"""Verbs that need more than the small run: each has a test of its own."""
+QUICK = {
+    *("options", "print-config", "completion", "runs"),
+    *("models", "reload", "rank", "recommend"),  # a server answers, or --timeout ends
+    "serve",  # never ends, and writes a log
+}
+"""Verbs that take no more than a few seconds, or draw nothing for another reason."""
 SLOW = dict.fromkeys(("train", "candidates", "compare"), pytest.mark.slow)
 SLOW |= dict.fromkeys(("tune", "export", "evaluate", "demo", "run"), pytest.mark.long)
 
@@ -113,6 +122,31 @@ def test_a_verb_shows_a_bar_and_leaves_a_clean_line(verb, words_of, terminal):
     assert re.search(expected, ESCAPE.sub("", text))
     assert "\x1b[?25l" in text  # while there is a bar, there is no cursor
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert last_line(text) == ""
+
+
+def test_every_verb_draws_a_bar_or_is_known_to_be_quick():
+    assert {*COMMANDS, *ELSEWHERE, *QUICK} == set(VERBS)
+    assert not QUICK & {*COMMANDS, *ELSEWHERE}
+
+
+def test_a_trial_shows_a_bar(on_trial, terminal):
+    base, shown = on_trial("user_id")
+    seen = terminal()
+    status = main(["trial", "--base", str(base), "--log", str(shown)])
+    text = seen.text()
+    assert status == 1, text  # eight users are too few to bless
+    assert re.search("trial .* 0/3", ESCAPE.sub("", text))
+    assert last_line(text) == ""
+
+
+def test_publication_in_a_store_shows_a_bar(words_of, terminal, bucket):
+    words = words_of("--base BASE --to TO", TO=str(bucket.address / "models"))
+    seen = terminal()
+    status = main(["publish", *words])
+    text = seen.text()
+    assert status == 0, text
+    assert re.search("publish to .* versions", ESCAPE.sub("", text))
     assert last_line(text) == ""
 
 
