@@ -14,9 +14,11 @@ Every size reads batches of the same form: ids of 50,000 users or items that lie
 table (as hashed ids do), or ids of the whole table, so that every batch brings new ones.
 Contenders take turns; the figures are medians of the process's CPU time, with one thread.
 
-    python benchmarks/embeddings.py [--quick] [--peers PYTHON] [--lookup] [--write]
+    python benchmarks/embeddings.py [--quick] [--peers PYTHON] [--lookup | --memory] [--write]
 
---lookup measures how fast a column of ids is encoded instead.  Takes four minutes and 9 GiB;
+--lookup measures how fast a column of ids is encoded instead; --memory, in a process for each
+size, what a training of the second part adds to the resident memory (RSS), beside the bytes that
+its variables (rows, moments, averages) have by their shapes.  Takes four minutes and 9 GiB;
 --quick leaves out ten million ids.
 """
 
@@ -25,6 +27,7 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,7 +150,11 @@ def make_ranker(rows: int) -> Ranker:
 
 def ranker_step(rows: int, ids: str) -> Step:
     """Part two: a step as training makes it, with clipping, weight decay and averages."""
-    ranker = make_ranker(rows)
+    return trained(make_ranker(rows), rows, ids)
+
+
+def trained(ranker: Ranker, rows: int, ids: str) -> Step:
+    """The step of a ranker, which gets its optimiser here."""
     ranker.compile(optimizer=make_optimizer(TrainConfig(), 1000, ranker=ranker))
     ranker.optimizer.build(ranker.trainable_variables)
     labels = tf.constant(np.random.default_rng(3).integers(0, 2, (B, 2)), tf.float32)
@@ -223,6 +230,49 @@ def look_up(ids: int, values: int = 1_000_000) -> dict[str, float]:
     return {"ids": ids, "build_s": round(built, 2), "values_per_s": round(values / min(seconds))}
 
 
+def resident() -> dict[str, int]:
+    """Bytes of this process that are in memory, now and at most so far."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
+    return {key: 1024 * int(found[key][0]) for key in ("VmRSS", "VmHWM")}
+
+
+def memory_of(rows: int) -> None:
+    """Print what the tables of a ranker add, after some steps, as one JSON line.
+
+    A first ranker with small tables brings in all that does not depend on their size.
+    """
+    step = ranker_step(10_000, "all")
+    for _ in range(4):
+        step()
+    before = resident()
+    ranker = make_ranker(rows)
+    step = trained(ranker, rows, "all")
+    for _ in range(4):
+        step()
+    after = resident()
+    variables = [*ranker.variables, *ranker.optimizer.variables]
+    shapes = sum(int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize for v in variables)
+    now, most = (after[key] - before["VmRSS"] for key in ("VmRSS", "VmHWM"))
+    print(json.dumps({"ids": rows, "shapes": shapes, "rss": now, "most": most}))
+
+
+def measure_memory(sizes: list[int]) -> None:
+    """A table of the memory by size, each measured in a process of its own."""
+    found = []
+    for size in sizes:
+        command = [sys.executable, __file__, "--memory-of", str(size)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    print(line(["ids", "variables, MB", "RSS, MB", "difference", "at most"]))
+    print("|" + " ---: |" * 5)
+    for one in found:
+        megabytes = [one[key] / 1e6 for key in ("shapes", "rss", "most")]
+        megabytes.insert(2, megabytes[1] - megabytes[0])
+        print(line([f"{one['ids']:,}", *(f"{value:,.0f}" for value in megabytes)]))
+    print(json.dumps(found))
+
+
 def line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -232,12 +282,20 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="at most a million ids")
     parser.add_argument("--peers", default=os.environ.get("EMBEDDINGS_PEERS"))
     parser.add_argument("--lookup", action="store_true", help="measure the encoding of ids")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of tables")
+    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # see `measure_memory`
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--write", action="store_true", help="write docs/results/embeddings.md")
     given = parser.parse_args()
     sizes = [100_000, 1_000_000] + ([] if given.quick else [10_000_000])
     if given.lookup:
         print(json.dumps([look_up(size) for size in sizes]))
+        return
+    if given.memory_of:
+        memory_of(given.memory_of)
+        return
+    if given.memory:
+        measure_memory(sizes)
         return
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

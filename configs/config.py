@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from multigate.configs.contract import (
     Contract,
+    IdFeature,
     IdListFeature,
     Max,
     Mean,
@@ -335,7 +336,23 @@ def load(source: str | Path) -> Config:
     Raises:
         ConfigError: one line per offending key, which names the file and the key.
     """
-    return parse(Config, read_yaml(find(source)), str(source))
+    config = parse(Config, read_yaml(find(source)), str(source))
+    _check_hashed(config, str(source))
+    return config
+
+
+def _check_hashed(config: Config, where: str) -> None:
+    """Refuse what cuts a vocabulary of hashed ids; versions and checkpoints that have it load."""
+    for name, feature in config.contract.features.items():
+        if not isinstance(feature, IdFeature | IdListFeature) or feature.hash_buckets is None:
+            continue
+        given = {"min_count": feature.min_count > 1, "max_size": feature.max_size is not None}
+        for key in (key for key, found in given.items() if found):
+            raise ConfigError(
+                f"{where}: contract.features.{name}.{key}: expected none beside hash_buckets, "
+                f"received {getattr(feature, key)}; hashed ids have no vocabulary to cut: remove "
+                f"{key}, or remove hash_buckets to keep one"
+            )
 
 
 def find(source: str | Path) -> Path:

@@ -213,13 +213,13 @@ class IdFeature(Frozen):
     default: str | int | None = Field(None, examples=["unknown"])
     """The value that stands for a missing one under `missing: default`."""
     min_count: int = Field(1, ge=1)
-    """Values seen less often in training stay out of the vocabulary."""
+    """Values seen less often in training stay out of the vocabulary; not beside `hash_buckets`."""
     max_age: Duration | None = None
     """Values last seen longer ago than this, such as 30d, leave the vocabulary; the newest training
     row counts as now. Warm starts carry counts, ages and the rows' moments over. Null: the
     vocabulary is that of the examples. docs/training.md, "Catalogues that change"."""
     max_size: int | None = Field(None, ge=1)
-    """The most frequent values that the vocabulary keeps."""
+    """The most frequent values that the vocabulary keeps; not beside `hash_buckets`."""
     oov_buckets: int = Field(1, ge=1)
     """Rows of the embedding that unseen values share, by hash."""
     hash_buckets: int | None = Field(None, ge=1)
@@ -263,11 +263,11 @@ class IdListFeature(Frozen):
     missing: Literal["default"] = "default"
     """A missing list is an empty one."""
     min_count: int = Field(1, ge=1)
-    """Values seen less often in training stay out of the vocabulary."""
+    """Values seen less often in training stay out of the vocabulary; not beside `hash_buckets`."""
     max_age: Duration | None = None
     """As of an id: values last seen longer ago leave the vocabulary."""
     max_size: int | None = Field(None, ge=1)
-    """The most frequent values that the vocabulary keeps."""
+    """The most frequent values that the vocabulary keeps; not beside `hash_buckets`."""
     oov_buckets: int = Field(1, ge=1)
     """Rows of the embedding that unseen values share, by hash."""
     hash_buckets: int | None = Field(None, ge=1)

@@ -25,6 +25,7 @@ from multigate.configs.sections.model import TrainConfig
 from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.workers import Workers
+from multigate.model.data.ahead import ahead
 from multigate.model.data.examples import Examples, RowGroup, Split, concatenate, targets
 
 Arrays = Any
@@ -62,7 +63,7 @@ class MemoryFeed:
     """A split in memory, shuffled row by row, or by requests.
 
     On TensorFlow `tf.data` gathers batches in C++ ahead of the model, some ten times as fast as
-    training consumes them.  On other backends NumPy gathers them between two steps.
+    training consumes them.  On other backends NumPy gathers them, in a thread (`model.data.ahead`).
 
     Args:
         examples: N rows.
@@ -103,7 +104,7 @@ class MemoryFeed:
         order, size = order[skip * self.size :], self.size
         arrays = self._arrays
         if backend.name() != "tensorflow":
-            return (
+            return ahead(
                 take(arrays, order[start : start + size]) for start in range(0, len(order), size)
             )
         import tensorflow as tf

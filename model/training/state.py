@@ -1,7 +1,9 @@
 """The state of a training: all that its next step depends on, to a snapshot and back."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ from multigate.model.training import snapshots
 from multigate.model.training.snapshots import Snapshot
 from multigate.model.training.workspace import Workspace
 
+_LAYOUT = "variables"  # key of the variables' names in a snapshot
+
 
 @dataclass
 class TrainingState:
-    """What a snapshot holds besides the variables.
+    """What a snapshot holds besides the variables and their names.
 
     Attributes:
         epoch: the current one, from 1.
@@ -38,8 +42,10 @@ class TrainingState:
 
 def save(work: Workspace, ranker: Ranker, state: TrainingState) -> None:
     """Take a snapshot of a compiled ranker."""
-    arrays = (weights.to_numpy(variable) for variable in _variables(ranker))
-    snapshots.save(work.root, Snapshot(arrays, asdict(state)))
+    variables = _variables(ranker)
+    arrays = (weights.to_numpy(variable) for variable in variables)
+    meta = asdict(state) | {_LAYOUT: [_name(variable) for variable in variables]}
+    snapshots.save(work.root, Snapshot(arrays, meta))
     work.remove_old_best()
 
 
@@ -58,7 +64,7 @@ def restore(
         None if there is no snapshot.
 
     Raises:
-        ModelError: the snapshot is of another model.
+        ModelError: the snapshot is of a model of other variables, such as an earlier version's.
     """
 
     def check(snapshot: Snapshot) -> None:
@@ -72,17 +78,22 @@ def restore(
     if found is None:
         return None
     variables = _variables(ranker)
-    shapes = [tuple(variable.shape) for variable in variables]
-    arrays = list(found.arrays)
-    if shapes != [array.shape for array in arrays]:
-        raise ModelError(
-            f"{work.root}: the snapshot's variables are not this model's; remove the folder to "
-            "start over"
-        )
+    arrays, meta = list(found.arrays), dict(found.meta)
+    names = [_name(variable) for variable in variables]
+    # Snapshots of former versions tell shapes only.
+    before = _described(meta.pop(_LAYOUT, [""] * len(arrays)), arrays)
+    now = _described(names if any(name for name, _ in before) else [""] * len(names), variables)
+    for one, other in zip_longest(before, now, fillvalue=("no variable", ())):
+        if one != other:
+            raise ModelError(
+                f"{work.root}: the snapshot is of another version, whose variables differ: "
+                f"expected {_text(other)}, received {_text(one)}; finish the training with the "
+                "version that began it, or remove the folder to start over"
+            )
     means = len(ranker.metrics_variables)
     for variable, array in zip(variables[:-means], arrays, strict=False):
         variable.assign(array)
-    state = TrainingState(**found.meta)
+    state = TrainingState(**meta)
     note(f"continuing at epoch {state.epoch}, step {state.step}")
     return state, arrays[-means:]
 
@@ -90,3 +101,18 @@ def restore(
 def _variables(ranker: Ranker) -> list[Any]:
     """Everything that changes from step to step; the running means of the losses come last."""
     return [*ranker.variables, *ranker.optimizer.variables, *ranker.metrics_variables]
+
+
+def _name(variable: Any) -> str:
+    """A variable's name without the numbers by which Keras tells a process's layers apart."""
+    return re.sub(r"_\d+", "", str(getattr(variable, "path", variable.name)))
+
+
+def _described(names: Sequence[str], arrays: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of each variable."""
+    return [(name, tuple(array.shape)) for name, array in zip(names, arrays, strict=True)]
+
+
+def _text(described: tuple[str, tuple[int, ...]]) -> str:
+    name, shape = described
+    return f"{name or 'one'} of shape {list(shape)}"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from multigate.configs import PRESETS, ConfigError, load
-from multigate.configs.config import Config
+from multigate.configs.config import Config, parse_stored
 from multigate.configs.sections.base import parse, read_yaml
 
 PRESET_FILES = Path(__file__).parents[2] / "configs/presets"
@@ -414,3 +414,20 @@ def test_halved_moments_need_updates_of_rows():
     values = preset()
     values["train"] |= {"embeddings": "dense", "moments": "bfloat16"}
     assert "moments: expected float32 where embeddings is dense, received" in refusal(values)
+
+
+@pytest.mark.parametrize(("key", "value"), [("min_count", 3), ("max_size", 10)])
+def test_hashed_ids_have_no_vocabulary_to_cut(tmp_path, key, value):
+    values = load("demo").model_dump(mode="json")
+    name = values["contract"]["item"]
+    feature = values["contract"]["features"][name]
+    feature |= {"hash_buckets": 50, key: value}
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump(values))
+    message = f"contract.features.{name}.{key}: expected none beside hash_buckets, received {value}"
+    with pytest.raises(ConfigError, match=message):
+        load(path)
+    assert parse_stored(values, "checkpoint")  # a checkpoint that has both loads
+    feature["hash_buckets"] = None
+    path.write_text(yaml.safe_dump(values))
+    assert load(path)

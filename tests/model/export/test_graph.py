@@ -25,6 +25,7 @@ from multigate.model.export.frozen.mixture import Dispatch, choose_mode
 from multigate.model.export.frozen.trained import DenseLayer
 from multigate.model.export.graph import ServingGraph, combine
 from multigate.model.export.parity import check_parity, expected_scores, relative_differences
+from multigate.model.ranker.ranker import Ranker
 
 GATES: dict[str, dict[str, Any]] = {
     "softmax": {"name": "softmax"},
@@ -88,7 +89,22 @@ class Exported:
         self, checkpoint: Path, folder: Path, examples: Path, dispatch: Dispatch = "selected"
     ) -> None:
         loaded = checkpoints.load(checkpoint)
-        self.ranker, self.encoder = loaded.ranker, loaded.encoder
+        table = pq.read_table(examples / "test")
+        self._start(loaded.ranker, loaded.encoder, folder, table, dispatch)
+
+    @classmethod
+    def of(
+        cls, ranker: Ranker, encoder: Encoder, folder: Path, table: pa.Table, dispatch: Dispatch
+    ) -> "Exported":
+        """The export of a ranker that is in no checkpoint; `table` has its features."""
+        made = cls.__new__(cls)
+        made._start(ranker, encoder, folder, table, dispatch)
+        return made
+
+    def _start(
+        self, ranker: Ranker, encoder: Encoder, folder: Path, table: pa.Table, dispatch: Dispatch
+    ) -> None:
+        self.ranker, self.encoder, self.table = ranker, encoder, table
         for gate in self.ranker.mixture.gates:
             gate.harden()
         self.contract = self.encoder.contract
@@ -103,7 +119,6 @@ class Exported:
         with self.graph.as_default():
             meta = tf.compat.v1.saved_model.load(self.session, ["serve"], str(folder))
         self.signature_def = meta.signature_def
-        self.table = pq.read_table(examples / "test")
 
     def call(self, signature: str, raw: dict[str, Any], **options: Any) -> dict[str, np.ndarray]:
         definition = self.signature_def[signature]
@@ -139,7 +154,8 @@ class Exported:
         """Distinct (row, expert) pairs that some task of the Keras model weights."""
         encoded = self.encoder(table)
         routings = self.ranker.forward(encoded).mixed.routings
-        weights = [np.broadcast_to(r.weights, (table.num_rows, 6)) for r in routings]
+        shape = (table.num_rows, len(self.ranker.mixture.experts))
+        weights = [np.broadcast_to(r.weights, shape) for r in routings]
         return int((np.stack(weights) != 0).any(axis=0).sum())
 
 

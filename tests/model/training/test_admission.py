@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from multigate.configs.contract import IdFeature, IdListFeature
+from multigate.configs.contract import Contract, IdFeature, IdListFeature
 from multigate.configs.errors import ConfigError, DataError
+from multigate.configs.sections.base import parse
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data.encoding import Encoder
 from multigate.model.optimizer.optimizers import make_optimizer
@@ -61,6 +62,31 @@ def test_the_values_of_lists_count_one_by_one(tmp_path: Path) -> None:
         {"kind": "id_list", "side": "item", "dtype": "int", "max_age": "10d"}
     )
     assert counts(admission.seen(folder, "id", feature)) == {7: (2, 1), 8: (1, 0)}
+
+
+def test_only_ids_seen_often_enough_enter_the_vocabulary(tiny: Any, tmp_path: Path) -> None:
+    """The second night shows b and d often enough; c was seen once and stays out."""
+    values = tiny.config.contract.model_dump(mode="json")
+    values["features"] = {
+        "id": {"kind": "id", "side": "item", "min_count": 3, "max_age": "10d"},
+        "user": {"kind": "id", "side": "user"},
+    }
+    contract = parse(Contract, values | {"user": "user", "item": "id"}, "contract")
+    nights = [
+        [(0, "a"), (1, "a"), (2, "a"), (3, "b"), (4, "b"), (5, "c")],
+        [(6, "b"), (7, "d"), (7, "d"), (7, "d"), (7, "d")],
+    ]
+    expected = [["a"], ["d", "a", "b"]]
+    before = None
+    for number, (rows, known) in enumerate(zip(nights, expected, strict=True)):
+        folder = tmp_path / str(number)
+        (folder / "vocabularies").mkdir(parents=True)
+        admission.add(folder, write(tmp_path / f"examples-{number}", rows), contract, before)
+        vocabulary = pl.read_parquet(folder / "vocabularies" / "id.parquet")
+        assert vocabulary["value"].to_list() == known
+        before = folder
+    seen = counts(pl.read_parquet(tmp_path / "1" / "seen" / "id.parquet"))
+    assert seen == {"a": (3, 2), "b": (3, 6), "c": (1, 5), "d": (4, 7)}
 
 
 def test_examples_without_times_are_refused(tiny: Any, tmp_path: Path) -> None:

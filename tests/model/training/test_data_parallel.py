@@ -21,6 +21,7 @@ from multigate.model.backend.workers import Workers
 from multigate.model.checkpoints import checkpoint, weights
 from multigate.model.data import examples, feeds
 from multigate.model.data.encoding import Encoder
+from multigate.model.optimizer.optimizers import make_optimizer
 from multigate.model.training import train
 from multigate.model.training.loop import TrainingLoop
 from multigate.model.training.workspace import Workspace
@@ -294,6 +295,59 @@ def test_workers_draw_different_noise_also_after_a_snapshot(tiny: Any, tmp_path:
             expected = after if rank == 0 else noise(workers[rank])
             for one, other in zip(noise(again), expected, strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+class Twin(Worker):
+    """One of two workers, the other of which sends the same; notes how many numbers are sent."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+        self.reduced: list[int] = []
+        self.gathered: list[int] = []
+
+    def all_reduce(self, values: Any, key: int) -> list[Any]:
+        self.reduced.append(sum(int(np.size(value)) for value in values))
+        return [2 * value for value in values]
+
+    def _gather(self, value: Any, key: Any) -> Any:
+        self.gathered.append(int(np.size(value)))
+        return np.concatenate([value, value])
+
+
+@pytest.mark.parametrize("rows", [2_000, 200_000])
+def test_workers_exchange_touched_rows_not_tables(tiny: Any, rows: int) -> None:
+    """A message is as long as the batch makes it, however many rows the tables have."""
+    contract = tiny.config.contract.model_dump(mode="json")
+    for name in ("user_id", "item_id"):
+        contract["features"][name]["hash_buckets"] = rows
+    config = tiny.make_config(contract=contract, model=MODEL | {"wide": None}, train=TRAIN)
+    encoder = Encoder.read(tiny.examples)
+    encoder = Encoder(config.contract, encoder.statistics, encoder.vocabularies)
+    ranker = checkpoint.make_ranker(config.contract, config.model, encoder, seed=3)
+    twin = Twin()
+    ranker.workers = twin
+    ranker.compile(optimizer=make_optimizer(config.train, 10, workers=twin, ranker=ranker))
+    ranker.optimizer.build(ranker.trainable_variables)
+    split = examples.Split(tiny.examples, "train", encoder)
+    batch = next(split.read(split.groups)).take(slice(32))
+    x, y = feeds.to_arrays(batch, config.contract, encoder.statistics)
+    tables = {id(variable) for variable in ranker.row_variables()}
+    dense = [v for v in ranker.trainable_variables if id(v) not in tables]
+    before = [np.array(variable) for variable in ranker.row_variables()]
+    ranker.train_step((x, y))
+    assert max(twin.reduced) == sum(int(np.prod(v.shape)) for v in dense)
+    # Tables of width 4: at most 32 users, 32 items and lists of 4, countries and ages.
+    most = 32 * (1 + 1 + 4 + 1 + 1)
+    moved = [
+        int((np.array(variable) != old).any(axis=1).sum())
+        for variable, old in zip(ranker.row_variables(), before, strict=True)
+    ]
+    assert 32 < sum(moved) <= most
+    (counts, *messages) = twin.gathered
+    assert counts == len(moved)
+    longest = sum(16 + 1.125 * touched + 1 for touched in moved)
+    assert sum(messages) <= (1 + 4) * longest
+    assert sum(messages) >= (1 + 4) * sum(moved)
 
 
 @pytest.mark.parametrize("kind", ["memory", "stream"])

@@ -56,3 +56,30 @@ def test_small_weights_make_small_files_of_the_same_scores(
     # Experts make up all but some kilobytes.
     assert sizes["bfloat16"] < 0.53 * sizes["float32"]
     assert sizes["int8"] < 0.29 * sizes["float32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dispatch", ["fused", "selected"])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_small_weights_in_every_mode_and_with_precomputed_items(
+    case, with_items, tmp_path, graph_of, kind, dispatch
+) -> None:
+    """Export checks the scores of `serving_default`, `rank` and `rank_items`."""
+    options = {"weights": kind, "dispatch": dispatch, "items": "precomputed"}
+    options |= {"weights_tolerance": 1.0, "parity_rows": 60}
+    version = export(case.checkpoint(export=options), with_items, tmp_path / "models")
+    report = json.loads((version / "assets.extra" / "sparsity.json").read_text())
+    assert report["mode"] == {"fused": "fused", "selected": "dispatch"}[dispatch]
+    assert report["parity"]["rows"] == 180
+    assert report["parity"]["undecided"] <= 2
+    stored = {"bfloat16": tf.bfloat16, "int8": tf.int8}[kind].as_datatype_enum
+    graph = graph_of(version)
+    nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
+    shapes = {
+        tuple(axis.size for axis in node.attr["value"].tensor.tensor_shape.dim)
+        for node in nodes
+        if node.op == "Const" and node.attr["dtype"].type == stored
+    }
+    # Six experts of ten units on the user's 25 columns and the item's 9; the embeddings of width 6.
+    kernels = {(34, 60)} if dispatch == "fused" else {(25, 60), (6, 9, 10)}
+    assert shapes == kernels | {(57, 6)}
