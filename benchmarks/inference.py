@@ -3,16 +3,18 @@
     python benchmarks/inference.py [--quick] [--seconds S]
         [--results FILE [--models COUNT]] [--picture PNG]
 
-Every variant is a SavedModel on disk, called through a Session callable as the server does, on
-raw features, and all variants of a case are timed in turn within one run:
+Every variant is a model on disk, called as the server calls it, on raw features, and all variants
+of a case are timed in turn within one run:
 
-    rank     ours, one user and N candidates
-    rows     ours, N rows with the user repeated
-    dense    the same weights, every expert on every one of the N rows
-    onnx     the same in ONNX Runtime, on encoded features; only where onnx and onnxruntime are
-             installed
-    limit    written by hand, one user and N candidates: constant gates' selected experts only, or
-             experts on exactly the selected rows with routing and mixing weights given
+    rank        ours, one user and N candidates
+    rows        ours, N rows with the user repeated
+    dense       the same weights, every expert on every one of the N rows
+    onnx        the same in ONNX Runtime, one user and N candidates: it looks up ids in its graph
+    onnx_codes  the same without look-ups, on codes and N rows with the user repeated
+    limit       written by hand, one user and N candidates: constant gates' selected experts only,
+                or experts on exactly the selected rows with routing and mixing weights given
+
+ONNX Runtime takes part where onnx and onnxruntime are installed.  Every runtime has one thread.
 
 The ceiling is E / union: how many times fewer experts a row needs than there are.
 With --results every case is kept in a file, one JSON line each, and cases that are there already
@@ -24,8 +26,10 @@ stop) and drawn at the end (--picture).
 The models read no match and length of lists and have no wide term: `served_cost.py` says what these
 cost.
 
-Prints a table and, last, one JSON line with the ratios of the reference case (Deskdrop's features,
-E = 16, k = 2, two tasks, width 256, 500 candidates).
+Times are lower quartiles, of wall time and of the process's CPU time.  --presets measures models
+of the size of the presets demo and deskdrop instead.  Prints a table and, last, one JSON line with
+the ratios of the reference case (Deskdrop's features, E = 16, k = 2, two tasks, width 256, 500
+candidates).
 """
 
 import argparse
@@ -51,9 +55,12 @@ from multigate.model.data.raw import Raw, raw_values, take
 from multigate.model.export.frozen.encoding import GraphEncoder, raw_inputs
 from multigate.model.export.graph import RANK, ROWS, ServingGraph
 from multigate.model.ranker import scores
+from multigate.serving.runtime.session import Session
 
 K = 2
+_CALLS = 5  # between two readings of the clocks
 VOCABULARIES = {"user_id": 1900, "item_id": 3000, "movie_id": 3700, "region": 80, "country": 20}
+VOCABULARIES |= {"topic": 20, "tags": 200, "hour": 24}
 REFERENCE = {"shape": "deskdrop", "experts": 16, "units": [256], "tasks": 2, "candidates": 500}
 
 
@@ -73,6 +80,7 @@ def make_case(
     values = load(shape).model_dump(mode="json")
     task = next(t for t in values["contract"]["tasks"].values() if t["type"] == "binary")
     values["contract"]["tasks"] = {f"task_{number}": task for number in range(tasks)}
+    values["evaluation"] = {}  # its rules name the preset's tasks
     for feature in values["contract"]["features"].values():
         for kind in ("label_count", "label_rate", "label_mean"):
             feature.pop(kind, None)  # the model sees a number; the labels' tasks are not here
@@ -91,13 +99,18 @@ def make_case(
     for name, feature in contract.features.items():
         if getattr(feature, "share", "none") is None:
             count = VOCABULARIES[name]
-            numbers = np.random.default_rng(0).choice(2**40, count, replace=False)
+            ids = np.random.default_rng(0).choice(2**40, count, replace=False)
             kind = pa.string() if feature.dtype == "string" else pa.int64()
-            vocabularies[name] = pa.array(numbers).cast(kind)
+            vocabularies[name] = pa.array(ids).cast(kind)
     label = {"count": 1, "masked": 0, "mean": 0.2, "std": 0.4}
     number = {"count": 1, "missing": 0, "mean": 0.0, "std": 1.0}
+    numbers = {n: number for n, f in contract.features.items() if f.kind == "number"}
+    for name in numbers:
+        if contract.features[name].scale == "buckets":
+            edges = np.linspace(0, 3, contract.features[name].buckets + 1)[1:-1]
+            numbers[name] = number | {"boundaries": edges.tolist()}
     statistics = {
-        "features": {n: number for n, f in contract.features.items() if f.kind == "number"},
+        "features": numbers,
         "tasks": dict.fromkeys(contract.tasks, label),
         "rows": {},
     }
@@ -119,6 +132,9 @@ def make_table(encoder: Encoder, rows: int) -> pa.Table:
     contract, rng = encoder.contract, np.random.default_rng(2)
     columns = {}
     for name, feature in contract.features.items():
+        if feature.kind == "position":
+            columns[name] = pa.array(np.ones(rows, np.int64))
+            continue
         if feature.kind == "number":
             columns[name] = pa.array(rng.uniform(0, 3, rows))
             continue
@@ -226,41 +242,36 @@ def finish(ranker: Any, encoder: Encoder, outputs: list[Any]) -> dict[str, Any]:
     return found | {"score": tf.add_n(list(found.values()))}
 
 
-def callable_of(folder: Path, signature: str, raw: Raw) -> tuple[Callable[[], Any], Any]:
+def callable_of(folder: Path, signature: str, raw: Raw) -> tuple[Callable[[], Any], Session]:
     """A call without arguments, as the server makes it, and its session."""
-    graph = tf.Graph()
-    session = tf.compat.v1.Session(graph=graph)
-    with graph.as_default():
-        meta = tf.compat.v1.saved_model.load(session, ["serve"], str(folder))
-    definition = meta.signature_def[signature]
-    names = list(definition.inputs)
+    session = Session(folder)
+    definition = session.definitions[signature]
+    run = session.runner(definition)
+    values = [raw[name] for name in sorted(definition.inputs)]
     outputs = sorted(definition.outputs)
-    call = session.make_callable(
-        [definition.outputs[name].name for name in outputs],
-        [definition.inputs[name].name for name in names],
-    )
-    values = [raw[name] for name in names]
-    return lambda: dict(zip(outputs, call(*values), strict=True)), session
+    return lambda: dict(zip(outputs, run(*values), strict=True)), session
 
 
-def measure(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Microseconds of each call: the lower quartile, with the variants taking turns.
-
-    In an order drawn anew each round: threads of ONNX Runtime go on spinning after its call, at
-    the cost of whichever comes next.
-    """
+def measure(
+    calls: dict[str, Callable[[], Any]], seconds: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds of each call, wall time and CPU time, with the variants taking turns."""
     rng = np.random.default_rng(0)
-    times: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     for call in calls.values():
         for _ in range(5):
             call()
     end = time.perf_counter() + seconds * len(calls)
     while time.perf_counter() < end:
         for name in rng.permutation(list(calls)).tolist():
-            start = time.perf_counter()
-            calls[name]()
-            times[name].append(1e6 * (time.perf_counter() - start))
-    return {name: float(np.percentile(values, 25)) for name, values in times.items()}
+            began, start = time.perf_counter(), time.process_time()
+            for _ in range(_CALLS):
+                calls[name]()
+            took = time.perf_counter() - began, time.process_time() - start
+            times[name].append((1e6 * took[0] / _CALLS, 1e6 * took[1] / _CALLS))
+    quartiles = {name: np.percentile(values, 25, axis=0) for name, values in times.items()}
+    walls = {name: float(wall) for name, (wall, _) in quartiles.items()}
+    return walls, {name: float(cpu) for name, (_, cpu) in quartiles.items()}
 
 
 def run_case(
@@ -308,15 +319,16 @@ def run_case(
                 "limit": callable_of(folder / f"limit-{N}", RANK, rank),
             }
             calls = {name: call for name, (call, _) in opened.items()}
-            if (onnx := dense_onnx(ranker, encoded, folder)) is not None:
-                calls["onnx"] = onnx
+            codes = dense_onnx(ranker, encoder, encoded, folder, encoded=True)
+            if (onnx := dense_onnx(ranker, encoder, rank, folder)) is not None:
+                calls |= {"onnx": onnx, "onnx_codes": codes}
             answers = {name: call() for name, call in calls.items()}
             for name, answer in answers.items():
                 for task in contract.tasks:
                     np.testing.assert_allclose(
                         answer[task], answers["dense"][task], rtol=1e-4, atol=1e-5, err_msg=name
                     )
-            times = measure(calls, seconds)
+            walls, cpus = measure(calls, seconds)
             for _, session in opened.values():
                 session.close()
             union = float(ranker.forward(encoded).mixed.experts_per_row)
@@ -329,7 +341,9 @@ def run_case(
                 "candidates": N,
                 "union": union,
                 "ceiling": experts / union,
-                "microseconds": {name: round(value) for name, value in times.items()},
+                "mode": servable.mixture.mode,
+                "microseconds": {name: round(value) for name, value in walls.items()},
+                "cpu_microseconds": {name: round(value) for name, value in cpus.items()},
             }
             found.append(case)
             print_case(case)
@@ -337,26 +351,36 @@ def run_case(
 
 
 def print_case(case: dict[str, Any]) -> None:
-    us = case["microseconds"]
+    us, cpus = case["microseconds"], case.get("cpu_microseconds", {})
+
+    def both(name: str) -> str:
+        return f"{us.get(name, '')}" + (f" ({cpus[name]})" if name in cpus else "")
+
     print(
         f"| {case['shape']} | {case['experts']} | {'x'.join(map(str, case['units']))} "
         f"| {case['tasks']} | {'static' if case['static'] else 'per example'} "
-        f"| {case['candidates']} | {case['ceiling']:.1f} | {us['rank']} | {us['rows']} "
-        f"| {us['dense']} | {us.get('onnx', '')} | {us['limit']} | {us['dense'] / us['rank']:.1f} "
-        f"| {us['rank'] / us['limit']:.2f} |",
+        f"| {case['candidates']} | {case['ceiling']:.1f} | {both('rank')} | {both('rows')} "
+        f"| {both('dense')} | {both('onnx')} | {both('onnx_codes')} | {both('limit')} "
+        f"| {us['dense'] / us['rank']:.1f} | {us['rank'] / us['limit']:.2f} |",
         flush=True,
     )
 
 
-def models(quick: bool) -> Iterator[dict[str, Any]]:
+PRESET_MODELS: list[Any] = [("demo", 8, [64], 8), ("deskdrop", 8, [128], 6)]
+"""Features, experts, units and tasks of the presets; all tasks binary, all gates Top-k."""
+
+
+def models(quick: bool, presets: bool) -> Iterator[dict[str, Any]]:
     """The grid: what `run_case` takes besides sizes and seconds."""
-    if quick:
-        grid: Any = [("deskdrop", 16, [256], 2)]
+    if presets:
+        grid: Any = PRESET_MODELS
+    elif quick:
+        grid = [("deskdrop", 16, [256], 2)]
     else:
         shapes, units = ["deskdrop", "movielens"], [[256], [256, 256]]
         grid = itertools.product(shapes, [8, 16, 64], units, [2, 8])
     for shape, experts, units, tasks in grid:
-        for static in (True, False):
+        for static in (False,) if presets else (True, False):
             yield {
                 "shape": shape,
                 "experts": experts,
@@ -370,7 +394,7 @@ def ratios(cases: list[dict[str, Any]]) -> dict[str, float | None]:
     """The reference case's ratios."""
     us = {c["static"]: c["microseconds"] for c in cases if REFERENCE.items() <= c.items()}
     per_example = us[False]
-    onnx = per_example.get("onnx")
+    onnx = per_example.get("onnx", per_example.get("onnx_codes"))
     return {
         "static_over_limit": round(us[True]["rank"] / us[True]["limit"], 3),
         "per_example_over_limit": round(per_example["rank"] / per_example["limit"], 3),
@@ -432,25 +456,27 @@ def draw(cases: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the reference case only")
+    parser.add_argument("--presets", action="store_true", help="models like those of the presets")
     parser.add_argument("--seconds", type=float, default=2.0, help="per variant and case")
     parser.add_argument("--results", type=Path, help="keep every case here, as JSON lines")
     parser.add_argument("--models", type=int, help="measure at most so many new models")
     parser.add_argument("--picture", type=Path, help="draw the kept cases here")
     options = parser.parse_args()
-    sizes = [100, 500] if options.quick else [1, 100, 500, 2000]
+    few = options.quick or options.presets
+    sizes = [1, 100, 500] if few else [1, 100, 500, 2000]
     cases: list[dict[str, Any]] = []
     if options.results and options.results.exists():
         lines = options.results.read_text(encoding="utf-8").splitlines()
         cases = [json.loads(line) for line in lines]
     print(
-        "| features | E | width | tasks | gates | candidates | ceiling | rank µs | rows µs "
-        "| dense µs | onnx µs | limit µs | dense / rank | rank / limit |"
+        "| features | E | width | tasks | gates | candidates | ceiling | rank µs (CPU) | rows "
+        "| dense | onnx | onnx_codes | limit | dense / rank | rank / limit |"
     )
-    print("|" + " --- |" * 14)
+    print("|" + " --- |" * 15)
     for case in cases:
         print_case(case)
     measured = 0
-    for model in models(options.quick):
+    for model in models(options.quick, options.presets):
         known = {c["candidates"] for c in cases if model.items() <= c.items()}
         if known >= set(sizes):
             continue

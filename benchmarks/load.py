@@ -4,7 +4,8 @@
 
 The plan on standard input is one JSON object: `target`, `method` (a path such as
 /package.Service/Method), `requests` (a file of length-prefixed messages), `callers`, `seconds`, and
-`rate` (calls a second; 0: a closed loop).  Messages go out and come in as bytes, so that callers
+`rate` (calls a second; 0: a closed loop), and `core`, if the callers have one of their own.
+Messages go out and come in as bytes, so that callers
 cost little of the cores that they share with the server.
 
 A closed loop calls again as soon as an answer is there: as many calls are on their way as there are
@@ -13,6 +14,7 @@ counts time from the moment at which the call was due.  Prints one JSON object.
 """
 
 import json
+import os
 import random
 import resource
 import statistics
@@ -109,6 +111,8 @@ def open_loop(
 
 def measure(plan: dict[str, Any]) -> dict[str, Any]:
     """Run a plan."""
+    if plan.get("core") is not None:
+        os.sched_setaffinity(0, {plan["core"]})  # before gRPC's threads are there
     count = min(plan["callers"], MOST_CONNECTIONS)
     channels = [grpc.insecure_channel(plan["target"], OPTIONS) for _ in range(count)]
     methods = [channel.unary_unary(plan["method"]) for channel in channels]

@@ -1,16 +1,29 @@
-"""Calls per second of the server, beside other servers and the limits of the machine.
+"""Calls per second of the server, beside other servers and an echo on asyncio.
 
-    python benchmarks/serve.py --model_base_path models/deskdrop [--seconds 3]
+    python benchmarks/serve.py --model_base_path models/deskdrop [--seconds 2] [--rounds 5]
 
-`benchmarks/servers.py` says what each server is.  Each runs in a process of its own, on the same
-cores as its callers (`benchmarks/load.py`, one process of 1 to 64 callers), with the same requests
-of random ids: in a closed loop, and in an open loop at 70 % of what the closed one reached.  All
-servers run at once and are called in turn, for some rounds; of each, the middle round counts.
+`benchmarks/servers.py` says what each server is.  Each runs in a process of its own.  All servers
+share the first cores of the machine; the callers (`benchmarks/load.py`, one process of 1 to 64
+callers) have the last one to themselves.  All servers run at once and are called in turn, for some
+rounds: in a closed loop, and at 16 callers and 100 candidates also in an open loop at 70 % of what
+the closed one reached.  Of each server the middle round counts.
 
-The limit is what the cores allow if a call costs one echo and its share of the model: cores / (CPU
-seconds of an echo call in its server + CPU seconds of the model per call at its best number of
-joined calls).  Callers are not in it: `of_limit_beside_callers` says what is reached of the limit
-with the CPU seconds of the echo's callers, who have the same cores.
+    before    as ours, of the checkout of another version, if --before names one
+
+The columns:
+
+    what      full: random values of every feature; ids: the user, the context and the items' ids
+              alone, real ones, and our server reads the other features from the version's snapshot
+    cands     candidates of a call
+    callers   calls on their way at once; open: the calls come at random moments
+    calls/s   answered calls a second
+    of echo   the same over the echo's, middle of the rounds: both have the same bytes of requests
+              and answers, and the echo does nothing else
+    p50, ...  milliseconds from the call (open: from when it was due) to its answer
+    p99/p50   of the same round
+    cpu ms    CPU time of the server's processes per call
+    caller    CPU time of the callers' process per call, in ms: where calls/s times this is near a
+              second per second, the callers are the limit
 
 PyTriton needs numpy < 2, and of Python 3.11 a release before 3.11.5, which the stub in its wheel is
 of; MLServer wants its own versions too.  Each gets an environment of its own:
@@ -23,13 +36,14 @@ of; MLServer wants its own versions too.  Each gets an environment of its own:
         pydantic PyYAML
 
 named by --pytriton and --mlserver (or PYTRITON and MLSERVER); without them both are left out.
-Prints a table and, last, one JSON line with the ratios at 16 callers and 100 candidates.
+Prints a table and, last, one JSON line with the ratios of our server.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -40,10 +54,14 @@ from typing import Any
 import psutil
 
 HERE = Path(__file__).parent
-HEAD = (16, 100)  # callers and candidates of the ratios
+WHAT = ("full", "ids")
+HEAD = (16, 100)  # callers and candidates of the open loop
+LOAD = 0.7  # of the open loop, as share of the closed one's calls
 HEADING = (
-    "server    cands callers loop  calls/s  cands/s   p50 ms   p95 ms   p99 ms  cpu ms  caller ms"
+    f"{'server':9} what cands callers loop   calls/s of echo   p50 ms   p95 ms   p99 ms p99/p50"
+    "  cpu ms  caller"
 )
+Round = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,18 +70,19 @@ class Kind:
 
     name: str
     python: str
-    flags: tuple[str, ...] = ()
+    checkout: Path = HERE.parent
+    """Whose code it runs; the benchmark's own is this one's."""
 
     def start(self, base: Path, *more: str) -> subprocess.Popen[str]:
         """Start it."""
-        name = self.name.partition("-")[0]
+        name = "ours" if self.name == "before" else self.name
         command = [self.python, str(HERE / "servers.py"), name, "--model_base_path", str(base)]
         environment = os.environ | {
-            "PYTHONPATH": f"{HERE.parent}:{HERE.parent / 'src'}",
+            "PYTHONPATH": f"{self.checkout / 'src'}:{HERE.parent}",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
         return subprocess.Popen(
-            [*command, *self.flags, *more],
+            [*command, *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -98,17 +117,18 @@ def running(kind: Kind, base: Path, candidates: int) -> Iterator[tuple[int, dict
 
 
 def measure(
-    server: tuple[int, dict[str, Any]], callers: int, seconds: float, rate: float = 0
-) -> dict[str, Any]:
-    """Call a server from a process of callers."""
+    server: tuple[int, dict[str, Any]], what: str, callers: int, seconds: float, rate: float = 0
+) -> Round:
+    """Call a server from a process of callers, on the last core."""
     pid, how = server
     plan = {
         "target": f"127.0.0.1:{how['port']}",
         "method": how["method"],
-        "requests": how["requests"],
+        "requests": how["requests"][what],
         "callers": callers,
         "seconds": seconds,
         "rate": rate,
+        "core": callers_core(),
     }
     load = subprocess.Popen(
         [sys.executable, str(HERE / "load.py")],
@@ -122,114 +142,115 @@ def measure(
     load.stdin.close()
     load.stdout.readline()  # warm
     before = cpu_seconds(pid)
-    found: dict[str, Any] = json.loads(load.stdout.read())
+    found: Round = json.loads(load.stdout.read())
     found["cpu"] = (cpu_seconds(pid) - before) / max(sum(found["statuses"].values()), 1)
     load.wait()
     return found
 
 
-def row(kind: str, candidates: int, callers: int, loop: str, one: dict[str, Any]) -> str:
-    """A line of the table."""
+def callers_core() -> int:
+    """The machine's last core, which no server uses."""
+    return (os.cpu_count() or 1) - 1
+
+
+def row(name: str, what: str, size: int, callers: int, loop: str, rounds: list[Round]) -> str:
+    """A line of the table: of a server's rounds, the one in the middle."""
+    key = "calls" if loop == "closed" else "p99"
+    one = sorted(rounds, key=lambda one: one[key])[len(rounds) // 2]
+    share = statistics.median(each["of_echo"] for each in rounds)
     refused = {code: count for code, count in one["statuses"].items() if code != "OK"}
     return (
-        f"{kind:9} {candidates:5} {callers:7} {loop:6} {one['calls']:7.0f} "
-        f"{one['calls'] * candidates:8.0f} {one['p50'] * 1e3:8.2f} {one['p95'] * 1e3:8.2f} "
-        f"{one['p99'] * 1e3:8.2f} {one['cpu'] * 1e3:7.2f} {one['caller_cpu'] * 1e3:10.2f}"
+        f"{name:9} {what:4} {size:5} {callers:7} {loop:6} {one['calls']:7.0f} {share:7.0%} "
+        f"{one['p50'] * 1e3:8.2f} {one['p95'] * 1e3:8.2f} {one['p99'] * 1e3:8.2f} "
+        f"{one['p99'] / one['p50']:7.2f} {one['cpu'] * 1e3:7.3f} {one['caller_cpu'] * 1e3:7.3f}"
         + (f"  {refused}" if refused else "")
     )
 
 
-def middle(rounds: list[dict[str, Any]], key: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
-    """The round in the middle, by one of its figures."""
-    return sorted(rounds, key=key)[len(rounds) // 2]
-
-
-def compare(
-    base: Path,
-    kinds: list[Kind],
-    callers: list[int],
-    candidates: list[int],
-    seconds: float,
+def in_turns(
+    servers: dict[str, tuple[int, dict[str, Any]]],
     rounds: int,
-) -> dict[str, Any]:
+    call: Callable[[str, tuple[int, dict[str, Any]]], Round],
+) -> dict[str, list[Round]]:
+    """Each server's rounds; all servers meet what else the machine does."""
+    found: dict[str, list[Round]] = {name: [] for name in servers}
+    for _ in range(rounds):
+        turn = {name: call(name, server) for name, server in servers.items()}
+        for name, one in turn.items():
+            found[name].append(one | {"of_echo": one["calls"] / turn["echo"]["calls"]})
+    return found
+
+
+def ratios(closed: dict[str, list[Round]]) -> dict[str, float]:
+    """Calls a second of our server over each other's, middle of the rounds."""
+    return {
+        other: round(
+            statistics.median(
+                one["calls"] / beside["calls"]
+                for one, beside in zip(closed["ours"], rounds, strict=True)
+            ),
+            2,
+        )
+        for other, rounds in closed.items()
+        if other != "ours"
+    }
+
+
+def compare(base: Path, kinds: list[Kind], options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything, print the table, return the ratios."""
-    cores = os.cpu_count() or 1
-    found: dict[tuple[str, int, int], dict[str, Any]] = {}
-    model: dict[int, float] = {}
-    steady: dict[str, dict[str, Any]] = {}
-    for size in candidates:
+    seconds, rounds = options.seconds, options.rounds
+    summary: dict[str, Any] = {}
+    for size in options.candidates:
         alone = Kind("model", sys.executable)
         flags = ("--candidates", str(size), "--seconds", str(max(seconds, 2)))
         costs = json.loads(alone.start(base, *flags).communicate()[0])
-        model[size] = min(costs.values())
         said = ", ".join(f"{count}: {cost * 1e3:.2f}" for count, cost in costs.items())
         print(f"model alone, {size} candidates, CPU ms a call by joined calls: {said}")
-        print(HEADING)
+        print(HEADING, flush=True)
         with contextlib.ExitStack() as stack:
-            # All are there at once and take turns, so that all meet what else the machine does.
-            servers = {kind.name: stack.enter_context(running(kind, base, size)) for kind in kinds}
-            for count in callers:
-                turns = [
-                    {name: measure(server, count, seconds) for name, server in servers.items()}
-                    for _ in range(rounds)
-                ]
-                for name in servers:
-                    one = middle([turn[name] for turn in turns], lambda one: one["calls"])
-                    found[name, count, size] = one
-                    print(row(name, size, count, "closed", one), flush=True)
-                if (count, size) != HEAD:
-                    continue
-                rates = {name: 0.7 * found[name, *HEAD]["calls"] for name in servers}
-                turns = [
-                    {
-                        name: measure(server, count, max(2 * seconds, 4), rates[name])
-                        for name, server in servers.items()
+            everyone = {kind.name: stack.enter_context(running(kind, base, size)) for kind in kinds}
+            for what in options.what:
+                servers = {n: one for n, one in everyone.items() if what in one[1]["requests"]}
+                for count in options.callers:
+                    closed = in_turns(
+                        servers,
+                        rounds,
+                        lambda _, server, w=what, c=count: measure(server, w, c, seconds),
+                    )
+                    for name, found in closed.items():
+                        print(row(name, what, size, count, "closed", found), flush=True)
+                    key = f"{what}, {size} candidates, {count} callers"
+                    summary[key] = {"over": ratios(closed)}
+                    if (count, size) != HEAD:
+                        continue
+                    rates = {
+                        name: LOAD * statistics.median(one["calls"] for one in found)
+                        for name, found in closed.items()
                     }
-                    for _ in range(rounds)
-                ]
-                for name in servers:
-                    one = middle([turn[name] for turn in turns], lambda one: one["p99"])
-                    steady[name] = one
-                    print(row(name, size, count, "open", one), flush=True)
-    ours = max(
-        (name for name in steady if name.startswith("ours")),
-        key=lambda name: found[name, *HEAD]["calls"],
-    )
-    best, echo = found[ours, *HEAD], found["echo", *HEAD]
-    limit = cores / (echo["cpu"] + model[HEAD[1]])
-    beside = cores / (echo["cpu"] + echo["caller_cpu"] + model[HEAD[1]])
-
-    def over(name: str) -> float | None:
-        other = found.get((name, *HEAD))
-        return round(best["calls"] / other["calls"], 2) if other else None
-
-    return {
-        "over_tutorial": over("tutorial"),
-        "over_pytriton": over("pytriton"),
-        "over_mlserver": over("mlserver"),
-        "of_limit": round(best["calls"] / limit, 2),
-        "of_limit_beside_callers": round(best["calls"] / beside, 2),
-        "p99_over_p50_at_70": round(steady[ours]["p99"] / steady[ours]["p50"], 2),
-        "server": ours,
-        "calls_per_second": round(best["calls"]),
-        "limit": round(limit),
-        "cpu_ms": {
-            "echo": round(echo["cpu"] * 1e3, 3),
-            "echo_callers": round(echo["caller_cpu"] * 1e3, 3),
-            "model": round(model[HEAD[1]] * 1e3, 3),
-            "ours": round(best["cpu"] * 1e3, 3),
-        },
-    }
+                    steady = in_turns(
+                        servers,
+                        rounds,
+                        lambda name, server, w=what, c=count, rates=rates: measure(
+                            server, w, c, max(2 * seconds, 4), rates[name]
+                        ),
+                    )
+                    for name, found in steady.items():
+                        print(row(name, what, size, count, "open", found), flush=True)
+                    summary[key]["p99_over_p50_open"] = [
+                        round(one["p99"] / one["p50"], 2) for one in steady["ours"]
+                    ]
+    return summary
 
 
 def chosen(options: argparse.Namespace) -> list[Kind]:
     """The servers that there are environments for."""
     here = sys.executable
-    kinds = [Kind("echo", here), Kind("tutorial", here)]
-    kinds += [
-        Kind("ours" if count == 1 else f"ours-{count}", here, ("--workers", str(count)))
-        for count in options.workers
-    ]
+    kinds = [Kind("echo", here), Kind("tutorial", here), Kind("ours", here)]
+    if options.before:
+        kinds.append(Kind("before", here, options.before.resolve()))
+    if options.only:
+        kinds = [kind for kind in kinds if kind.name in {"echo", "ours", "before"}]
+        return kinds
     for name in ("pytriton", "mlserver"):
         python = getattr(options, name)
         if python and Path(python).exists():
@@ -245,21 +266,21 @@ def chosen(options: argparse.Namespace) -> list[Kind]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
-    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the middle one counts")
+    parser.add_argument("--seconds", type=float, default=2, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="of which the middle one counts")
+    parser.add_argument("--what", choices=WHAT, nargs="+", default=WHAT)
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--candidates", type=int, nargs="+", default=[100, 500])
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of our server")
+    parser.add_argument("--only", action="store_true", help="our server and the echo only")
+    parser.add_argument("--before", type=Path, help="checkout of another version")
     for name in ("pytriton", "mlserver"):
         help_text = f"python of the environment of {name}"
         parser.add_argument(f"--{name}", default=os.environ.get(name.upper()), help=help_text)
     options = parser.parse_args()
-    if HEAD[0] not in options.callers or HEAD[1] not in options.candidates:
-        parser.error("the ratios need 16 callers and 100 candidates among those measured")
-    base, seconds = options.model_base_path, options.seconds
-    kinds = chosen(options)
-    callers, candidates, rounds = options.callers, options.candidates, options.rounds
-    print(json.dumps(compare(base, kinds, callers, candidates, seconds, rounds)))
+    if callers_core() == 0:
+        parser.error("the callers need a core of their own; this machine has one core")
+    os.sched_setaffinity(0, range(callers_core()))  # the servers inherit it
+    print(json.dumps(compare(options.model_base_path, chosen(options), options)))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def main() -> None:
             raw["task_weights"] = np.ones((1, tasks), np.float32)
             calls[name], session = callable_of(Path(scratch) / name, RANK, raw)
             sessions.append(session)
-        times = measure(calls, options.seconds)
+        times, _ = measure(calls, options.seconds)
         for session in sessions:
             session.close()
     ratios = {name: round(value / times["plain"], 3) for name, value in times.items()}

@@ -2,18 +2,23 @@
 
     python benchmarks/servers.py ours|tutorial|echo|model|pytriton|mlserver --model_base_path ...
 
-    ours      this project's server
+    ours      this project's server, of the first checkout on PYTHONPATH
     tutorial  a plain gRPC server that calls the SavedModel's signature once per request
-    echo      a plain gRPC server that answers the same messages without a model
+    echo      a plain gRPC server on asyncio that reads the same requests, and answers each with one
+              answer of the same size, without a model
     pytriton  the `rank` callable behind PyTriton, with Triton's dynamic batching
     mlserver  the `rank` callable behind MLServer, with its adaptive batching
     model     the `rank` callable alone, no gRPC, at several numbers of joined calls
 
-A server prints one JSON object (`port`, `method`, `requests`: the file of what to call it with) and
-ends when its standard input closes; `model` prints CPU seconds per call.
+A server prints one JSON object (`port`, `method`, `requests`: files of what to call it with) and
+ends when its standard input closes; `model` prints CPU seconds per call.  The requests are `full`,
+with random values of every feature, and for our server and the echo also `ids`, with real ids alone
+and the context.
 """
 
 import argparse
+import asyncio
+import itertools
 import json
 import random
 import signal
@@ -30,7 +35,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the other environments lack the project
+sys.path += [str(ROOT), str(ROOT / "src")]  # the other environments lack the project
 
 from benchmarks.load import write_requests
 
@@ -96,6 +101,33 @@ def rank_requests(base: Path, candidates: int) -> list[bytes]:
     return [request.SerializeToString() for request in found]
 
 
+def id_requests(base: Path, candidates: int) -> list[bytes]:
+    """The same calls with ids of the version's snapshot, and without what it knows."""
+    from multigate.serving.protos import ranking_pb2
+
+    contract = read_contract(base)
+    users, items = stored_texts(base, "users"), stored_texts(base, "items")
+    rng, found = random.Random(0), []
+    for raw in rank_requests(base, candidates):
+        full = ranking_pb2.RankRequest.FromString(raw)
+        request = ranking_pb2.RankRequest(model=full.model)
+        for name in full.context:
+            request.context[name].CopyFrom(full.context[name])
+        request.user[contract["user"]].text = rng.choice(users)
+        request.candidates.item_id.texts.values.extend(rng.choices(items, k=candidates))
+        found.append(request.SerializeToString())
+    return found
+
+
+def stored_texts(base: Path, side: str) -> list[str]:
+    """The ids of a side in the newest version's snapshot."""
+    from multigate.serving.feature_store.backends import SNAPSHOT_FOLDER
+
+    folder = next(iter(scan(base).values())) / SNAPSHOT_FOLDER / side
+    places, texts = (np.load(folder / f"keys.{name}.npy") for name in ("places", "texts"))
+    return [bytes(texts[a:b]).decode() for a, b in itertools.pairwise(places.tolist())]
+
+
 def load_model(base: Path) -> tuple[Any, Any, Any]:
     """The version as our server loads it, the layout of `rank`, and a reader of requests."""
     from multigate.serving.core.layout import rank_layout
@@ -156,12 +188,19 @@ def joined_rank(base: Path) -> tuple[Any, Any, Callable[[dict[str, Any]], dict[s
     return saved_model, layout, run
 
 
-def announce(port: int, method: str, requests: list[bytes], folder: str) -> None:
+def announce(port: int, method: str, requests: dict[str, list[bytes]], folder: str) -> None:
     """Tell the parent how to call, then wait until it has."""
-    path = Path(folder) / "requests"
-    write_requests(path, requests)
-    print(json.dumps({"port": port, "method": method, "requests": str(path)}), flush=True)
+    paths = {what: Path(folder) / what for what in requests}
+    for what, path in paths.items():
+        write_requests(path, requests[what])
+    files = {what: str(path) for what, path in paths.items()}
+    print(json.dumps({"port": port, "method": method, "requests": files}), flush=True)
     sys.stdin.read()
+
+
+def both_requests(base: Path, candidates: int) -> dict[str, list[bytes]]:
+    """What our server and the echo are called with."""
+    return {"full": rank_requests(base, candidates), "ids": id_requests(base, candidates)}
 
 
 def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
@@ -175,7 +214,7 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
 
         supervisor = Supervisor(options, partial(start_runtime, "c"))
         supervisor.start()
-        announce(supervisor.port, RANK, rank_requests(base, candidates), folder)
+        announce(supervisor.port, RANK, both_requests(base, candidates), folder)
         supervisor.stop()
         return
     from multigate.serving.core.background import freeze_garbage_collector
@@ -183,7 +222,7 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
 
     freeze_garbage_collector()  # as `multigate serve` does
     with Server(options) as server:
-        announce(server.port, RANK, rank_requests(base, candidates), folder)
+        announce(server.port, RANK, both_requests(base, candidates), folder)
 
 
 def serve_plain(service: Any, base: Path, candidates: int, folder: str) -> None:
@@ -196,25 +235,50 @@ def serve_plain(service: Any, base: Path, candidates: int, folder: str) -> None:
     ranking_pb2_grpc.add_RankingServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    announce(port, RANK, rank_requests(base, candidates), folder)
+    announce(port, RANK, {"full": rank_requests(base, candidates)}, folder)
     server.stop(0).wait()
 
 
-def echo(tasks: list[str]) -> Any:
-    """A servicer that answers at once with as many items and tasks as were asked about."""
-    from multigate.serving.protos import ranking_pb2, ranking_pb2_grpc
+async def serve_echo(base: Path, candidates: int, folder: str) -> None:
+    """A plain server on asyncio that gives every call the same answer."""
+    import grpc
+
+    from multigate.serving.protos import ranking_pb2_grpc
+
+    answer = an_answer(base, candidates)
 
     class Echo(ranking_pb2_grpc.RankingServiceServicer):
-        def Rank(self, request: Any, context: Any) -> Any:
-            ids = request.candidates.item_id
-            count = len(getattr(ids, ids.WhichOneof("values")).values)
-            scores = [0.5] * count
-            response = ranking_pb2.RankResponse(item_index=range(count), item_id=ids, score=scores)
-            for task in tasks:
-                response.task_scores[task].values.extend(scores)
-            return response
+        async def Rank(self, request: Any, context: Any) -> Any:
+            return answer
 
-    return Echo()
+    server = grpc.aio.server()
+    ranking_pb2_grpc.add_RankingServiceServicer_to_server(Echo(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    await asyncio.to_thread(announce, port, RANK, both_requests(base, candidates), folder)
+    await server.stop(0)
+
+
+def an_answer(base: Path, candidates: int) -> Any:
+    """Our server's answer to a request, but for its scores, which are random."""
+    from multigate.configs.contract import FrozenContract
+    from multigate.serving.core.layout import SCORE
+    from multigate.serving.protos import ranking_pb2
+    from multigate.serving.request.order import rank_order
+    from multigate.serving.request.rank_request import RequestReader
+    from multigate.serving.rpc.ranking import fill_response
+
+    frozen = FrozenContract.read(next(iter(scan(base).values())) / CONTRACT)
+    request = ranking_pb2.RankRequest.FromString(rank_requests(base, candidates)[0])
+    parsed = RequestReader(frozen.contract, 10_000).read(request)
+    rng = np.random.default_rng(0)
+    outputs = {name: rng.random(candidates, np.float32) for name in (SCORE, *frozen.contract.tasks)}
+    answer = ranking_pb2.RankResponse(
+        model_name=NAME, model_version=1, schema=frozen.schema_fingerprint, request_id="0" * 32
+    )
+    order = rank_order(outputs, parsed)
+    fill_response(answer, request, frozen.contract, parsed, outputs, order)
+    return answer
 
 
 def tutorial(base: Path) -> Any:
@@ -301,7 +365,7 @@ def serve_pytriton(base: Path, candidates: int, folder: str) -> None:
         )
         triton.run()
         requests = infer_requests(base, candidates, service_pb2.ModelInferRequest)
-        announce(grpc_port, INFER, requests, folder)
+        announce(grpc_port, INFER, {"full": requests}, folder)
 
 
 def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
@@ -350,7 +414,7 @@ def serve_mlserver(base: Path, candidates: int, folder: str) -> None:
                         raise SystemExit("MLServer ended at its start") from None
                 time.sleep(0.2)
         requests = infer_requests(base, candidates, dataplane_pb2.ModelInferRequest)
-        announce(grpc_port, INFER, requests, folder)
+        announce(grpc_port, INFER, {"full": requests}, folder)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
@@ -403,7 +467,7 @@ def main() -> None:
         elif options.kind == "mlserver":
             serve_mlserver(base, candidates, folder)
         elif options.kind == "echo":
-            serve_plain(echo(list(read_contract(base)["tasks"])), base, candidates, folder)
+            asyncio.run(serve_echo(base, candidates, folder))
         else:
             serve_plain(tutorial(base), base, candidates, folder)
 

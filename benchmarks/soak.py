@@ -4,18 +4,18 @@
         [--swap_every 5] [--examples examples] [--small_disk]
 
 Starts `multigate serve --workers 2` and, all at once: callers who check each answer against the
-first one to the same request; callers who cancel; requests whose bytes are wrong; readers who never
-read; connections that break off in the middle of a handshake.  One of the two workers is killed
-with SIGKILL time and again; the other one and the supervisor are measured every second.  At last
-SIGTERM, under load.
+scores that TensorFlow's Python computes of the same file (`benchmarks.soak_expected`); callers who
+cancel; requests whose bytes are wrong; readers who never read; connections that break off in the
+middle of a handshake.  One of the two workers is killed with SIGKILL time and again; the other one
+and the supervisor are measured every second (`benchmarks.soak_flat`).  At last SIGTERM, under load.
 
 Beside that (`benchmarks.soak_faults`): another version every few seconds; with examples, features
 come from a Redis that hangs time and again, and some callers name ids alone; impressions go to a
 small disk that is full half of the time.
 
-Prints what was seen and, last, one JSON line; exit status 1 where something leaked or failed: an
-answer that was another one's, a status that none of this explains, a process left behind, or, from
-the first third to the last, more than 10 threads or 20 descriptors or an eighth of the memory more.
+Prints what was measured, minute by minute, and, last, one JSON line; exit status 1 where something
+leaked or failed: another score than the right one, a status that none of this explains, such as
+calls without Redis while it answers, or a process left behind.
 """
 
 import argparse
@@ -25,7 +25,6 @@ import random
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,7 +43,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.servers import NAME, RANK, free_ports, rank_requests
+from benchmarks.soak_expected import Answers, expected_answers, same
 from benchmarks.soak_faults import Fault, FullDisk, HangingRedis, Swaps
+from benchmarks.soak_flat import Sample, by_minute, leaks, rise_of, table
 
 from multigate.serving.client.rank_client import CHANNEL_OPTIONS
 from multigate.serving.protos import ranking_pb2
@@ -59,11 +60,18 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and emp
 
 
 class Soak:
-    """Callers of all kinds, until told to stop."""
+    """Callers of all kinds, until told to stop.
 
-    def __init__(self, port: int, requests: list[bytes]) -> None:
+    Args:
+        port: of the server.
+        requests: with every feature.
+        expected: the right answers.
+    """
+
+    def __init__(self, port: int, requests: list[bytes], expected: Answers) -> None:
         self.port = port
         self.requests = requests
+        self._expected = expected
         self.stop = threading.Event()
         self.ending = threading.Event()
         """The server has been told to stop."""
@@ -71,6 +79,8 @@ class Soak:
         self.problems: list[str] = []
         self.versions: set[int] = set()
         """That answered."""
+        self.stored_at: list[float] = []
+        """Monotonic seconds of the answers with features from Redis."""
         self._threads: list[threading.Thread] = []
 
     def start(self, what: Callable[[int], None], count: int) -> None:
@@ -90,8 +100,7 @@ class Soak:
         return grpc.insecure_channel(f"127.0.0.1:{self.port}", CHANNEL_OPTIONS)
 
     def checking(self, place: int) -> None:
-        """Calls whose answers must stay the same."""
-        first: dict[int, Any] = {}
+        """Calls whose answers must be right."""
         rng = random.Random(place)
         with self._channel() as channel:
             rank = channel.unary_unary(RANK, None, ranking_pb2.RankResponse.FromString)
@@ -107,33 +116,41 @@ class Soak:
                     time.sleep(0.01)
                     continue
                 self.counts["checked OK"] += 1
-                scores = dict(zip(answer.item_index, answer.score, strict=True))
                 self.versions.add(answer.model_version)
-                if not same(first.setdefault(which, scores), scores):
-                    self.problems.append(f"request {which}: another answer than before")
+                if not same(self._expected[which], answer):
+                    self.problems.append(f"request {which}: another answer than the file's")
 
-    def asking_by_id(self, requests: list[bytes]) -> Callable[[int], None]:
-        """Calls that need the feature store: without it, UNAVAILABLE or a warning."""
+    def asking_by_id(
+        self, requests: list[bytes], expected: Answers, redis: HangingRedis
+    ) -> Callable[[int], None]:
+        """Calls that need the feature store: UNAVAILABLE or a warning while it hangs."""
 
         def ask(place: int) -> None:
-            first: dict[int, Any] = {}
             rng = random.Random(400 + place)
             with self._channel() as channel:
                 rank = channel.unary_unary(RANK, None, ranking_pb2.RankResponse.FromString)
                 while not self.stop.is_set():
-                    which = rng.randrange(len(requests))
+                    which, began = rng.randrange(len(requests)), time.monotonic()
                     try:
                         answer = rank(requests[which], timeout=120)
                     except grpc.RpcError as error:
-                        ending = ENDING if self.ending.is_set() else set()
-                        self._saw("by id", error.code().name, {"UNAVAILABLE"} | ending)
+                        if self.ending.is_set():
+                            self._saw("by id, at the end,", error.code().name, ENDING)
+                        elif redis.gone(began, time.monotonic()):
+                            self._saw("by id", error.code().name, {"UNAVAILABLE"})
+                        else:
+                            self._saw("by id, while Redis answers,", error.code().name, set())
                         time.sleep(0.01)
                         continue
-                    without = any("feature store" in one for one in answer.warnings)
-                    self.counts["by id, without the store" if without else "by id OK"] += 1
-                    scores = dict(zip(answer.item_index, answer.score, strict=True))
-                    if not without and not same(first.setdefault(which, scores), scores):
-                        self.problems.append(f"request {which} by id: another answer than before")
+                    if any("feature store" in one for one in answer.warnings):
+                        self.counts["by id, without the store"] += 1
+                        if not redis.gone(began, time.monotonic()):
+                            self.problems.append("by id: without the store while Redis answers")
+                        continue
+                    self.counts["by id OK"] += 1
+                    self.stored_at.append(time.monotonic())
+                    if not same(expected[which], answer):
+                        self.problems.append(f"request {which} by id: other than the file's")
 
         return ask
 
@@ -206,13 +223,6 @@ class Soak:
             self.problems.append(f"{what} call: {code}")
 
 
-def same(before: dict[int, float], scores: dict[int, float]) -> bool:
-    """Whether two answers to one request agree."""
-    return before.keys() == scores.keys() and all(
-        abs(before[item] - score) <= 1e-4 for item, score in scores.items()
-    )
-
-
 def call_frames(stream: int, message: bytes) -> bytes:
     """A Rank call as HTTP/2 sends it: a frame of headers and one of data."""
 
@@ -228,29 +238,6 @@ def call_frames(stream: int, message: bytes) -> bytes:
     headers = b"\x83\x86\x04" + text(RANK) + b"\x01" + text("localhost")
     headers += b"\x0f\x10" + text("application/grpc") + b"\0" + text("te") + text("trailers")
     return frame(1, 4, headers) + frame(0, 1, b"\0" + len(message).to_bytes(4) + message)
-
-
-def footprint(process: psutil.Process) -> tuple[int, int, int]:
-    """Threads, descriptors, and bytes of memory."""
-    return process.num_threads(), process.num_fds(), process.memory_info().rss
-
-
-def growth(samples: list[tuple[int, int, int]]) -> dict[str, float]:
-    """From the median of the first third, after a warm-up, to that of the last."""
-    third = max(len(samples) // 3, 1)
-    early, late = samples[third // 2 : third + third // 2], samples[-third:]
-    first = [statistics.median(one[place] for one in early) for place in range(3)]
-    last = [statistics.median(one[place] for one in late) for place in range(3)]
-    return {
-        "threads": last[0] - first[0],
-        "descriptors": last[1] - first[1],
-        "memory": round(last[2] / first[2] - 1, 3),
-    }
-
-
-def leaks(grown: dict[str, float]) -> bool:
-    """Whether that is more than chance."""
-    return grown["threads"] > 10 or grown["descriptors"] > 20 or grown["memory"] > 0.125
 
 
 def start(flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
@@ -298,20 +285,30 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 def watch(
     server: subprocess.Popen[str], measured: psutil.Process, seconds: float
-) -> tuple[dict[str, list[tuple[int, int, int]]], int]:
-    """Footprints of a worker and the supervisor; kills the other worker now and then."""
-    samples: dict[str, list[tuple[int, int, int]]] = {"worker": [], "supervisor": []}
+) -> tuple[dict[str, list[Sample]], int]:
+    """Samples of a worker and the supervisor; kills the other worker now and then."""
+    samples: dict[str, list[Sample]] = {"worker": [], "supervisor": []}
     kills = 0
     began = killed = time.monotonic()
     while time.monotonic() - began < seconds and measured.is_running():
         time.sleep(min(1.0, seconds / 60))
-        samples["worker"].append(footprint(measured))
-        samples["supervisor"].append(footprint(psutil.Process(server.pid)))
+        now = time.monotonic() - began
+        samples["worker"].append(Sample.of(measured, now))
+        samples["supervisor"].append(Sample.of(psutil.Process(server.pid), now))
         others = [one for one in workers_of(server.pid) if one != measured]
         if time.monotonic() - killed > max(seconds / 12, 15) and others:
             others[0].kill()
             killed, kills = time.monotonic(), kills + 1
     return samples, kills
+
+
+def idle_times(redis: HangingRedis, stored_at: list[float]) -> list[str]:
+    """The times in which Redis answered, and no call had a feature from it."""
+    return [
+        f"no call had features from Redis, which answered for {ended - began:.1f} s"
+        for began, ended in redis.answering()
+        if ended - began > 1 and not any(began <= at <= ended for at in stored_at)
+    ]
 
 
 def written_again(port: int, callers: Soak) -> dict[str, int]:
@@ -345,10 +342,13 @@ def soak(
         for fault in faults:
             stack.enter_context(fault)
             flags += fault.flags
+        full = rank_requests(base, candidates)
+        by_id = [] if redis is None else redis.requests(32, candidates)
+        expected = expected_answers(base, [*full, *by_id])
         (metrics_port,) = free_ports(1)
         server, port = start([*flags, "--metrics_port", str(metrics_port)])
         processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(True)]
-        callers = Soak(port, rank_requests(base, candidates))
+        callers = Soak(port, full, expected[: len(full)])
         kinds = [
             (callers.checking, 4),
             (callers.cancelling, 2),
@@ -357,7 +357,8 @@ def soak(
             (callers.half_open, 2),
         ]
         if redis is not None:
-            kinds.append((callers.asking_by_id(redis.requests(32, candidates)), 2))
+            asking = callers.asking_by_id(by_id, expected[len(full) :], redis)
+            kinds.append((asking, 2))
         try:
             measured = workers_of(server.pid)[0]
             for what, count in kinds:
@@ -370,6 +371,8 @@ def soak(
             numbers = {name: one for fault in faults for name, one in fault.numbers().items()}
             for fault in faults:
                 fault.end()
+            if redis is not None:
+                callers.problems += idle_times(redis, callers.stored_at)
             if disk is not None:
                 numbers |= written_again(metrics_port, callers)
             if swaps is not None and swaps.last - max(callers.versions) > 2:
@@ -385,22 +388,21 @@ def soak(
             if server.poll() is None:
                 server.kill()
     _, alive = psutil.wait_procs(set(processes), 10)
-    grown = {who: growth(found) for who, found in samples.items()}
-    problems = sorted(set(callers.problems))
-    problems += [f"{who} leaks" for who, one in grown.items() if leaks(one)]
+    rises = {who: rise_of(found) for who, found in samples.items()}
+    problems = [f"{n} times: {one}" for one, n in sorted(Counter(callers.problems).items())]
+    problems += [f"{who} leaks" for who, one in rises.items() if leaks(one)]
     problems += [f"process {one.pid} is left behind" for one in alive]
     if status != 0:
         problems.append(f"exit status {status} after SIGTERM")
-    last = {who: found[-1] for who, found in samples.items()}
+    for who, found in samples.items():
+        print(*table(who, found), sep="\n")
     return {
         "minutes": minutes,
         "kills": kills,
         **numbers,
         "calls": dict(sorted(callers.counts.items())),
-        "growth": grown,
-        "threads": {who: one[0] for who, one in last.items()},
-        "descriptors": {who: one[1] for who, one in last.items()},
-        "mebibytes": {who: one[2] >> 20 for who, one in last.items()},
+        "rise": rises,
+        "by_minute": {who: by_minute(found) for who, found in samples.items()},
         "problems": problems,
     }
 

@@ -4,6 +4,7 @@ Each is a context: it sets up, gives the server its flags, does harm in a thread
 and says in numbers what it did.
 """
 
+import math
 import os
 import random
 import shutil
@@ -26,6 +27,13 @@ from multigate.serving.feature_store.redis_client import connect
 from multigate.serving.feature_store.redis_loader import load_snapshot
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.versions.folders import scan
+
+GRACE = 3.0
+"""Seconds after which a server asks a Redis that answers again: its time limit for an answer, and
+the pause until it tries again, take half of this."""
+_TIMEOUT_MS = 500
+_HANGS, _ANSWERS = 3.0, 7.0
+"""Seconds for which Redis does."""
 
 
 class Fault:
@@ -103,6 +111,8 @@ class Swaps(Fault):
 class HangingRedis(Fault):
     """A Redis with a snapshot, which hangs for 3 s of every 10.
 
+    Calls may go without it while it hangs and for `GRACE` seconds after that, and at no other time.
+
     Args:
         base: base folder of the versions.
         examples: with a snapshot.
@@ -118,11 +128,12 @@ class HangingRedis(Fault):
         options = ("--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder))
         self._process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
         self._address = f"unix://{socket}?db=0"
-        self._hangs = 0
+        self._hangs: list[list[float]] = []
+        """Monotonic seconds of the beginning and the end of each."""
         # Times since an event would grow, and with them the scores.
         self.flags = (
             *("--feature_store", self._address, "--feature_clock", "cut_off"),
-            *("--feature_store_timeout_ms", "100"),
+            *("--feature_store_timeout_ms", str(_TIMEOUT_MS)),
         )
 
     def __enter__(self) -> Self:
@@ -158,18 +169,31 @@ class HangingRedis(Fault):
 
     def numbers(self) -> dict[str, int]:
         """How often it hung."""
-        return {"redis_hangs": self._hangs}
+        return {"redis_hangs": len(self._hangs)}
+
+    def gone(self, began: float, ended: float) -> bool:
+        """Whether a call met it while it hung, or shortly after."""
+        return any(
+            begin <= ended and began <= end + GRACE for begin, end in list(map(tuple, self._hangs))
+        )
+
+    def answering(self) -> list[tuple[float, float]]:
+        """The times between two hangs, without the grace."""
+        ends = [end + GRACE for _, end in self._hangs]
+        return list(zip(ends, [begin for begin, _ in self._hangs[1:]], strict=False))
 
     def _ids(self, side: str) -> list[Any]:
         rows = pq.read_table(self._examples.snapshot(f"{side}s"), columns=[self._contract[side]])
         return [one for one in rows[0].to_pylist() if one is not None]
 
     def _run(self) -> None:
-        while not self._stop.wait(7):
+        while not self._stop.wait(_ANSWERS):
+            hang = [time.monotonic(), math.inf]
+            self._hangs.append(hang)
             os.kill(self._process.pid, signal.SIGSTOP)
-            self._hangs += 1
-            self._stop.wait(3)
+            self._stop.wait(_HANGS)
             os.kill(self._process.pid, signal.SIGCONT)
+            hang[1] = time.monotonic()
 
 
 class FullDisk(Fault):
