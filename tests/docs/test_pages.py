@@ -48,6 +48,41 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def links(page: Path) -> set[Path]:
+    """The files that a page links."""
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    return {(page.parent / one).resolve() for one in targets if not one.startswith("http")}
+
+
+def test_the_first_screen_leads_to_the_first_hour():
+    text = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    for target in ("tutorial.md", "configuration.md", "explain.md", "python.md", "README.md"):
+        assert f"(docs/{target})" in text
+    for verb in ("init", "check", "options", "explain"):
+        assert f"`multigate {verb} " in text
+
+
+def test_the_index_leads_to_every_page():
+    docs = ROOT / "docs"
+    pages = {*docs.glob("*.md"), *docs.glob("*.ipynb")} - {docs / "README.md"}
+    assert pages - links(docs / "README.md") == set()
+    assert {*pages, docs / "README.md"} - links(ROOT / "README.md") == set()
+    assert set((docs / "results").glob("*.md")) - links(docs / "results.md") == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_to_headings_lead_to_one(page):
+    for target, heading in re.findall(r"\]\(([^)#]*)#([^)]+)\)", page.read_text()):
+        if target.startswith("http") or not (target or page.name).endswith(".md"):
+            continue
+        text = (page.parent / target if target else page).read_text()
+        found = {
+            re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-")
+            for one in re.findall(r"(?m)^#+ (.*)$", text)
+        }
+        assert heading in found, (target, heading)
+
+
 def test_every_make_target_in_the_documents_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
