@@ -15,7 +15,12 @@ from multigate.model.gates.parts.schedule import (
     piecewise_linear,
 )
 from multigate.model.gates.parts.selection import batch_mean, softmax
-from multigate.model.gates.parts.smooth_step import code_probabilities, saturated, smooth_step
+from multigate.model.gates.parts.smooth_step import (
+    code_probabilities,
+    rounded_codes,
+    saturated,
+    smooth_step,
+)
 
 _SMALLEST_MASS = 1e-6  # clamp of the reachable mass, which is 0 if all is on unreachable codes
 
@@ -132,18 +137,19 @@ class DSelectK(ScheduledGate):
         step = self.read_step(training)
         gamma = geometric(self.gamma, self.gamma_end, self.gamma_steps, step)
         bits, mix = self._logits(x)  # (B, k, m), (B, k); B = 1 where static
+        alpha = softmax(mix)  # (B, k)
+        diagnostics = {"convergence": _share(saturated(ops.stop_gradient(bits), gamma))}
+        if self.hardened and not training:
+            chosen = ops.one_hot(self._chosen(bits, gamma), E, dtype=alpha.dtype)  # (B, k, E)
+            weights = ops.sum(alpha[..., None] * chosen, axis=1)  # (B, E)
+            return Routing(weights[0] if self.static else weights, {}, diagnostics)
         on, off = smooth_step(bits, gamma)
         p = code_probabilities(on, off)  # (B, k, 2^m)
         reachable = p[..., :E]
         mass = ops.sum(reachable, axis=-1)  # (B, k)
-        alpha = softmax(mix)  # (B, k)
-        if self.hardened and not training:
-            # Rounding bit by bit could land on an unreachable code; the largest p cannot.
-            reachable = ops.one_hot(backend.argmax(reachable), E, dtype=p.dtype)
         weights = ops.sum(alpha[..., None] * reachable, axis=1)  # (B, E)
-        if not (self.hardened and not training):
-            total = ops.sum(weights, axis=-1, keepdims=True)
-            weights = weights / ops.maximum(total, _SMALLEST_MASS)
+        total = ops.sum(weights, axis=-1, keepdims=True)
+        weights = weights / ops.maximum(total, _SMALLEST_MASS)
         losses = {}
         if training and self.entropy_weight:
             strength = self.entropy_weight * piecewise_linear(self.entropy_schedule, step)
@@ -151,9 +157,15 @@ class DSelectK(ScheduledGate):
         if training and self.reachability_weight and 2**self.num_bits > E:
             excess = ops.sum(1.0 / ops.maximum(mass, _SMALLEST_MASS), axis=-1) - k
             losses["reachability"] = self.reachability_weight * batch_mean(excess)
-        converged = saturated(ops.stop_gradient(bits), gamma)
-        diagnostics = {"convergence": _share(converged)}
         return Routing(weights[0] if self.static else weights, losses, diagnostics)
+
+    def _chosen(self, bits: Tensor, gamma: float | Tensor) -> Tensor:
+        """Each selector's reachable expert with the largest p, (B, k), int32."""
+        if 2**self.num_bits == self.num_experts:  # then it is that of the rounded bits
+            return rounded_codes(bits)
+        # Rounding bit by bit could land on an unreachable code; the largest p cannot.
+        p = code_probabilities(*smooth_step(bits, gamma))
+        return backend.argmax(p[..., : self.num_experts])
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Bits (B, k, m) before the smooth-step, and weight logits (B, k); B = 1 where static."""

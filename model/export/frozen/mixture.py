@@ -12,8 +12,9 @@ Otherwise `export.dispatch` decides, or `choose_mode`.
 
 An expert's first layer is linear in its input, and the input is a user's columns and an item's.  So
 the user half of the product is computed once per user and added to the item half of each of the
-user's rows.  The same holds for gates that read their input through linear maps; outside
-`dispatch`, they and all experts are one product.
+user's rows.  The same holds for gates that read their input through linear maps.
+Those of all tasks are one product, and outside `dispatch` those of all experts are another: as one
+they would have to be copied apart, which takes longer than a small product.
 """
 
 from collections.abc import Callable, Sequence
@@ -121,7 +122,7 @@ class FrozenMixture:
         )
         self._experts: SelectedExperts | None = None
         self._first: list[SplitKernel] = []
-        """Kernels of the product: experts and gates as one, or experts and gates apart."""
+        """Kernels of the products: of all experts, and of all gates; those that there are."""
         self._units = len(layers) * len(layers[0][0].bias)  # S * U1
         self._activation = layers[0][0].activation
         kernels, biases = [], []
@@ -135,8 +136,6 @@ class FrozenMixture:
             kernels.append(self._gates.kernel)
             biases.append(self._gates.bias)
         stored: list[StoredAs] = ["float32"] if self.mode == "dispatch" else [stored_as, "float32"]
-        if len(kernels) == 2 and stored_as == "float32":
-            kernels, biases = [np.concatenate(kernels, axis=1)], [np.concatenate(biases)]
         self._first = [
             SplitKernel(kernel, user_width, bias, how)
             for kernel, bias, how in zip(kernels, biases, stored, strict=False)
@@ -218,17 +217,8 @@ class FrozenMixture:
         """Sums (N, S * U1) of the first layers outside `dispatch`, and weights (N, T, S)."""
         with tf.name_scope("first_layers"):
             products = [kernel(halves) for kernel in self._first]
-        first, of_gates = None, None
-        if self._experts is not None:
-            of_gates = products[0] if products else None
-        elif len(products) == 2:
-            first, of_gates = products
-        elif self._first[0].width > self._units:
-            first, of_gates = tf.split(
-                products[0], [self._units, self._first[0].width - self._units], axis=1
-            )
-        else:
-            first = products[0]
+        first = None if self._experts is not None else products.pop(0)
+        of_gates = products[0] if products else None
         if self._gates is None:
             return first, None
         rows = tf.shape(halves.item)[0]

@@ -201,6 +201,27 @@ def test_hardened_gate_has_at_most_k_experts(E: int, k: int) -> None:
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("E", [2, 3, 4, 5, 8, 13, 16])
+def test_a_hardened_selector_takes_its_most_probable_reachable_code(E: int) -> None:
+    k, m = 2, (E - 1).bit_length()
+    gate = bits_as_input(E, k)
+    rng = np.random.default_rng(E)
+    gate.mix_kernel.assign(rng.normal(size=(k * m, k)))
+    gate.harden()
+    x = rng.uniform(-0.7, 0.7, size=(300, k * m)).astype(F)  # some bits saturate, most do not
+    u = np.clip(x.astype(float).reshape(-1, k, m) + 0.5, 0, 1)
+    set_ = u * u * (3 - 2 * u)
+    p = np.ones((len(x), k, E))
+    for code in range(E):
+        for bit in range(m):
+            p[:, :, code] *= set_[..., bit] if code >> bit & 1 else 1 - set_[..., bit]
+    mix = np.exp(x.astype(float) @ np.array(gate.mix_kernel))
+    expected = np.zeros((len(x), E))
+    for row, chosen in enumerate(p.argmax(axis=2)):
+        np.add.at(expected[row], chosen, mix[row] / mix[row].sum())
+    np.testing.assert_allclose(gate(x).weights, expected, rtol=1e-5)
+
+
 def test_bits_start_near_a_half() -> None:
     gate = gates.make("dselect_k", 16, 4, static=True, gamma=10.0, seed=1)
     assert isinstance(gate, DSelectK)
