@@ -30,10 +30,12 @@ of; MLServer wants its own versions too.  Each gets an environment of its own:
 
     uv venv --python /usr/bin/python3.11 envs/pytriton
     uv pip install --python envs/pytriton/bin/python nvidia-pytriton tensorflow-cpu==2.20.* \
-        pydantic PyYAML
+        pydantic PyYAML prometheus-client
+    uv pip install --python envs/pytriton/bin/python --no-deps tensorflow-serving-api
     uv venv --python 3.11 envs/mlserver
     uv pip install --python envs/mlserver/bin/python mlserver 'uvloop<0.22' tensorflow-cpu \
-        pydantic PyYAML
+        pydantic PyYAML prometheus-client
+    uv pip install --python envs/mlserver/bin/python --no-deps tensorflow-serving-api
 
 named by --pytriton and --mlserver (or PYTRITON and MLSERVER); without them both are left out.
 Prints a table and, last, one JSON line with the ratios of our server.
