@@ -168,14 +168,16 @@ class Ranking(Frozen):
 class Teacher(Frozen):
     """Boosted trees, from which the ranker learns beside the labels, see `model.baselines.teacher`.
 
-    The binary labels y of the training rows become (1 - share) * y + share * p, where p is the
-    score that trees give the row which have seen no row of its user.
+    The labels y of the training rows become (1 - share) * y + share * p, where p is the score that
+    trees give the row which have seen no row of its user; both on the label's transform.
     """
 
     library: Literal["lightgbm"] = "lightgbm"
     """What makes the trees; it comes with `pip install multigate[baseline]`."""
     share: float = Field(0.5, gt=0, lt=1)
     """How much of a label is the trees' score."""
+    regression: bool = False
+    """Whether it teaches regression tasks with a squared or huber loss as well."""
     folds: int = Field(4, ge=2, le=20)
     """Parts of the users; the rows of each are scored by trees of all the others."""
 
@@ -232,7 +234,7 @@ class TrainConfig(Frozen):
     ranking: Ranking | None = None
     """A term for the order within requests, on every binary task; null: none."""
     teacher: Teacher | None = None
-    """Trees whose scores stand for part of the binary labels of training; null: none."""
+    """Trees whose scores stand for part of the labels of training; null: none."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     """Precision of experts and towers; weights, gates, logits and losses stay float32."""
     data_parallel: bool = False

@@ -34,7 +34,7 @@ from multigate.configs.progress import track
 from multigate.configs.sections.labels import Task
 from multigate.model.baselines.table import Tabulator, read_tables
 from multigate.model.data.rows import Rows
-from multigate.model.ranker.scores import transform
+from multigate.model.ranker.scores import in_own_units, transform
 
 
 class Setting(NamedTuple):
@@ -109,7 +109,7 @@ class LightGBM:
         """Scores (N,) float64 by task, in the labels' own units."""
         table = self.tabulator(rows)
         return {
-            name: _in_own_units(self.contract.tasks[name], fitted.predict(table, self.threads))
+            name: _clipped(self.contract.tasks[name], fitted.predict(table, self.threads))
             for name, fitted in self.tasks.items()
         }
 
@@ -228,10 +228,7 @@ def fit_task(
     return best
 
 
-def _in_own_units(task: Task, values: np.ndarray) -> np.ndarray:
-    """The inverse of the label's transform, clipped as `model.ranker.scores.score` does."""
-    if task.type == "binary":
-        return values
-    if task.transform == "log1p":
-        values = np.expm1(values)
+def _clipped(task: Task, values: np.ndarray) -> np.ndarray:
+    """Scores in the label's own units, clipped as `model.ranker.scores.score` does."""
+    values = in_own_units(task, values)
     return np.clip(values, *task.clip) if task.clip is not None else values

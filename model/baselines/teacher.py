@@ -22,6 +22,8 @@ from multigate.configs.baselines import require_library
 from multigate.configs.contract import Contract
 from multigate.configs.files import new_file
 from multigate.configs.progress import track
+from multigate.configs.sections.labels import Task
+from multigate.configs.sections.losses import Huber, Squared
 from multigate.configs.sections.model import Teacher
 from multigate.model.baselines.lightgbm_baseline import (
     SETTINGS,
@@ -33,6 +35,7 @@ from multigate.model.baselines.table import Tables, read_tables
 from multigate.model.data.examples import SoftLabels
 from multigate.model.data.hashing import hash_ids
 from multigate.model.data.rows import Rows
+from multigate.model.ranker.scores import transform
 
 
 def scores(
@@ -58,24 +61,27 @@ def scores(
     require_library(options.library)
     tables = read_tables(examples, contract)
     fold = _folds(tables.train, contract.user, options.folds)
-    identity = _identity(tables, fold, options)
+    identity = _identity(tables, contract, fold, options)
     found = None if kept is None else _read(kept, identity)
     if found is None:
         found = _fit(tables, contract, fold, options)
         if kept is not None:
             _write(kept, identity, found)
-    return SoftLabels(found, options.share)
+    return SoftLabels(found, options.share, list(contract.tasks.values()))
 
 
 def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> np.ndarray:
-    """Scores (N, T) of the training rows, NaN for tasks that are not binary."""
+    """Scores (N, T) of the training rows, transformed; NaN for tasks without a teacher."""
     train, held_out = tables.values
     labels, held_out_labels = tables.labels
     threads = default_threads(len(train))
     found = np.full(labels.shape, np.nan, np.float32)
-    binary = [(t, task) for t, task in enumerate(contract.tasks.values()) if task.type == "binary"]
-    for t, task in track(binary, "teacher", len(binary), "tasks"):
+    taught = [
+        (t, task) for t, task in enumerate(contract.tasks.values()) if _is_taught(task, options)
+    ]
+    for t, task in track(taught, "teacher", len(taught), "tasks"):
         to_measure = ~np.isnan(held_out_labels[:, t])
+        targets = [transform(task, of[:, t]) for of in (labels, held_out_labels)]
         settings: tuple[Setting, ...] = SETTINGS
         for number in range(options.folds):
             inside = fold == number
@@ -87,7 +93,7 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
                 tables.tabulator,
                 task,
                 [train[to_learn], held_out[to_measure]],
-                [labels[to_learn, t], held_out_labels[to_measure, t]],
+                [targets[0][to_learn], targets[1][to_measure]],
                 threads,
                 settings,
             )
@@ -97,12 +103,22 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
     return found
 
 
-def _identity(tables: Tables, fold: np.ndarray, options: Teacher) -> str:
+def _is_taught(task: Task, options: Teacher) -> bool:
+    """Whether it is wanted, and trees predict what the task's score is: a probability or a mean."""
+    if task.type == "binary":
+        return True
+    return options.regression and isinstance(task.loss, Huber | Squared | None)
+
+
+def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> str:
     """A hash of all that the scores depend on."""
     found = hashlib.blake2b(digest_size=16)
     parts = (*tables.values, *tables.labels, fold)
     release = version(options.library)
-    for said in (release, tables.tabulator.columns, *(part.shape for part in parts)):
+    tasks = [
+        (task.type, task.transform, _is_taught(task, options)) for task in contract.tasks.values()
+    ]
+    for said in (release, tasks, tables.tabulator.columns, *(part.shape for part in parts)):
         found.update(repr(said).encode())
     for part in parts:
         found.update(np.ascontiguousarray(part).data)

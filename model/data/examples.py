@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL, REQUEST, SPLITS, TIME, ExamplesFolder
+from multigate.configs.sections.labels import Task
 from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.hashing import hash_ids
@@ -65,18 +66,26 @@ class SoftLabels(NamedTuple):
     """What stands for a share of the labels.
 
     Attributes:
-        scores: (N, T) float32, in the order of the files; NaN where a label stays as it is.
+        scores: (N, T) float32 in the labels' transforms, in the order of the files; NaN where a
+            label stays as it is.
         share: of the scores.
+        tasks: T, whose transforms these are.
     """
 
     scores: np.ndarray
     share: float
+    tasks: Sequence[Task]
 
     def blend(self, labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The labels (R, T) of rows (R,), blended; masked ones stay NaN."""
-        scores = self.scores[rows]
-        blended = (1 - self.share) * labels + self.share * scores
-        return np.where(np.isnan(scores), labels, blended.astype(np.float32))
+        """The labels (R, T) of rows (R,), in their own units, blended; masked ones stay NaN."""
+        found = labels.copy()
+        for t, task in enumerate(self.tasks):
+            taught = self.scores[rows, t]
+            # A mean of logarithms: in seconds, one long dwell would outweigh all scores.
+            own = scores.transform(task, labels[:, t])
+            blended = scores.in_own_units(task, (1 - self.share) * own + self.share * taught)
+            found[:, t] = np.where(np.isnan(taught), labels[:, t], blended)
+        return found
 
 
 class Split:

@@ -67,3 +67,9 @@ def transform(task: Task, values: np.ndarray) -> np.ndarray:
     """The label's transform, in float64; log1p is log(1 + max(x, 0))."""
     values = values.astype(np.float64)
     return np.log1p(np.maximum(values, 0.0)) if task.transform == "log1p" else values
+
+
+def in_own_units(task: Task, values: np.ndarray) -> np.ndarray:
+    """The inverse of `transform`: values (...) in the label's own units, float64."""
+    values = values.astype(np.float64)
+    return np.expm1(values) if task.transform == "log1p" else values

@@ -22,6 +22,7 @@ from multigate.model.evaluation.scored import score
 from multigate.model.training import train
 
 OPTIONS = Teacher(share=0.5, folds=4)
+ALL_TASKS = Teacher(share=0.5, folds=4, regression=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,31 @@ def test_it_scores_all_rows_and_the_binary_tasks_alone(tiny: Any, examples: Path
         assert roc_auc_score(labels[known, t], scores[known]) > 0.6
     again = teacher.scores(examples, contract, OPTIONS)
     np.testing.assert_array_equal(again.scores, taught.scores)
+
+
+def test_it_scores_a_duration_on_its_logarithm(tiny: Any, examples: Path, tmp_path: Path) -> None:
+    """A dwell that depends on the item's length alone, which trees see of users that are new."""
+
+    def twice(table: pa.Table) -> list[float]:
+        return [2 * length for length in table["length"].to_pylist()]
+
+    folder = relabelled(examples, tmp_path / "twice", "label/dwell", twice)
+    found = teacher.scores(folder, tiny.config.contract, ALL_TASKS).scores[:, 1]
+    own = np.log1p(read_rows(folder, "train").labels(tiny.config.contract)[:, 1])
+    assert np.mean((found - own) ** 2) < 0.01 * own.var()
+
+
+@pytest.mark.parametrize(
+    ("loss", "taught"), [("squared", True), ("huber", True), ("quantile", False), (None, True)]
+)
+def test_it_can_teach_tasks_whose_score_is_a_mean(
+    tiny: Any, examples: Path, loss: str | None, taught: bool
+) -> None:
+    contract = tiny.config.contract
+    tasks = dict(contract.tasks)
+    tasks["dwell"] = tasks["dwell"].model_validate(tasks["dwell"].model_dump() | {"loss": loss})
+    found = teacher.scores(examples, contract.model_copy(update={"tasks": tasks}), ALL_TASKS)
+    assert np.isnan(found.scores[:, 1]).all() != taught
 
 
 def test_no_row_is_scored_by_trees_that_saw_its_user(
@@ -99,13 +125,14 @@ def test_a_share_of_each_label_whatever_the_order_of_reading(
         part = table.slice(number * third, third if number < 2 else None)
         pq.write_table(part, folder / f"train/part-{number}.parquet", row_group_size=size)
     contract, encoder = tiny.config.contract, Encoder.read(folder)
+    tasks = list(contract.tasks.values())
     rows = len(table)
     scores = np.full((rows, 3), np.nan, np.float32)
     scores[:, 0] = np.arange(rows) / rows
     plain = read_split(folder, "train", encoder).labels
     expected = plain.copy()
     expected[:, 0] = 0.75 * plain[:, 0] + 0.25 * scores[:, 0]
-    split = Split(folder, "train", encoder, soft=SoftLabels(scores, 0.25))
+    split = Split(folder, "train", encoder, soft=SoftLabels(scores, 0.25, tasks))
     starts = np.cumsum([0] + [group.rows for group in split.groups])
     order = np.random.default_rng(0).permutation(len(split.groups))
     assert len(order) >= 20
@@ -117,13 +144,25 @@ def test_a_share_of_each_label_whatever_the_order_of_reading(
     assert list(contract.tasks) == ["click", "dwell", "like"]
 
 
-def test_masked_labels_stay_masked() -> None:
-    labels = np.array([[1, np.nan], [0, 3]], np.float32)
+def test_masked_labels_stay_masked(tiny: Any) -> None:
+    tasks = list(tiny.config.contract.tasks.values())[::2]  # click and like
+    labels = np.array([[1, np.nan], [0, 1]], np.float32)
     scores = np.array([[0.2, np.nan], [0.6, np.nan], [0.4, np.nan]], np.float32)
-    found = SoftLabels(scores, 0.5).blend(labels, np.array([1, 2]))
-    np.testing.assert_allclose(found, [[0.8, np.nan], [0.2, 3]])
-    masked = SoftLabels(scores, 0.5).blend(np.full((1, 2), np.nan, np.float32), np.array([0]))
-    assert np.isnan(masked).all()
+    found = SoftLabels(scores, 0.5, tasks).blend(labels, np.array([1, 2]))
+    np.testing.assert_allclose(found, [[0.8, np.nan], [0.2, 1]])
+    masked = np.full((1, 2), np.nan, np.float32)
+    assert np.isnan(SoftLabels(scores, 0.5, tasks).blend(masked, np.array([0]))).all()
+
+
+def test_a_duration_is_blended_on_its_logarithm(tiny: Any) -> None:
+    """By hand: half of log(1 + 3) and half of log(1 + 15) is log(8): 7 seconds."""
+    dwell = tiny.config.contract.tasks["dwell"]
+    assert dwell.transform == "log1p"
+    scores = np.log1p(np.array([[15], [15], [np.nan]], np.float32))
+    labels = np.array([[3], [np.nan], [3]], np.float32)
+    found = SoftLabels(scores, 0.5, [dwell]).blend(labels, np.arange(3))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [[7], [np.nan], [3]], rtol=1e-6)
 
 
 def test_scores_are_kept_for_the_same_rows_and_options_alone(
@@ -147,6 +186,7 @@ def test_scores_are_kept_for_the_same_rows_and_options_alone(
     assert count == 0
     np.testing.assert_array_equal(again, first)
     assert fitted(examples, Teacher(folds=2))[1] == 4
+    assert fitted(examples, ALL_TASKS)[1] == 12
     changed = relabelled(
         examples, tmp_path / "o", "label/like", lambda table: [0.0, 1.0] * (len(table) // 2)
     )
