@@ -12,6 +12,7 @@ from multigate.jobs.onboarding.columns import (
     is_prose,
     look,
     separator,
+    vector_size,
 )
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.labels import Labels, snake
@@ -245,13 +246,17 @@ def _add(
     note = f"{column.distinct} values; {why}"
     if column.missing:
         note += f"; {column.missing:.1%} missing"
-    if column.is_list or mark is not None:
+    size = vector_size(column)
+    if size:
+        feature: dict[str, Any] = {"kind": "vector", "side": side, **place, "size": size, **lost}
+        note = f"lists of {size} numbers each; {why}"
+    elif column.is_list or mark is not None:
         made_of = column.raw.drop_nulls()
         lengths = (
             made_of.list.len() if column.is_list else made_of.str.split(mark or "|").list.len()
         )
         longest = max(int(lengths.quantile(0.95) or 1), 1)
-        feature: dict[str, Any] = {"kind": "id_list", "side": side, **place}
+        feature = {"kind": "id_list", "side": side, **place}
         if mark is not None and mark != "|":
             feature["separator"] = mark
         feature["max_length"] = longest

@@ -26,6 +26,7 @@ _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
 _FEW_VALUES = 100  # of one event type, where several have some
 _SMALL = 12
+_CERTAIN = 0.97  # of the impressions
 _LEAK = 0.95
 _DECIDED = 0.95
 
@@ -47,6 +48,8 @@ class Labels:
     """Whether what was shown and not taken is missing from the log."""
     afterwards: dict[str, str] = field(default_factory=dict)
     """Column that no task reads, and why it can be known only afterwards."""
+    certain: dict[str, str] = field(default_factory=dict)
+    """Event types without a task, and which share of the impressions they follow."""
     value: str | None = None
     """Of an event log: the column of the events' numbers, such as seconds read."""
 
@@ -83,6 +86,7 @@ def feedback_events(roles: Roles) -> Labels:
                 "; the others count as 0; a longer window leaves more labels at the log's end open"
             )
     _add_value(found, roles)
+    _drop_certain(found, roles)
     if found.events and _shows_lists(roles):
         return found
     first = {
@@ -114,6 +118,17 @@ def feedback_events(roles: Roles) -> Labels:
             f"take at most {gap:.0f} s"
         )
     return found
+
+
+def _drop_certain(found: Labels, roles: Roles) -> None:
+    """Drop the tasks of types that follow nearly every impression: they tell nothing apart."""
+    pairs = roles.frame.select(e=str(roles.event), u=roles.user, i=roles.item).unique()
+    shown = pairs.filter(pl.col("e") == roles.impression)
+    for name, kind in list(found.events.items()):
+        after = shown.join(pairs.filter(pl.col("e") == kind), on=["u", "i"], how="semi")
+        if len(found.events) > 1 and len(after) > _CERTAIN * len(shown):
+            del found.tasks[name], found.events[name], found.reasons[name]
+            found.certain[kind] = f"{len(after) / max(len(shown), 1):.0%}"
 
 
 def _shows_lists(roles: Roles) -> bool:
@@ -219,7 +234,7 @@ def feedback_columns(roles: Roles) -> Labels:
     found = Labels()
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
     free = [column for column in free if not column.serial and not _decided(roles, column)]
-    flags = [c for c in free if c.flag and c.whole and _FEWEST <= c.ones <= 0.97 * c.rows]
+    flags = [c for c in free if c.flag and _FEWEST <= c.ones <= 0.97 * c.rows]
     flags.sort(key=lambda c: -c.ones)
     flags = [flag for flag in flags if not _is_given(roles, flag, flags)]
     found.position = _position(roles, free)
@@ -253,6 +268,11 @@ def feedback_columns(roles: Roles) -> Labels:
         )
     for rating in ratings:
         _add_rating(found, rating)
+    if not (flags or ratings):
+        for scale in free:
+            if scale.name != found.position and _has_zeros(scale):
+                _add_given(found, scale)
+                break
     for column in free:
         if column.name in (*found.columns, found.position):
             continue
@@ -264,6 +284,12 @@ def feedback_columns(roles: Roles) -> Labels:
             found.afterwards[column.name] = (
                 f"it is above 0 only where {owner.name!r} is 1, so that it can be known only "
                 "afterwards"
+            )
+        elif (never := next((flag for flag in flags if _excludes(column, flag)), None)) is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = (
+                f"where it is 0 or missing, {never.name!r} is never 1, and it differs within users "
+                "and items, as what is measured afterwards does"
             )
         else:
             _add_leak(found, column, flags)
@@ -474,6 +500,31 @@ def _add_rating(found: Labels, rating: Column) -> None:
         )
 
 
+def _has_zeros(column: Column) -> bool:
+    """Whether values are few steps of one scale and mostly 0, as where no rating was given."""
+    rated = None if column.number is None else look(column.name, column.number.replace(0.0, None))
+    return rated is not None and column.lowest == 0 and _is_small(rated)
+
+
+def _add_given(found: Labels, scale: Column) -> None:
+    name = snake(f"{scale.name}_given", found.tasks)
+    numbers = scale.number
+    assert numbers is not None
+    least = float(numbers.filter(numbers > 0).min())  # type: ignore[arg-type]
+    found.columns.add(scale.name)
+    found.tasks[name] = {
+        "group": "satisfaction",
+        "type": "binary",
+        "label": {"rule": "column", "column": scale.name},
+        "at_least": least,
+        "score_weight": 1,
+    }
+    found.reasons[name] = (
+        f"column {scale.name!r} has steps from {least:g} to {scale.highest:g} and is mostly 0, as "
+        "where none was given; raise at_least to learn the high ones"
+    )
+
+
 def _is_duration(column: Column, owner: Column | None) -> bool:
     """Whether a number tells how much was taken: most rows of its owner have one."""
     numbers = column.number
@@ -497,6 +548,16 @@ def _follows(column: Column, main: Column) -> bool:
     positive = pl.DataFrame({"value": numbers, "main": main.number}).filter(pl.col("value") > 0)
     share = main.ones / max(main.rows, 1)
     return len(positive) >= _FEWEST and share < 0.9 and float(positive["main"].mean() or 0.0) > 0.95
+
+
+def _excludes(column: Column, flag: Column) -> bool:
+    """Whether a flag is never 1 where a number is 0 or missing, though by chance it often would."""
+    if column.number is None or column.distinct <= _SMALL or column.lowest < 0:
+        return False
+    pairs = pl.DataFrame({"x": column.number.fill_null(0), "flag": flag.number}).drop_nulls()
+    zero = pairs.filter(pl.col("x") == 0)["flag"]
+    rate = float(pairs["flag"].mean() or 0.0)
+    return rate * len(zero) >= _FEWEST and float(zero.sum()) == 0
 
 
 def _length(roles: Roles, column: Column) -> Column | None:

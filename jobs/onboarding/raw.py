@@ -8,7 +8,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.rows import count_rows
+from multigate.jobs.onboarding.spellings import respell
 from multigate.pipeline.read import drift
 from multigate.pipeline.read.compressed import DamagedError, open_stream
 from multigate.pipeline.read.json_lines import as_text, key_names
@@ -42,9 +43,16 @@ class Table:
     """The format, as `pipeline.log.format` takes it."""
     columns: tuple[str, ...]
     frame: pl.DataFrame
-    """The first rows of the files, as the files give them; numbers of text files are text."""
+    """The first rows of the files; numbers of text files are text."""
     rows: int
     """How many rows the files have, about."""
+    derive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Columns of `frame` that are spelled otherwise in the files, as `pipeline.log.derive` takes
+    them."""
+    spellings: dict[str, str] = field(default_factory=dict)
+    """By such a column, how it is spelled."""
+    explode: dict[str, Any] | None = None
+    """Of requests that are unfolded to the rows of `frame`, as `pipeline.log.explode` takes it."""
 
 
 def find_tables(data: Place, rows: int) -> list[Table]:
@@ -108,7 +116,8 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
         sizes = (count_rows(s, each, s.name.endswith(".parquet"), rate) for s, _, _ in members)
         count = max(total, round(sum(sizes)))
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
-    return Table(names, form, columns, frame, count)
+    spelled = respell(frame)
+    return Table(names, form, columns, spelled.frame, count, spelled.derive, spelled.reasons)
 
 
 def _blocks(frame: pl.DataFrame, rows: int) -> pl.DataFrame:
@@ -247,11 +256,13 @@ def _is_header(rows: list[list[str]]) -> bool:
     kind of text.
     """
     first, rest = rows[0], rows[1:]
-    if any(_is_number(cell) for cell in first) or len(set(first)) < len(first):
+    if any(_is_number(cell) for cell in first):
         return False
     columns = [[row[at] for row in rest] for at in range(len(first))]
     if any(all(_is_number(cell) for cell in column if cell) for column in columns if any(column)):
         return True
+    if len(set(first)) < len(first):
+        return False
     return not any(name in column for name, column in zip(first, columns, strict=True))
 
 

@@ -1,11 +1,12 @@
 """Adds the columns that the configuration derives from a file's own columns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
 
 from multigate.configs.sections.derive import Derived
+from multigate.pipeline.read.explode import PLACE, as_lists
 from multigate.pipeline.read.json_lines import as_text
 from multigate.pipeline.read.parse import parse_time
 from multigate.pipeline.read.sources import Chunk
@@ -37,23 +38,89 @@ def derive(
 
     def time(name: str) -> pl.Series:
         """Local times; null where none can be read."""
-        return parse_time(raw(name), unit, unknown, zone).values.dt.convert_time_zone(zone)
+        given = made[name] if name in made else raw(name)
+        return parse_time(given, unit, unknown, zone).values.dt.convert_time_zone(zone)
 
-    made = []
-    for name, rule in rules.items():
+    made: dict[str, pl.Series] = {}
+    for name, rule in sorted(rules.items(), key=lambda one: one[1].reads_derived is not None):
         if rule.join is not None:
             values = _joined([_filled(raw(one)) for one in rule.join], rule.separator)
         elif rule.lower is not None:
             values = _filled(raw(rule.lower)).str.to_lowercase()
         elif rule.extract is not None:
             values = _filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
+        elif rule.first is not None:
+            values = first(raw(rule.first), rule.separator)
+        elif rule.number is not None:
+            values = number(raw(rule.number))
+        elif rule.flag is not None:
+            values = flag(raw(rule.flag), rule.ones or ())
+        elif rule.time_of is not None:
+            values = spelled_time(raw(rule.time_of), str(rule.form))
+        elif rule.member is not None:
+            values = member(raw(rule.member), raw(str(rule.of)), rule.separator)
+        elif rule.place_in is not None:
+            values = raw(PLACE)
+        elif rule.constant is not None:
+            values = pl.repeat(rule.constant, len(chunk.line), dtype=pl.String, eager=True)
         elif rule.hour_of is not None:
             values = time(rule.hour_of).dt.hour().cast(pl.Int64)
         else:
             values = time(str(rule.weekday_of)).dt.weekday().cast(pl.Int64)
-        made.append(values.alias(name))
+        made[name] = values.alias(name)
     kept = [column for column in chunk.frame if column.name not in rules]
-    return replace(chunk, frame=pl.DataFrame([*kept, *made]))
+    return replace(chunk, frame=pl.DataFrame([*kept, *made.values()]))
+
+
+def first(column: pl.Series, separator: str) -> pl.Series:
+    """The first value of lists, or of texts of them, (N,) as text; null where there is none."""
+    return as_lists(column, separator).list.first()
+
+
+def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
+    """1 where a text is in its row's list, 0 elsewhere, (N,); null where there is no text."""
+    frame = pl.DataFrame({"one": _filled(column), "of": as_lists(lists, separator)})
+    found = pl.col("of").list.contains(pl.col("one")).fill_null(False).cast(pl.Int64)
+    return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
+
+
+def number(column: pl.Series) -> pl.Series:
+    """Numbers with a decimal comma as others write them, (N,) texts; other texts stay."""
+    if column.dtype.is_numeric():
+        return column
+    text = _filled(column)
+    spelled = text.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
+    plain = text.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    return _either(spelled, plain, text)
+
+
+def flag(column: pl.Series, ones: Sequence[str]) -> pl.Series:
+    """1 where a text is one of `ones`, 0 elsewhere, (N,); null where there is none."""
+    text = _filled(column).str.to_lowercase()
+    return text.is_in([one.strip().lower() for one in ones]).cast(pl.Int64)
+
+
+def spelled_time(column: pl.Series, form: str) -> pl.Series:
+    """Times of a form as ISO 8601 text, (N,), with `Z` where the form has a zone.
+
+    A text of another form stays as it is.
+    """
+    text = _filled(column)
+    zoned = "%z" in form or "%Z" in form
+    if not any(one in form for one in ("%H", "%I", "%T", "%R", "%s")):
+        read = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
+    elif zoned:
+        read = text.str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
+    else:
+        read = text.str.to_datetime(form, time_unit="us", strict=False)
+    iso = read.dt.strftime("%Y-%m-%dT%H:%M:%S%.f" + ("Z" if zoned else ""))
+    return _either(iso.is_not_null(), iso, text)
+
+
+def _either(where: pl.Series, one: pl.Series, other: pl.Series) -> pl.Series:
+    frame = pl.DataFrame({"where": where, "one": one, "other": other})
+    chosen = pl.when(pl.col("where").fill_null(False)).then("one").otherwise("other")
+    return frame.select(chosen).to_series()
 
 
 def _filled(column: pl.Series) -> pl.Series:
