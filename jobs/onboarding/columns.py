@@ -14,6 +14,7 @@ _SEPARATORS = ("|", ";", ",")
 _BLANK = " "
 _TAGS = 100
 _SMOOTH = 0.8
+_FEW = 20  # values
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def look(name: str, raw: pl.Series) -> Column:
         if parsed.reasons.null_count() == len(raw) and raw.null_count() < len(raw):
             number = parsed.values
             text = as_text(raw.drop_nulls().head(5000))
-            # `true` is whole; so is `12.0`, as some write whole numbers where others are missing.
-            whole = not bool(text.str.contains(r"\.\d*[1-9]|\d[eE]").any())
+            # `true` is whole. Of many values, so are 12.0 and 13.0: some write whole numbers so
+            # where others are missing. Of few, a measure may happen to be whole.
+            given = r"\.|\d[eE]" if text.n_unique() <= _FEW else r"\.\d*[1-9]|\d[eE]"
+            whole = not bool(text.str.contains(given).any())
     keys = as_text(raw) if isinstance(raw.dtype, pl.List | pl.Array) else raw
     return Column(
         name=name,

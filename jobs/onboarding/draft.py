@@ -8,8 +8,9 @@ from typing import Any
 from multigate.configs import progress
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
+from multigate.jobs.onboarding.column_labels import feedback_columns
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import feedback_columns, feedback_events
+from multigate.jobs.onboarding.event_labels import feedback_events
 from multigate.jobs.onboarding.log_section import pipeline_section
 from multigate.jobs.onboarding.raw import Table, find_tables
 from multigate.jobs.onboarding.roles import Roles, guess_roles, side_tables
@@ -58,7 +59,7 @@ def draft(data: Place, name: str) -> Draft:
         "features": features,
     }
     if over_time and any(one["label"]["rule"] != "impression" for one in labels.tasks.values()):
-        contract["rates"] = past_rates(roles, tables, features, contract, made)
+        contract["rates"] = past_rates(roles, log, tables, features, contract, made)
     contract["tasks"] = labels.tasks
     for task, why in labels.reasons.items():
         made.notes[f"contract.tasks.{task}"] = why

@@ -19,6 +19,7 @@ from multigate.configs import DataError, progress
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.configs.storage import Place
+from multigate.jobs.onboarding.columns import Column
 from multigate.jobs.onboarding.rows import count_rows
 from multigate.jobs.onboarding.spellings import respell
 from multigate.pipeline.read import drift
@@ -118,6 +119,27 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
     spelled = respell(frame)
     return Table(names, form, columns, spelled.frame, count, spelled.derive, spelled.reasons)
+
+
+def key_of(table: Table, column: Column) -> tuple[str, float] | None:
+    """The column of a table that has one row for each value of a log's column.
+
+    Returns:
+        The column, and which share of its keys the log's values are.
+    """
+    values = as_text(column.raw).drop_nulls().unique()
+    best: tuple[str, float] | None = None
+    for name in table.frame.columns:
+        if isinstance(table.frame[name].dtype, pl.List | pl.Array):
+            continue
+        keys = as_text(table.frame[name]).drop_nulls()
+        if len(keys) < 3 or keys.n_unique() < len(table.frame):
+            continue
+        known = float(values.is_in(keys.implode()).mean() or 0.0)
+        share = known * len(values) / len(keys)
+        if known > 0.95 and share > 0.02 and (best is None or share > best[1]):
+            best = name, share
+    return best
 
 
 def _blocks(frame: pl.DataFrame, rows: int) -> pl.DataFrame:

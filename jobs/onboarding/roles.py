@@ -23,7 +23,7 @@ from multigate.jobs.onboarding.columns import (
     is_prose,
 )
 from multigate.jobs.onboarding.columns import look as look_at
-from multigate.jobs.onboarding.raw import Table
+from multigate.jobs.onboarding.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
 _DECIDES = 0.97
@@ -440,27 +440,6 @@ def side_tables(roles: Roles, others: Sequence[Table]) -> dict[str, tuple[Table,
     ]
     best = max(choices, key=lambda c: sum(fits[source, at][1] for source, at in c.items()))
     return {source: (others[at], fits[source, at][0]) for source, at in best.items()}
-
-
-def key_of(table: Table, column: Column) -> tuple[str, float] | None:
-    """The column of a table that has one row for each value of a log's column.
-
-    Returns:
-        The column, and which share of its keys the log's values are.
-    """
-    values = as_text(column.raw).drop_nulls().unique()
-    best: tuple[str, float] | None = None
-    for name in table.frame.columns:
-        if isinstance(table.frame[name].dtype, pl.List | pl.Array):
-            continue
-        keys = as_text(table.frame[name]).drop_nulls()
-        if len(keys) < 3 or keys.n_unique() < len(table.frame):
-            continue
-        known = float(values.is_in(keys.implode()).mean() or 0.0)
-        share = known * len(values) / len(keys)
-        if known > 0.95 and share > 0.02 and (best is None or share > best[1]):
-            best = name, share
-    return best
 
 
 def _spoken(span: timedelta) -> str:

@@ -60,7 +60,7 @@ def respell(frame: pl.DataFrame) -> Spelled:
         if frame[name].dtype != pl.String:
             continue
         column = look(name, frame[name])
-        if not column.rows or column.number is not None and not _is_day(column.raw):
+        if not column.rows or (column.number is not None and not _is_day(column.raw)):
             continue
         for rule, values, why in _spellings(name, column.raw):
             found.derive[name], found.reasons[name] = rule, why

@@ -10,8 +10,10 @@ from typing import Any
 
 import polars as pl
 
+from multigate.jobs.onboarding.columns import decides
 from multigate.jobs.onboarding.raw import Table
 from multigate.pipeline.read.explode import as_lists
+from multigate.pipeline.read.json_lines import as_text
 
 _MARKS = ("|", " ", ",", ";")
 _LEAST = 0.95
@@ -35,7 +37,10 @@ def unfold(table: Table) -> Table:
         taken = {
             other: {"member": name, "of": other, **_separator(mark)}
             for other in table.frame.columns
-            if other != name and _is_part(as_lists(table.frame[other], mark or "|"), lists)
+            if other != name
+            and _is_part(as_lists(table.frame[other], mark or "|"), lists)
+            # A list that repeats with it is a property, such as tags beside a kind.
+            and decides(_texts(table, name, other), name, other) < _LEAST
         }
         if taken:
             return _unfolded(table, [name], mark, taken)
@@ -82,6 +87,10 @@ def _is_part(part: pl.Series, whole: pl.Series) -> bool:
     inside = rows.select(pl.col("part").list.set_difference("whole").list.len() == 0).to_series()
     same = rows.select(pl.col("part").list.len() == pl.col("whole").list.len()).to_series()
     return float(inside.mean() or 0.0) > _LEAST and float(same.mean() or 0.0) < 0.5
+
+
+def _texts(table: Table, *names: str) -> pl.DataFrame:
+    return table.frame.select(as_text(table.frame[name]).alias(name) for name in names)
 
 
 def _marked(table: Table, name: str) -> dict[str, dict[str, Any]]:
