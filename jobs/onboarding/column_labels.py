@@ -73,9 +73,8 @@ def feedback_columns(roles: Roles) -> Labels:
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
             "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
         )
-    for name, why in spelled.items():
-        for task, column in found.events.items():
-            found.reasons[task] += f"; {why}" if column == name else ""
+    for task, of in found.events.items():
+        found.reasons[task] += f"; {spelled[of]}" if of in spelled else ""
     for rating in ratings:
         add_rating(found, rating)
     if not (flags or ratings):

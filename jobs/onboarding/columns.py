@@ -233,7 +233,7 @@ def vector_size(column: Column) -> int:
         broken = not numbers.dtype.is_float() or bool((numbers % 1 == 0).all())
     else:
         broken = not numbers.dtype.is_float()
-    size = int(lists.list.len().max() or 0)  # type: ignore[arg-type]
+    size = int(lists.list.len().max() or 0)
     return 0 if broken or size < 2 else size
 
 

@@ -55,7 +55,7 @@ def add_given(found: Labels, scale: Column) -> None:
     name = snake(f"{scale.name}_given", found.tasks)
     numbers = scale.number
     assert numbers is not None
-    least = float(numbers.filter(numbers > 0).min())  # type: ignore[arg-type]
+    least = float(numbers.filter(numbers > 0).min())
     found.columns.add(scale.name)
     found.tasks[name] = {
         "group": "satisfaction",

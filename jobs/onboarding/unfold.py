@@ -63,7 +63,7 @@ def _lists(table: Table) -> Iterator[tuple[str, str, pl.Series]]:
                 if float(column.str.contains(mark, literal=True).mean() or 0.0) > 0.5:
                     found.append((name, mark, as_lists(column, mark)))
                     break
-    several = [one for one in found if float(one[2].list.len().mean() or 0.0) >= 2]  # type: ignore[arg-type]
+    several = [one for one in found if float(one[2].list.len().mean() or 0.0) >= 2]
     # Flags are of few values, the items of many.
     return iter(sorted(several, key=lambda one: -one[2].list.explode().n_unique()))
 
@@ -113,7 +113,7 @@ def _unfolded(
 ) -> Table:
     first, frame = columns[0], table.frame
     lists = [as_lists(frame[one], mark or "|").alias(one) for one in columns]
-    each = float(lists[0].list.len().mean() or 0.0)  # type: ignore[arg-type]
+    each = float(lists[0].list.len().mean() or 0.0)
     frame = frame.with_columns(lists)
     lengths = [pl.col(name).list.len() for name in columns]
     even = pl.max_horizontal(lengths) == pl.min_horizontal(lengths)
