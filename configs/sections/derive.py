@@ -14,7 +14,7 @@ from multigate.configs.sections.features import Pattern
 
 _RULES = (
     *("join", "lower", "extract", "first", "number", "flag", "time_of"),
-    *("hour_of", "weekday_of", "constant", "member", "place_in"),
+    *("hour_of", "weekday_of", "constant", "member", "place_in", "ones_of"),
 )
 
 
@@ -22,8 +22,8 @@ class Derived(Frozen):
     """How one column is made from columns of the same row: exactly one of the rules.
 
     A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`. Only
-    `hour_of` and `weekday_of` read a derived column, where there is one of that name. Of an
-    exploded column, rules read the row's own value.
+    `hour_of`, `weekday_of` and `first` read a derived column, where there is one of that name.
+    Of an exploded column, rules read the row's own value.
     """
 
     join: tuple[str, ...] | None = Field(None, min_length=2, examples=[["device", "region"]])
@@ -31,7 +31,7 @@ class Derived(Frozen):
     missing, so is the value."""
     separator: str = Field("|", min_length=1)
     """Stands between the texts of `join`, where no text should hold it, and between the values of
-    the lists of `first` and `member`."""
+    the lists of `first`, `member` and `ones_of`."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
@@ -65,6 +65,9 @@ class Derived(Frozen):
     """Of `member`: a column of lists, or of texts with `separator` between their values."""
     place_in: str | None = Field(None, examples=["shown"])
     """The place, from 0, that the row's value had in this column's list, which `explode` names."""
+    ones_of: tuple[str, ...] | None = Field(None, min_length=2, examples=[["war", "love"]])
+    """The names of those of these columns that are 1 (or true), with `separator` between them; so
+    a family of flags is read as one list."""
     constant: str | None = Field(None, examples=["0"])
     """The same text in every row. A log without times has the time `{constant: "0"}` with
     `unknown_time: 0`, and a random split."""
@@ -99,10 +102,11 @@ class Derived(Frozen):
     @property
     def sources(self) -> tuple[str, ...]:
         """The file's columns that it reads."""
-        named = (getattr(self, name) for name in _RULES if name not in ("join", "constant"))
+        apart = ("join", "constant", "ones_of")
+        named = (getattr(self, name) for name in _RULES if name not in apart)
         one = next((name for name in named if name is not None), None)
         if one is None:
-            return self.join or ()
+            return self.join or self.ones_of or ()
         return (one,) if self.of is None else (one, self.of)
 
     @property
@@ -113,7 +117,7 @@ class Derived(Frozen):
     @property
     def reads_derived(self) -> str | None:
         """The column that it reads as it was derived, where it was."""
-        return self.hour_of or self.weekday_of
+        return self.hour_of or self.weekday_of or self.first
 
 
 class Explode(Frozen):

@@ -7,7 +7,10 @@ from typing import Any
 from multigate.jobs.onboarding.columns import Column
 
 SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
-AVERSE = r"dis|hide|signale|gemeldet|denunci|ocult|masqu|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel"
+AVERSE = (
+    r"dis|hide|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
+    r"signale|gemeldet|denunci|ocult|masqu"
+)
 FEWEST = 30  # positives that a task needs
 DELAYS = (
     *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),

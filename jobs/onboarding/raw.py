@@ -6,6 +6,7 @@ and guesses from one row, the second reads no xz and no zip.
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class Table:
     derive: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Columns of `frame` that are spelled otherwise in the files, as `pipeline.log.derive` takes
     them."""
+    derived: dict[str, pl.Series] = field(default_factory=dict)
+    """The sample's values of columns that are added by `derive`."""
     spellings: dict[str, str] = field(default_factory=dict)
     """By such a column, how it is spelled."""
     explode: dict[str, Any] | None = None
@@ -84,6 +87,10 @@ def find_tables(data: Place, rows: int) -> list[Table]:
         raise DataError(
             f"{data}: no table here; expected CSV, TSV, JSON lines or Parquet files, possibly "
             "compressed"
+            + "".join(
+                f"; {shard.name}: write one object a line, as `jq -c '.[]'` does"
+                for shard in [one for one in shards if ".json" in one.name.lower()][:1]
+            )
         )
     return sorted(tables, key=lambda one: -one.rows)
 
@@ -118,7 +125,9 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
         count = max(total, round(sum(sizes)))
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
     spelled = respell(frame)
-    return Table(names, form, columns, spelled.frame, count, spelled.derive, spelled.reasons)
+    return Table(
+        names, form, columns, spelled.frame, count, spelled.derive, spellings=spelled.reasons
+    )
 
 
 def key_of(table: Table, column: Column) -> tuple[str, float] | None:
@@ -209,6 +218,8 @@ def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:
             text = head[: error.start].decode()
         else:
             encoding, text = "latin-1", head.decode("latin-1")
+    if re.match(r"\ufeff?\s*\[\s*\{", text):
+        return None  # an array of JSON, whose lines are no rows
     lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
     lines = (lines[:-1] if len(head) >= _HEAD else lines)[:_LINES]
     if lines and lines[0].lstrip().startswith("{"):

@@ -12,6 +12,7 @@ import polars as pl
 
 from multigate.jobs.onboarding.columns import as_times, look
 from multigate.pipeline.read.derive import flag, number, spelled_time
+from multigate.pipeline.read.json_lines import as_text
 
 _YES_NO = (
     *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("sí", "no"), ("si", "no")),
@@ -33,6 +34,9 @@ _WHOLE = (
     *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S UTC %Y", "%a %b %d %H:%M:%S %z %Y"),
     *("%Y%m%d%H%M%S", "%Y%m%dT%H%M%S", "%Y%m%dT%H%M%SZ", "%Y-%m-%d %I:%M:%S %p"),
 )
+_DAY = r"^\d{4}-\d\d-\d\d$"
+_CLOCK = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
+_NANOSECONDS = r"^(\d+)\d{3}$"
 _HEAD = 300
 _ENOUGH = 0.98
 _LETTERS = r"^[\p{L}]+$"
@@ -56,8 +60,13 @@ def respell(frame: pl.DataFrame) -> Spelled:
         frame: as the files give it; only texts are looked at.
     """
     found = Spelled(frame)
-    for name in frame.columns:
-        if frame[name].dtype != pl.String:
+    _join_day_and_clock(found)
+    for name in found.frame.columns:
+        if frame.get_column(name, default=pl.Series()).dtype.is_integer():
+            _cut_nanoseconds(found, name)
+        if name not in frame.columns or frame[name].dtype != pl.String:
+            continue
+        if _cut_nanoseconds(found, name):
             continue
         column = look(name, frame[name])
         if not column.rows or (column.number is not None and not _is_day(column.raw)):
@@ -67,6 +76,44 @@ def respell(frame: pl.DataFrame) -> Spelled:
             found.frame = found.frame.with_columns(values.cast(pl.String).alias(name))
             break
     return found
+
+
+def _cut_nanoseconds(found: Spelled, name: str) -> bool:
+    """Read nanoseconds since 1970 as microseconds."""
+    text = as_text(found.frame[name])
+    if not text.null_count() < len(text) or not text.drop_nulls().str.contains(r"^\d{19}$").all():
+        return False
+    values = text.str.extract(_NANOSECONDS, 1)
+    if as_times(look(name, values)) is None:
+        return False
+    found.derive[name] = {"extract": name, "pattern": _NANOSECONDS}
+    found.reasons[name] = "nanoseconds since 1970, cut to microseconds"
+    found.frame = found.frame.with_columns(values.alias(name))
+    return True
+
+
+def _join_day_and_clock(found: Spelled) -> None:
+    """Join a column of days and one of times of day to one of times."""
+    texts = [name for name in found.frame.columns if found.frame[name].dtype == pl.String]
+    all_are = {
+        form: [n for n in texts if _all_match(found.frame[n], form)] for form in (_DAY, _CLOCK)
+    }
+    if len(all_are[_DAY]) != 1 or len(all_are[_CLOCK]) != 1:
+        return
+    (day,), (clock,) = all_are.values()
+    name = "time"
+    while name in found.frame.columns:
+        name += "_"
+    joined = pl.concat_str(day, clock, separator="T")
+    found.frame = found.frame.with_columns(joined.alias(name)).drop(day, clock)
+    found.derive[name] = {"join": [day, clock], "separator": "T"}
+    found.reasons[name] = f"the days of {day!r} with the times of day of {clock!r}"
+
+
+def _all_match(column: pl.Series, form: str) -> bool:
+    known = column.drop_nulls()
+    known = known.filter(known != "")
+    return len(known) > 0 and bool(known.str.contains(form).all())
 
 
 def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.Series, str]]:

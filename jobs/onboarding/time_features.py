@@ -152,7 +152,8 @@ def past_rates(
         column, source = feature.get("column", name), feature.get("source")
         table = log if source is None else tables[source][0]
         mark = feature.get("separator", "|")
-        firsts = first(table.frame[column], mark)
+        values = table.derived[column] if column in table.derived else table.frame[column]
+        firsts = first(values, mark)
         if not 3 <= firsts.n_unique() <= 200:
             continue
         made_name = snake(f"main_{name}", {**features, **_names(roles)})

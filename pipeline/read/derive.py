@@ -8,7 +8,7 @@ import polars as pl
 from multigate.configs.sections.derive import Derived
 from multigate.pipeline.read.explode import PLACE, as_lists
 from multigate.pipeline.read.json_lines import as_text
-from multigate.pipeline.read.parse import parse_time
+from multigate.pipeline.read.parse import parse_number, parse_time
 from multigate.pipeline.read.sources import Chunk
 
 
@@ -50,7 +50,8 @@ def derive(
         elif rule.extract is not None:
             values = _filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
         elif rule.first is not None:
-            values = first(raw(rule.first), rule.separator)
+            given = made[rule.first] if rule.first in made else raw(rule.first)
+            values = first(given, rule.separator)
         elif rule.number is not None:
             values = number(raw(rule.number))
         elif rule.flag is not None:
@@ -61,6 +62,8 @@ def derive(
             values = member(raw(rule.member), raw(str(rule.of)), rule.separator)
         elif rule.place_in is not None:
             values = raw(PLACE)
+        elif rule.ones_of is not None:
+            values = ones_of([raw(one) for one in rule.ones_of], rule.separator)
         elif rule.constant is not None:
             values = pl.repeat(rule.constant, len(chunk.line), dtype=pl.String, eager=True)
         elif rule.hour_of is not None:
@@ -82,6 +85,19 @@ def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
     frame = pl.DataFrame({"one": _filled(column), "of": as_lists(lists, separator)})
     found = pl.col("of").list.contains(pl.col("one")).fill_null(False).cast(pl.Int64)
     return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
+
+
+def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
+    """The names of the columns that are 1, (N,) as text; null where none is."""
+    ones = [
+        pl.DataFrame({"x": parse_number(one).values}).select(
+            pl.when(pl.col("x") == 1).then(pl.lit(one.name)).alias(str(at))
+        )
+        for at, one in enumerate(columns)
+    ]
+    names = pl.concat(ones, how="horizontal")
+    joined = pl.concat_str(pl.all(), separator=separator, ignore_nulls=True)
+    return names.select(joined).to_series().replace("", None)
 
 
 def number(column: pl.Series) -> pl.Series:

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from multigate.configs import DataError
 from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.columns import is_measure, look, vector_size
 from multigate.jobs.onboarding.draft import draft
@@ -237,6 +238,20 @@ def catalogue(folder: Path) -> None:
     write(folder / "ads.tsv", "ad\tformat\tbudget", *ads)
 
 
+def apart(folder: Path) -> None:
+    """Days and times of day in columns of their own."""
+    lines = ["day,clock,user,item,clicked"]
+    for row in flat():
+        time = spelled(row["at"], "%Y-%m-%d,%H:%M:%S")
+        lines.append(f"{time},{row['user']},{row['item']},{int(row['click'])}")
+    write(folder / "log.csv", *lines)
+
+
+def nanoseconds(folder: Path) -> None:
+    rows = [{"ns": row["at"] * 10**9 + 5, **row} for row in flat()]
+    pl.DataFrame(rows).drop("at", "request").write_parquet(folder / "log.parquet")
+
+
 ODD: dict[str, tuple[Callable[[Path], None], dict[str, str], dict[str, str]]] = {
     # what writes it, roles, task -> type
     "german": (
@@ -306,6 +321,12 @@ ODD: dict[str, tuple[Callable[[Path], None], dict[str, str], dict[str, str]]] = 
         {"chosen": "binary"},
     ),
     "words": (words, {"time": "t", "user": "u", "item": "i"}, {"c": "binary"}),
+    "apart": (apart, {"time": "time", "user": "user", "item": "item"}, {"clicked": "binary"}),
+    "nanoseconds": (
+        nanoseconds,
+        {"time": "ns", "user": "user", "item": "item"},
+        {"click": "binary", "buy": "binary", "seconds": "regression", "seconds_long": "binary"},
+    ),
     "catalogue": (
         catalogue,
         {"time": "t", "user": "visitor", "item": "ad", "request": "auction"},
@@ -331,7 +352,7 @@ def test_a_draft_fits_its_log(name, tmp_path):
     assert checked.facts["rows"]["log"] > 1000
 
 
-@pytest.mark.parametrize("name", ["german", "of marks", "baskets"])
+@pytest.mark.parametrize("name", ["german", "of marks", "baskets", "apart", "nanoseconds"])
 def test_a_draft_makes_examples(name, tmp_path):
     made = drafted(name, tmp_path / "log")
     job.run(made.config(), tmp_path / "log", tmp_path / "examples")
@@ -428,6 +449,30 @@ def test_rates_by_the_first_of_a_list(tmp_path):
     assert not check(made.config(), tmp_path / "other").fails
 
 
+def test_a_family_of_flags_is_a_list(tmp_path):
+    """Such as one for each genre; the first one is a category of past rates."""
+    folder = tmp_path / "log"
+    folder.mkdir()
+    german(folder)
+    draw = random.Random(8)
+    lines = ["film,war,love,fun,crime,home,art"]
+    for item in range(120):
+        mine = draw.sample(range(6), draw.randrange(1, 3))
+        lines.append(f"A{item}," + ",".join(str(int(at in mine)) for at in range(6)))
+    write(folder / "films.csv", *lines)
+    made = draft(folder, "x")
+    flags = ["war", "love", "fun", "crime", "home", "art"]
+    items = made.values["pipeline"]["items"]
+    assert items["derive"] == {"flags": {"ones_of": flags}, "main_flags": {"first": "flags"}}
+    read = features(made)
+    assert read["flags"] == {"kind": "id_list", "side": "item", "source": "items", "max_length": 2}
+    assert not read.keys() & set(flags)
+    assert ["user", "main_flags"] in made.values["contract"]["rates"]["of"]
+    job.run(made.config(), folder, tmp_path / "examples")
+    columns = set(pl.read_parquet(tmp_path / "examples/train/*.parquet").columns)
+    assert {"flags", "main_flags"} <= columns
+
+
 @pytest.mark.parametrize(
     ("values", "form"),
     [
@@ -464,3 +509,10 @@ def test_a_vector_is_told_from_a_list_of_ids():
     assert vector_size(look("x", pl.Series([["0.5", "1.0"]] * 9))) == 2  # of JSON
     assert vector_size(look("x", pl.Series([["3", "5"]] * 9))) == 0
     assert vector_size(look("x", pl.Series([[0.5], [1.0, 2.0]] * 9))) == 0
+
+
+def test_an_array_of_json_is_no_table(tmp_path):
+    rows = [{"t": START + at, "user": at % 9, "item": at % 30} for at in range(200)]
+    write(tmp_path / "log.json", json.dumps(rows, indent=2))
+    with pytest.raises(DataError, match=r"no table here; .*; log.json: write one object a line"):
+        draft(tmp_path, "x")

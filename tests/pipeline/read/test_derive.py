@@ -9,7 +9,7 @@ import pytest
 
 from multigate.configs import ConfigError, DataError
 from multigate.pipeline.job import run
-from multigate.pipeline.read.derive import number, spelled_time
+from multigate.pipeline.read.derive import number, ones_of, spelled_time
 
 ROWS = [
     # time, device, region, topic, url, click: 2023-11-14 22:13:20 UTC and hours later
@@ -114,7 +114,7 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({}, "exactly one of join, lower, extract, first, .*, place_in; received none"),
+        ({}, "exactly one of join, lower, extract, first, .*, ones_of; received none"),
         ({"lower": "a", "hour_of": "b"}, "received lower and hour_of"),
         ({"extract": "a"}, "extract and pattern go together"),
         ({"flag": "a"}, "flag and ones go together"),
@@ -208,6 +208,11 @@ def test_a_log_without_times_has_a_constant_one(impression_config, read_examples
     run(impression_config(**changes), tmp_path, tmp_path / "out")
     rows = read_examples(tmp_path / "out")
     assert rows["meta/time"].null_count() == len(rows) > 0
+
+
+def test_names_of_flags():
+    flags = [pl.Series("war", ["1", "0", ""]), pl.Series("love", [True, False, None])]
+    assert ones_of(flags, "|").to_list() == ["war|love", None, None]
 
 
 def test_a_text_of_another_form_is_rejected_as_no_time():
