@@ -16,6 +16,7 @@ _RULES = (
     *("join", "lower", "extract", "first", "number", "flag", "time_of"),
     *("hour_of", "weekday_of", "constant", "member", "place_in", "ones_of"),
 )
+_YEARS = ("%Y", "%y", "%F", "%D", "%s", "%c", "%x", "%+")
 
 
 class Derived(Frozen):
@@ -92,6 +93,11 @@ class Derived(Frozen):
         if (self.time_of is None) != (self.form is None):
             raise contradiction(
                 "derive: time_of and form go together, such as {time_of: created, form: '%d/%m/%Y'}"
+            )
+        if self.form is not None and not any(one in self.form for one in _YEARS):
+            raise contradiction(
+                f"derive: form: expected letters of strptime with a year, such as '%d/%m/%Y', "
+                f"received {self.form!r}"
             )
         if (self.member is None) != (self.of is None):
             raise contradiction(

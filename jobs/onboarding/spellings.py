@@ -27,7 +27,7 @@ _DAYS = (
 )
 _HOURS = (
     *("", " %H:%M", " %H:%M:%S%.f", ", %H:%M", ", %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p"),
-    *(", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S%.f", " %H:%M:%S%.f %z", " %H:%M:%S %Z"),
+    *(", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S%.f", " %H:%M:%S%.f %z", " %H:%M:%S UTC"),
 )
 _WHOLE = (
     *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT"),

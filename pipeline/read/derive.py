@@ -122,7 +122,7 @@ def spelled_time(column: pl.Series, form: str) -> pl.Series:
     A text of another form stays as it is.
     """
     text = _filled(column)
-    zoned = "%z" in form or "%Z" in form
+    zoned = "%z" in form
     if not any(one in form for one in ("%H", "%I", "%T", "%R", "%s")):
         read = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
     elif zoned:

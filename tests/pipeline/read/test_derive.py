@@ -119,6 +119,7 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
         ({"extract": "a"}, "extract and pattern go together"),
         ({"flag": "a"}, "flag and ones go together"),
         ({"time_of": "a"}, "time_of and form go together"),
+        ({"time_of": "a", "form": "DD/MM"}, "letters of strptime with a year"),
         ({"member": "a"}, "member and of go together"),
         ({"join": ["a"]}, "at least 2"),
         ({"lowr": "a"}, "did you mean 'lower'"),
