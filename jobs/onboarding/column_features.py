@@ -15,8 +15,8 @@ from multigate.jobs.onboarding.columns import (
     vector_size,
 )
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import Labels, snake
-from multigate.jobs.onboarding.propensity import of_the_policy
+from multigate.jobs.onboarding.feedback.labels import Labels, snake
+from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.raw import Table
 from multigate.jobs.onboarding.roles import Roles
 from multigate.pipeline.read.derive import ones_of

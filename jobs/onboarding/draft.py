@@ -8,9 +8,9 @@ from typing import Any
 from multigate.configs import progress
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
-from multigate.jobs.onboarding.column_labels import feedback_columns
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.event_labels import feedback_events
+from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
+from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.log_section import pipeline_section
 from multigate.jobs.onboarding.raw import Table, find_tables
 from multigate.jobs.onboarding.roles import Roles, guess_roles, side_tables

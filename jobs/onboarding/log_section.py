@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import Labels
+from multigate.jobs.onboarding.feedback.labels import Labels
 from multigate.jobs.onboarding.raw import Table
 from multigate.jobs.onboarding.roles import Roles
 

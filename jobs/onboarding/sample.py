@@ -122,7 +122,8 @@ def _read_head(number: int, shard: Shard, config: Config, rows: int) -> _Head:
         reasons.update(rejects["reason"].to_list())
         columns |= dict.fromkeys(chunk.columns)
         types |= chunk.types
-        width += int(head.text.str.len_bytes().sum() or 0)
+        once = (head.line != head.line.shift()).fill_null(True)  # explode repeats a line's text
+        width += int(head.text.filter(once).str.len_bytes().sum() or 0)
         read += len(good) + len(rejects)
         if len(head.line) < len(chunk.line) or read >= rows:
             break

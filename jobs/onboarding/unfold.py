@@ -12,7 +12,7 @@ import polars as pl
 
 from multigate.jobs.onboarding.columns import decides
 from multigate.jobs.onboarding.raw import Table
-from multigate.pipeline.read.explode import as_lists
+from multigate.pipeline.read.derive import as_lists
 from multigate.pipeline.read.json_lines import as_text
 
 _MARKS = ("|", " ", ",", ";")

@@ -19,8 +19,7 @@ from multigate.configs.sections.log import (
 from multigate.configs.storage import Place
 from multigate.pipeline.core.columns import known_columns, log_features, number_columns
 from multigate.pipeline.read import drift, ranges
-from multigate.pipeline.read.derive import derive
-from multigate.pipeline.read.explode import explode
+from multigate.pipeline.read.derive import derive, explode
 from multigate.pipeline.read.sources import Chunk, Shard, expand, read
 
 

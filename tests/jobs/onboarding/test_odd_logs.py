@@ -416,6 +416,13 @@ def test_what_the_drafts_read(tmp_path):
     assert (items["key"], items["derive"]) == ("ad", {"budget": {"number": "budget"}})
 
 
+def test_the_rows_of_a_log_of_requests_are_counted_from_a_part_of_it(tmp_path):
+    made = drafted("of choices", tmp_path / "log")
+    checked = check(made.config(), tmp_path / "log", rows=500)
+    assert not checked.facts["rows"]["whole"]
+    assert 4500 < checked.facts["rows"]["log"] < 7500
+
+
 def test_an_event_that_follows_every_impression_is_no_task(tmp_path):
     """Such as a ping of each page: its number of seconds is one all the same."""
     lines = ["t,user,item,event,ms"]

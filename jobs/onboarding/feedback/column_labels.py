@@ -5,7 +5,7 @@ import re
 import polars as pl
 
 from multigate.jobs.onboarding.columns import Column, decides, look
-from multigate.jobs.onboarding.durations import (
+from multigate.jobs.onboarding.feedback.durations import (
     add_duration,
     add_leak,
     excludes,
@@ -13,7 +13,7 @@ from multigate.jobs.onboarding.durations import (
     length_of,
     owner_of,
 )
-from multigate.jobs.onboarding.labels import (
+from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DECIDED,
     FEWEST,
@@ -22,7 +22,7 @@ from multigate.jobs.onboarding.labels import (
     is_small,
     snake,
 )
-from multigate.jobs.onboarding.ratings import add_given, add_rating, has_zeros
+from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
 from multigate.jobs.onboarding.roles import Roles
 from multigate.pipeline.read.derive import flag as flag_of
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import polars as pl
 
 from multigate.jobs.onboarding.columns import look
-from multigate.jobs.onboarding.labels import (
+from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DELAYS,
     FEWEST,
