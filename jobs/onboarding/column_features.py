@@ -4,7 +4,10 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import (
+from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.feedback.labels import Labels, snake
+from multigate.jobs.onboarding.feedback.propensity import of_the_policy
+from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
     as_times,
@@ -14,11 +17,8 @@ from multigate.jobs.onboarding.columns import (
     separator,
     vector_size,
 )
-from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.feedback.labels import Labels, snake
-from multigate.jobs.onboarding.feedback.propensity import of_the_policy
-from multigate.jobs.onboarding.raw import Table
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import ones_of
 from multigate.pipeline.read.json_lines import as_text
 

@@ -12,10 +12,10 @@ from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.log_section import pipeline_section
-from multigate.jobs.onboarding.raw import Table, find_tables
-from multigate.jobs.onboarding.roles import Roles, guess_roles, side_tables
+from multigate.jobs.onboarding.tables.raw import Table, find_tables
+from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
+from multigate.jobs.onboarding.tables.unfold import unfold
 from multigate.jobs.onboarding.time_features import features_over_time, past_rates, times_of_day
-from multigate.jobs.onboarding.unfold import unfold
 
 _ROWS = 200_000
 _SIZES = (

@@ -8,8 +8,8 @@ import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.labels import Labels
-from multigate.jobs.onboarding.raw import Table
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
 
 
 def pipeline_section(

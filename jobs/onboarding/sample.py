@@ -10,7 +10,7 @@ import polars as pl
 from multigate.configs import Config, progress
 from multigate.configs.sections.log import ParquetFormat
 from multigate.configs.storage import Place
-from multigate.jobs.onboarding.rows import count_rows
+from multigate.jobs.onboarding.tables.rows import count_rows
 from multigate.pipeline.core.columns import log_features
 from multigate.pipeline.core.facts import ShardFacts
 from multigate.pipeline.read import drift, inputs, log_end

@@ -4,7 +4,6 @@ import re
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import Column, decides, look
 from multigate.jobs.onboarding.feedback.durations import (
     add_duration,
     add_leak,
@@ -23,7 +22,8 @@ from multigate.jobs.onboarding.feedback.labels import (
     snake,
 )
 from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.columns import Column, decides, look
+from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import flag as flag_of
 
 _SUMS = 0.8

@@ -2,9 +2,9 @@
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import Column, decides
 from multigate.jobs.onboarding.feedback.labels import DECIDED, DELAYS, FEWEST, SMALL, Labels, snake
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.roles import Roles
 
 _LEAK = 0.95
 

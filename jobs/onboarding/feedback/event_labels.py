@@ -5,7 +5,6 @@ from datetime import timedelta
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import look
 from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DELAYS,
@@ -15,7 +14,8 @@ from multigate.jobs.onboarding.feedback.labels import (
     is_small,
     snake,
 )
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.columns import look
+from multigate.jobs.onboarding.tables.roles import Roles
 
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open

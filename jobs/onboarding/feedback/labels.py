@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from multigate.jobs.onboarding.columns import Column
+from multigate.jobs.onboarding.tables.columns import Column
 
 SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
 AVERSE = (

@@ -1,7 +1,7 @@
 """Drafts tasks of ratings: columns of few steps of one scale."""
 
-from multigate.jobs.onboarding.columns import Column, look
 from multigate.jobs.onboarding.feedback.labels import Labels, is_small, snake
+from multigate.jobs.onboarding.tables.columns import Column, look
 
 _FEW_MISSING = 0.05
 

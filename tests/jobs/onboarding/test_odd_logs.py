@@ -14,10 +14,10 @@ import pytest
 
 from multigate.configs import DataError
 from multigate.jobs.onboarding.check import check
-from multigate.jobs.onboarding.columns import is_measure, look, vector_size
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.spellings import respell
+from multigate.jobs.onboarding.tables.columns import is_measure, look, vector_size
+from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline import job
 
 START = 1_767_225_600  # 2026-01-01

@@ -20,9 +20,9 @@ from multigate.configs import DataError, progress
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.configs.storage import Place
-from multigate.jobs.onboarding.columns import Column
-from multigate.jobs.onboarding.rows import count_rows
-from multigate.jobs.onboarding.spellings import respell
+from multigate.jobs.onboarding.tables.columns import Column
+from multigate.jobs.onboarding.tables.rows import count_rows
+from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline.read import drift
 from multigate.pipeline.read.compressed import DamagedError, open_stream
 from multigate.pipeline.read.json_lines import as_text, key_names

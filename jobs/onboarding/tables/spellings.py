@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import as_times, look
+from multigate.jobs.onboarding.tables.columns import as_times, look
 from multigate.pipeline.read.derive import flag, number, spelled_time
 from multigate.pipeline.read.json_lines import as_text
 

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from multigate.configs import DataError
-from multigate.jobs.onboarding.columns import (
+from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
     as_times,
@@ -22,8 +22,8 @@ from multigate.jobs.onboarding.columns import (
     is_measure,
     is_prose,
 )
-from multigate.jobs.onboarding.columns import look as look_at
-from multigate.jobs.onboarding.raw import Table, key_of
+from multigate.jobs.onboarding.tables.columns import look as look_at
+from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
 _DECIDES = 0.97

@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import decides
-from multigate.jobs.onboarding.raw import Table
+from multigate.jobs.onboarding.tables.columns import decides
+from multigate.jobs.onboarding.tables.raw import Table
 from multigate.pipeline.read.derive import as_lists
 from multigate.pipeline.read.json_lines import as_text
 
