@@ -238,7 +238,7 @@ def with_seed(config: str, seed: int, out: Path) -> None:
 def hide(folder: Path, out: Path) -> None:
     """Write the tables as CSV under other names, their columns shuffled and renamed."""
     from multigate.configs.storage import place
-    from multigate.jobs.onboarding.raw import find_tables, parse_format
+    from multigate.jobs.onboarding.tables.raw import find_tables, parse_format
     from multigate.pipeline.read.sources import expand, read
 
     draw = random.Random(7)

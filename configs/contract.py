@@ -6,7 +6,6 @@ export freezes it inside the SavedModel, and the server reads that copy only.
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -267,10 +266,9 @@ class Contract(Frozen):
         if isinstance(category, IdListFeature):
             raise contradiction(
                 f"feature {name!r}: of: {rule.category!r} is a list, and a rate has one category: "
-                "derive a column that holds one value of it, such as the first one, "
-                f"{{extract: {category.column or rule.category}, pattern: "
-                f"'^([^{re.escape(category.separator)}]+)'}}, and name "
-                "an id feature of it"
+                f"derive a column that holds the first one, {{first: "
+                f"{category.column or rule.category}, separator: '{category.separator}'}}, and "
+                "name an id feature of it"
             )
         if wrong or rule.category == self.item:
             raise contradiction(

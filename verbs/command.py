@@ -243,7 +243,7 @@ class _Parser(argparse.ArgumentParser):
     def _unknown_option(self) -> str | None:
         for word in self._given:
             name = word.partition("=")[0]
-            if word == "--" or self._is_action(word):
+            if word == "--" or (self._has_actions() and not word.startswith("-")):
                 return None  # what follows is another parser's, or no option
             if re.match("--[a-z]", name) and not any(
                 one.startswith(name) for one in self._option_string_actions
@@ -251,11 +251,8 @@ class _Parser(argparse.ArgumentParser):
                 return name
         return None
 
-    def _is_action(self, word: str) -> bool:
-        return any(
-            isinstance(action, argparse._SubParsersAction) and word in action.choices
-            for action in self._actions
-        )
+    def _has_actions(self) -> bool:
+        return any(isinstance(action, argparse._SubParsersAction) for action in self._actions)
 
 
 class _VerbParser(_Parser):

@@ -31,7 +31,7 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
     require_log(options.data)
     from multigate.jobs.onboarding.draft import draft
     from multigate.jobs.onboarding.drafted import as_yaml
-    from multigate.jobs.onboarding.labels import snake
+    from multigate.jobs.onboarding.feedback.labels import snake
 
     made = draft(options.data, snake(options.out.stem))
     made.config()

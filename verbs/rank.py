@@ -27,16 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
+    from multigate.serving.client.ids import fit_ids
     from multigate.serving.client.rank_client import parse_ids
     from multigate.serving.client.show import show_ranked
 
     items = [item for item in options.items.split(",") if item]  # the empty text is no id
     with connect(options) as client:
+        contract = client.contract(options.model)
         ranked = client.rank(
             options.model,
-            user=options.user,
-            context=options.context,
-            item_ids=parse_ids(client.contract(options.model), items),
+            user=fit_ids(contract, options.user),
+            context=fit_ids(contract, options.context),
+            item_ids=parse_ids(contract, items),
             columns=options.columns,
             weights=options.weights,
             floors=options.floors,

@@ -27,16 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> dict[str, Any]:
     """Run the verb; the result is what --json prints."""
+    from multigate.serving.client.ids import fit_ids
     from multigate.serving.client.rank_client import parse_ids
     from multigate.serving.client.show import show_ranked
 
     exclude = [item for item in options.exclude.split(",") if item]
     with connect(options) as client:
+        contract = client.contract(options.model)
         found = client.recommend(
             options.model,
-            user=options.user,
-            context=options.context,
-            exclude=parse_ids(client.contract(options.model), exclude) if exclude else (),
+            user=fit_ids(contract, options.user),
+            context=fit_ids(contract, options.context),
+            exclude=parse_ids(contract, exclude) if exclude else (),
             candidates=options.candidates,
             weights=options.weights,
             floors=options.floors,

@@ -1,4 +1,4 @@
-"""Columns that the pipeline makes from the columns of a file: joined, lowered, cut out, of a time.
+"""Columns that the pipeline makes from the columns of a file: joined, cut out, spelled otherwise.
 
 `derive: {user: {join: [device, region]}}` makes a column `user`, which every key that takes a
 column's name may name then. The pipeline alone derives: a request holds the derived value itself,
@@ -12,30 +12,66 @@ from pydantic import Field, model_validator
 from multigate.configs.sections.base import Frozen, contradiction
 from multigate.configs.sections.features import Pattern
 
-_RULES = ("join", "lower", "extract", "hour_of", "weekday_of")
+_RULES = (
+    *("join", "lower", "extract", "first", "number", "flag", "time_of"),
+    *("hour_of", "weekday_of", "constant", "member", "place_in", "ones_of"),
+)
+_YEARS = ("%Y", "%y", "%F", "%D", "%s", "%c", "%x", "%+")
 
 
 class Derived(Frozen):
     """How one column is made from columns of the same row: exactly one of the rules.
 
-    A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`.
+    A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`. Only
+    `hour_of`, `weekday_of` and `first` read a derived column, where there is one of that name.
+    Of an exploded column, rules read the row's own value.
     """
 
     join: tuple[str, ...] | None = Field(None, min_length=2, examples=[["device", "region"]])
     """Join the texts of these columns by `separator`. A missing one is an empty text; where all are
     missing, so is the value."""
     separator: str = Field("|", min_length=1)
-    """Stands between the texts of `join`; choose one that no text holds."""
+    """Stands between the texts of `join`, where no text should hold it, and between the values of
+    the lists of `first`, `member` and `ones_of`."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
     """The part of the column's text that `pattern` finds; missing where it finds none."""
     pattern: Pattern | None = Field(None, examples=["/item/(\\d+)"])
     """Of `extract`: a regular expression with one group, which is the value."""
+    first: str | None = Field(None, examples=["tags"])
+    """The first value of a list, or of a text with `separator` between its values; missing where
+    there is none. So a label's rate can be of a list's main value."""
+    number: str | None = Field(None, examples=["price"])
+    """The number that a text with a decimal comma spells: `1.234,50` is 1234.5."""
+    flag: str | None = Field(None, examples=["clicked"])
+    """1 where the column's text is one of `ones`, 0 where it is another one, missing where there is
+    none."""
+    ones: tuple[str, ...] | None = Field(None, min_length=1, examples=[["yes", "y"]])
+    """Of `flag`: the texts that mean 1. Capitals and blanks around them do not matter."""
+    time_of: str | None = Field(None, examples=["created"])
+    """The time that the column's text spells by `form`, as ISO 8601 text, for a `time_unit` (or an
+    `age`) of `iso`. A text of another form is kept, so that it is rejected as no time."""
+    form: str | None = Field(None, examples=["%d/%m/%Y %H:%M"])
+    """Of `time_of`: how its texts are written, in the letters of strptime: `%d` day, `%m` month,
+    `%Y` year, `%H` hour, `%M` minute, `%S` second, `%z` zone (`+0200`)."""
     hour_of: str | None = Field(None, examples=["time"])
     """The hour, 0 to 23, of a column of times in the log's `time_unit` and `time_zone`."""
     weekday_of: str | None = Field(None, examples=["time"])
     """The day of the week, 1 (Monday) to 7, of a column of times, as for `hour_of`."""
+    member: str | None = Field(None, examples=["shown"])
+    """1 where this column's text is one of the list in the column `of`, 0 elsewhere. With `explode`
+    of a request's items, it tells which of them were clicked."""
+    of: str | None = Field(None, examples=["clicked"])
+    """Of `member`: a column of lists, or of texts with `separator` between their values."""
+    place_in: str | None = Field(None, examples=["shown"])
+    """The place, from 0, that the row's value had in this column's list, which `explode` names."""
+    ones_of: tuple[str, ...] | None = Field(None, min_length=2, examples=[["war", "love"]])
+    """The names of those of these columns that are 1 (or true), with `separator` between them; so
+    a family of flags is read as one list."""
+    constant: str | None = Field(None, examples=["0"])
+    """The same text in every row. A log without times has the time `{constant: "0"}` with
+    `unknown_time: 0`, and a random split."""
 
     @model_validator(mode="after")
     def _check(self) -> "Derived":
@@ -50,13 +86,55 @@ class Derived(Frozen):
                 "derive: extract and pattern go together, such as {extract: url, pattern: "
                 "'/item/(\\d+)'}"
             )
+        if (self.flag is None) != (self.ones is None):
+            raise contradiction(
+                'derive: flag and ones go together, such as {flag: clicked, ones: ["yes"]}'
+            )
+        if (self.time_of is None) != (self.form is None):
+            raise contradiction(
+                "derive: time_of and form go together, such as {time_of: created, form: '%d/%m/%Y'}"
+            )
+        if self.form is not None and not any(one in self.form for one in _YEARS):
+            raise contradiction(
+                f"derive: form: expected letters of strptime with a year, such as '%d/%m/%Y', "
+                f"received {self.form!r}"
+            )
+        if (self.member is None) != (self.of is None):
+            raise contradiction(
+                "derive: member and of go together, such as {member: shown, of: clicked}"
+            )
         return self
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The file's columns that it reads."""
-        one = self.lower or self.extract or self.hour_of or self.weekday_of
-        return (one,) if one is not None else self.join or ()
+        apart = ("join", "constant", "ones_of")
+        named = (getattr(self, name) for name in _RULES if name not in apart)
+        one = next((name for name in named if name is not None), None)
+        if one is None:
+            return self.join or self.ones_of or ()
+        return (one,) if self.of is None else (one, self.of)
+
+    @property
+    def reads_list(self) -> str | None:
+        """The column that it reads as a list."""
+        return self.first or self.of
+
+    @property
+    def reads_derived(self) -> str | None:
+        """The column that it reads as it was derived, where it was."""
+        return self.hour_of or self.weekday_of or self.first
+
+
+class Explode(Frozen):
+    """Rows that hold lists, such as a request with all items that it showed: one row for each."""
+
+    columns: tuple[str, ...] = Field(min_length=1, examples=[["shown"]])
+    """Columns of lists (JSON, Parquet), or of texts with `separator` between their values. A row
+    becomes as many rows as its lists have values; each has one value of each of these columns, and
+    the other columns' values. A row whose lists differ in length is rejected."""
+    separator: str = Field("|", min_length=1)
+    """Splits texts into lists."""
 
 
 Derive = Annotated[dict[str, Derived], Field(default_factory=dict)]
@@ -65,4 +143,19 @@ Derive = Annotated[dict[str, Derived], Field(default_factory=dict)]
 
 def sources(derive: dict[str, Derived], names: set[str]) -> set[str]:
     """The file's columns from which columns of these names come."""
-    return {one for name in names for one in (derive[name].sources if name in derive else (name,))}
+    found: set[str] = set()
+    for name in names:
+        rule = derive.get(name)
+        if rule is None:
+            found.add(name)
+        elif rule.reads_derived in derive and rule.reads_derived != name:
+            found |= set(derive[str(rule.reads_derived)].sources)
+        else:
+            found |= set(rule.sources)
+    return found
+
+
+def with_read(derive: dict[str, Derived], names: set[str]) -> dict[str, Derived]:
+    """The rules of columns of these names, and of the derived columns that those read."""
+    read = {derive[name].reads_derived for name in names if name in derive}
+    return {name: rule for name, rule in derive.items() if name in names or name in read}

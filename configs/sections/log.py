@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
-from multigate.configs.sections.derive import Derive
+from multigate.configs.sections.derive import Derive, Explode
 
 
 class _Format(Frozen):
@@ -242,12 +242,25 @@ class ImpressionLog(_Log):
 
     shape: Literal["impressions"]
     columns: ImpressionColumns
+    explode: Explode | None = None
+    """Where a row is a whole request: the columns of lists that become one row for each item."""
     known_after: Duration | None = None
     """How long after the impression the feedback in its row is known. Histories and counters over
     feedback columns see it only then, and labels from columns close then."""
     known_at: dict[str, str] = Field(default_factory=dict)
     """For some feedback columns, the column that holds the time when the feedback is known, such as
     `{click: click_time}`, in the unit of the log's times. Empty: the feedback is never known."""
+
+    @model_validator(mode="after")
+    def _check_places(self) -> "ImpressionLog":
+        known = () if self.explode is None else self.explode.columns
+        for name, rule in self.derive.items():
+            if rule.place_in is not None and rule.place_in not in known:
+                raise contradiction(
+                    f"derive.{name}.place_in: expected a column of explode.columns "
+                    f"({', '.join(known) or 'none'}), received {rule.place_in!r}"
+                )
+        return self
 
     def side(self, feedback: bool) -> "ImpressionLog":
         """As of an event log; the feedback stands in the impressions' rows."""

@@ -4,7 +4,10 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import (
+from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.feedback.labels import Labels, snake
+from multigate.jobs.onboarding.feedback.propensity import of_the_policy
+from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
     as_times,
@@ -12,18 +15,18 @@ from multigate.jobs.onboarding.columns import (
     is_prose,
     look,
     separator,
+    vector_size,
 )
-from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import Labels, snake
-from multigate.jobs.onboarding.propensity import of_the_policy
-from multigate.jobs.onboarding.raw import Table
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.pipeline.read.derive import ones_of
 from multigate.pipeline.read.json_lines import as_text
 
 _COUNT_OF_ROWS = 0.8
 _DECIDES = 0.97
 _FEW_IDS = 20
 _LATE = 0.05  # of the rows
+_FAMILY = 5  # flags
 
 
 def column_features(
@@ -88,8 +91,11 @@ def column_features(
         )
     for source, (table, key) in tables.items():
         side = source.removesuffix("s")
+        family = flag_family(table.frame, key)
+        if family:
+            _add_family(found, table, family, side, labels, made)
         for name in table.frame.columns:
-            if name != key:
+            if name != key and name not in family:
                 column = look(name, table.frame[name])
                 follows, what = _follows_rows(roles, labels, side, table, key, column)
                 if follows > _COUNT_OF_ROWS:
@@ -111,6 +117,42 @@ def column_features(
                     continue
                 _add(found, column, side, why, labels, made, ids=len(table.frame), source=source)
     return found
+
+
+def flag_family(frame: pl.DataFrame, key: str) -> list[str]:
+    """Flags of which a row has few, such as one for each genre; empty where there are not many."""
+    looked = [look(name, frame[name]) for name in frame.columns if name != key]
+    flags = [column for column in looked if column.flag and column.whole and not column.missing]
+    if len(flags) < _FAMILY:
+        return []
+    ones = sum(column.ones for column in flags) / max(len(frame), 1)
+    return [column.name for column in flags] if 0.5 <= ones <= len(flags) / 3 else []
+
+
+def _add_family(
+    found: dict[str, Any],
+    table: Table,
+    family: list[str],
+    side: str,
+    labels: Labels,
+    made: Draft,
+) -> None:
+    """Read a family of flags as one list of their names."""
+    name = snake("flags", {**labels.tasks, **found, **dict.fromkeys(table.frame.columns)})
+    table.derive[name] = {"ones_of": family}
+    lists = ones_of([table.frame[one] for one in family], "|")
+    longest = lists.drop_nulls().str.split("|").list.len().quantile(0.95) or 1
+    found[name] = {
+        "kind": "id_list",
+        "side": side,
+        "source": f"{side}s",
+        "max_length": max(int(longest), 1),
+    }
+    table.derived[name] = lists
+    made.notes[f"contract.features.{name}"] = (
+        f"{len(family)} columns of 0 and 1 from {family[0]!r} to {family[-1]!r}, of which a row "
+        "has few: read as one list of their names"
+    )
 
 
 def _id(column: Column, name: str, side: str, **more: Any) -> dict[str, Any]:
@@ -245,13 +287,17 @@ def _add(
     note = f"{column.distinct} values; {why}"
     if column.missing:
         note += f"; {column.missing:.1%} missing"
-    if column.is_list or mark is not None:
+    size = vector_size(column)
+    if size:
+        feature: dict[str, Any] = {"kind": "vector", "side": side, **place, "size": size, **lost}
+        note = f"lists of {size} numbers each; {why}"
+    elif column.is_list or mark is not None:
         made_of = column.raw.drop_nulls()
         lengths = (
             made_of.list.len() if column.is_list else made_of.str.split(mark or "|").list.len()
         )
         longest = max(int(lengths.quantile(0.95) or 1), 1)
-        feature: dict[str, Any] = {"kind": "id_list", "side": side, **place}
+        feature = {"kind": "id_list", "side": side, **place}
         if mark is not None and mark != "|":
             feature["separator"] = mark
         feature["max_length"] = longest

@@ -9,10 +9,12 @@ from multigate.configs import progress
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import feedback_columns, feedback_events
+from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
+from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.log_section import pipeline_section
-from multigate.jobs.onboarding.raw import find_tables
-from multigate.jobs.onboarding.roles import Roles, guess_roles, side_tables
+from multigate.jobs.onboarding.tables.raw import Table, find_tables
+from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
+from multigate.jobs.onboarding.tables.unfold import unfold
 from multigate.jobs.onboarding.time_features import features_over_time, past_rates, times_of_day
 
 _ROWS = 200_000
@@ -38,7 +40,8 @@ def draft(data: Place, name: str) -> Draft:
     progress.step("read a sample")
     log, *others = find_tables(data, _ROWS)
     progress.step("columns and roles")
-    roles = guess_roles(log)
+    log = unfold(log)
+    roles = guess_roles(log, others)
     progress.step("labels")
     labels = feedback_columns(roles) if roles.event is None else feedback_events(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
@@ -56,14 +59,15 @@ def draft(data: Place, name: str) -> Draft:
         "features": features,
     }
     if over_time and any(one["label"]["rule"] != "impression" for one in labels.tasks.values()):
-        contract["rates"] = past_rates(roles, tables, features, contract, made)
+        contract["rates"] = past_rates(roles, log, tables, features, contract, made)
     contract["tasks"] = labels.tasks
     for task, why in labels.reasons.items():
         made.notes[f"contract.tasks.{task}"] = why
     rows = log.rows if roles.event is None else round(log.rows * _share_shown(roles))
     pipeline = pipeline_section(log, roles, labels, tables, rows, made)
-    if derive:
-        pipeline["log"]["derive"] = derive
+    _spell(log, pipeline["log"], derive, contract, made)
+    for source, (table, _) in tables.items():
+        _spell(table, pipeline[source], {}, contract, made)
     drawn = pipeline.get("negatives", {}).get("per_positive", 0)
     made.values = {
         "name": name,
@@ -81,6 +85,35 @@ def draft(data: Place, name: str) -> Draft:
         f"{role}: {why}" for role, why in roles.reasons.items()
     )
     return made
+
+
+def _spell(
+    table: Table,
+    section: dict[str, Any],
+    derive: dict[str, Any],
+    contract: dict[str, Any],
+    made: Draft,
+) -> None:
+    """Add the rules of the columns that a draft reads, and why the files need them."""
+    read = _texts([contract, {k: v for k, v in section.items() if k != "derive"}, derive])
+    rules = {name: rule for name, rule in table.derive.items() if name in read} | derive
+    if rules:
+        section["derive"] = rules
+    told = "; ".join(f"{n!r}: {why}" for n, why in table.spellings.items() if n in rules)
+    if told:
+        where = "log" if "shape" in section else section["files"][0]
+        made.notes["pipeline.derive"] = "; ".join(
+            one for one in (made.notes.get("pipeline.derive"), f"{where}: {told}") if one
+        )
+
+
+def _texts(values: Any) -> set[str]:
+    """All texts in a configuration, keys among them."""
+    if isinstance(values, dict):
+        return {*values} | set().union(*(_texts(one) for one in values.values()))
+    if isinstance(values, list | tuple):
+        return set().union(*(_texts(one) for one in values))
+    return {values} if isinstance(values, str) else set()
 
 
 def _share_shown(roles: Roles) -> float:

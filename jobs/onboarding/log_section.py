@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import Labels
-from multigate.jobs.onboarding.raw import Table
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.feedback.labels import Labels
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
 
 
 def pipeline_section(
@@ -42,12 +42,20 @@ def pipeline_section(
         "format": log.form,
         "time_unit": time.unit,
     }
+    if log.explode is not None:
+        read["explode"] = log.explode
+        made.notes["pipeline.log.explode"] = (
+            "a row is a whole request: one row for each item that it showed"
+        )
     if time.unknown is not None:
         read["unknown_time"] = time.unknown
     if roles.event is not None:
         read["impression"] = roles.impression
         counts = ", ".join(f"{kind} ({count})" for kind, count in roles.event_counts.items())
-        made.notes["pipeline.log.impression"] = f"event types: {counts}"
+        made.notes["pipeline.log.impression"] = f"event types: {counts}" + "".join(
+            f"; {kind!r} follows {share} of them, so that it is no task"
+            for kind, share in labels.certain.items()
+        )
     elif time.unknown is None and labels.columns:
         read["known_after"] = labels.wait
         made.notes["pipeline.log.known_after"] = (

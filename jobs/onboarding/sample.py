@@ -10,7 +10,7 @@ import polars as pl
 from multigate.configs import Config, progress
 from multigate.configs.sections.log import ParquetFormat
 from multigate.configs.storage import Place
-from multigate.jobs.onboarding.rows import count_rows
+from multigate.jobs.onboarding.tables.rows import count_rows
 from multigate.pipeline.core.columns import log_features
 from multigate.pipeline.core.facts import ShardFacts
 from multigate.pipeline.read import drift, inputs, log_end
@@ -122,7 +122,8 @@ def _read_head(number: int, shard: Shard, config: Config, rows: int) -> _Head:
         reasons.update(rejects["reason"].to_list())
         columns |= dict.fromkeys(chunk.columns)
         types |= chunk.types
-        width += int(head.text.str.len_bytes().sum() or 0)
+        once = (head.line != head.line.shift()).fill_null(True)  # explode repeats a line's text
+        width += int(head.text.filter(once).str.len_bytes().sum() or 0)
         read += len(good) + len(rejects)
         if len(head.line) < len(chunk.line) or read >= rows:
             break

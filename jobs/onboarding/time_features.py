@@ -6,9 +6,10 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.labels import Labels, snake
-from multigate.jobs.onboarding.raw import Table
-from multigate.jobs.onboarding.roles import Roles
+from multigate.jobs.onboarding.feedback.labels import Labels, snake
+from multigate.jobs.onboarding.tables.raw import Table
+from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.pipeline.read.derive import first
 
 _SAME = 0.95
 _DAYS_FOR_HOUR, _DAYS_FOR_WEEKDAY = 3, 28
@@ -117,12 +118,16 @@ def features_over_time(
 
 def past_rates(
     roles: Roles,
+    log: Table,
     tables: dict[str, tuple[Table, str]],
     features: dict[str, Any],
     contract: dict[str, Any],
     made: Draft,
 ) -> dict[str, Any]:
-    """Past labels of the user, the item, and the user by a category of the item."""
+    """Past labels of the user, the item, and the user by categories of the item.
+
+    A list's first value is a category; it is added to the features.
+    """
     of: list[Any] = ["user", "item"]
     kinds = {
         name: feature
@@ -138,14 +143,28 @@ def past_rates(
             of.append(["user", name])
             break
     made.notes["contract.rates"] = "how the past labels came out; they tell most about rare tasks"
-    lists = [
-        name
+    lists = {
+        name: feature
         for name, feature in features.items()
         if feature["kind"] == "id_list" and feature["side"] == "item" and "history" not in feature
-    ]
-    if lists:
-        made.notes["contract.rates"] += (
-            f"; not by the values of a list ({', '.join(lists)}): derive a column that holds one "
-            "of them"
+    }
+    for name, feature in lists.items():
+        column, source = feature.get("column", name), feature.get("source")
+        table = log if source is None else tables[source][0]
+        mark = feature.get("separator", "|")
+        values = table.derived[column] if column in table.derived else table.frame[column]
+        firsts = first(values, mark)
+        if not 3 <= firsts.n_unique() <= 200:
+            continue
+        made_name = snake(f"main_{name}", {**features, **_names(roles)})
+        rule = {"first": column} | ({"separator": mark} if mark != "|" else {})
+        table.derive[made_name] = rule
+        features[made_name] = {"kind": "id", "side": "item", "missing": "indicator"} | (
+            {} if source is None else {"source": source}
         )
+        made.notes[f"contract.features.{made_name}"] = (
+            f"the first of {column!r}: a rate of the past has one category, and no list"
+        )
+        of.append(["user", made_name])
+        break
     return {"of": of, "tasks": "all"}

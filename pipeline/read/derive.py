@@ -1,14 +1,18 @@
-"""Adds the columns that the configuration derives from a file's own columns."""
+"""Adds derived columns to a file's own, and makes rows of lists, such as a request's items."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import polars as pl
 
-from multigate.configs.sections.derive import Derived
+from multigate.configs.sections.derive import Derived, Explode
 from multigate.pipeline.read.json_lines import as_text
-from multigate.pipeline.read.parse import parse_time
+from multigate.pipeline.read.lines import reject
+from multigate.pipeline.read.parse import parse_number, parse_time
 from multigate.pipeline.read.sources import Chunk
+
+PLACE = "__place"
+"""The column that holds each value's place in its list, from 0."""
 
 
 def derive(
@@ -37,23 +41,105 @@ def derive(
 
     def time(name: str) -> pl.Series:
         """Local times; null where none can be read."""
-        return parse_time(raw(name), unit, unknown, zone).values.dt.convert_time_zone(zone)
+        given = made[name] if name in made else raw(name)
+        return parse_time(given, unit, unknown, zone).values.dt.convert_time_zone(zone)
 
-    made = []
-    for name, rule in rules.items():
+    made: dict[str, pl.Series] = {}
+    for name, rule in sorted(rules.items(), key=lambda one: one[1].reads_derived is not None):
         if rule.join is not None:
             values = _joined([_filled(raw(one)) for one in rule.join], rule.separator)
         elif rule.lower is not None:
             values = _filled(raw(rule.lower)).str.to_lowercase()
         elif rule.extract is not None:
             values = _filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
+        elif rule.first is not None:
+            given = made[rule.first] if rule.first in made else raw(rule.first)
+            values = first(given, rule.separator)
+        elif rule.number is not None:
+            values = number(raw(rule.number))
+        elif rule.flag is not None:
+            values = flag(raw(rule.flag), rule.ones or ())
+        elif rule.time_of is not None:
+            values = spelled_time(raw(rule.time_of), str(rule.form))
+        elif rule.member is not None:
+            values = member(raw(rule.member), raw(str(rule.of)), rule.separator)
+        elif rule.place_in is not None:
+            values = raw(PLACE)
+        elif rule.ones_of is not None:
+            values = ones_of([raw(one) for one in rule.ones_of], rule.separator)
+        elif rule.constant is not None:
+            values = pl.repeat(rule.constant, len(chunk.line), dtype=pl.String, eager=True)
         elif rule.hour_of is not None:
             values = time(rule.hour_of).dt.hour().cast(pl.Int64)
         else:
             values = time(str(rule.weekday_of)).dt.weekday().cast(pl.Int64)
-        made.append(values.alias(name))
+        made[name] = values.alias(name)
     kept = [column for column in chunk.frame if column.name not in rules]
-    return replace(chunk, frame=pl.DataFrame([*kept, *made]))
+    return replace(chunk, frame=pl.DataFrame([*kept, *made.values()]))
+
+
+def first(column: pl.Series, separator: str) -> pl.Series:
+    """The first value of lists, or of texts of them, (N,) as text; null where there is none."""
+    return as_lists(column, separator).list.first()
+
+
+def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
+    """1 where a text is in its row's list, 0 elsewhere, (N,); null where there is no text."""
+    frame = pl.DataFrame({"one": _filled(column), "of": as_lists(lists, separator)})
+    found = pl.col("of").list.contains(pl.col("one")).fill_null(False).cast(pl.Int64)
+    return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
+
+
+def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
+    """The names of the columns that are 1, (N,) as text; null where none is."""
+    ones = [
+        pl.DataFrame({"x": parse_number(one).values}).select(
+            pl.when(pl.col("x") == 1).then(pl.lit(one.name)).alias(str(at))
+        )
+        for at, one in enumerate(columns)
+    ]
+    names = pl.concat(ones, how="horizontal")
+    joined = pl.concat_str(pl.all(), separator=separator, ignore_nulls=True)
+    return names.select(joined).to_series().replace("", None)
+
+
+def number(column: pl.Series) -> pl.Series:
+    """Numbers with a decimal comma as others write them, (N,) texts; other texts stay."""
+    if column.dtype.is_numeric():
+        return column
+    text = _filled(column)
+    spelled = text.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
+    plain = text.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    return _either(spelled, plain, text)
+
+
+def flag(column: pl.Series, ones: Sequence[str]) -> pl.Series:
+    """1 where a text is one of `ones`, 0 elsewhere, (N,); null where there is none."""
+    text = _filled(column).str.to_lowercase()
+    return text.is_in([one.strip().lower() for one in ones]).cast(pl.Int64)
+
+
+def spelled_time(column: pl.Series, form: str) -> pl.Series:
+    """Times of a form as ISO 8601 text, (N,), with `Z` where the form has a zone.
+
+    A text of another form stays as it is.
+    """
+    text = _filled(column)
+    zoned = "%z" in form
+    if not any(one in form for one in ("%H", "%I", "%T", "%R", "%s")):
+        read = text.str.to_date(form, strict=False).cast(pl.Datetime("us"))
+    elif zoned:
+        read = text.str.to_datetime(form, time_unit="us", time_zone="UTC", strict=False)
+    else:
+        read = text.str.to_datetime(form, time_unit="us", strict=False)
+    iso = read.dt.strftime("%Y-%m-%dT%H:%M:%S%.f" + ("Z" if zoned else ""))
+    return _either(iso.is_not_null(), iso, text)
+
+
+def _either(where: pl.Series, one: pl.Series, other: pl.Series) -> pl.Series:
+    frame = pl.DataFrame({"where": where, "one": one, "other": other})
+    chosen = pl.when(pl.col("where").fill_null(False)).then("one").otherwise("other")
+    return frame.select(chosen).to_series()
 
 
 def _filled(column: pl.Series) -> pl.Series:
@@ -65,3 +151,54 @@ def _joined(texts: list[pl.Series], separator: str) -> pl.Series:
     frame = pl.DataFrame([text.alias(str(at)) for at, text in enumerate(texts)])
     joined = pl.concat_str(pl.all().fill_null(""), separator=separator)
     return frame.select(pl.when(~pl.all_horizontal(pl.all().is_null())).then(joined)).to_series()
+
+
+def explode(chunk: Chunk, rule: Explode | None) -> Chunk:
+    """Make one row for each value of the lists of a row.
+
+    Args:
+        chunk: raw rows (B,). A column that the file lacks holds no values.
+        rule: which columns hold lists; None leaves the rows as they are.
+
+    Returns:
+        The rows, each with the line and the text that it comes from, and `PLACE`. Rows whose lists
+        differ in length are rejects; a row with empty lists vanishes.
+    """
+    if rule is None or not chunk.columns:
+        return chunk
+    names = [name for name in rule.columns if name in chunk.frame.columns]
+    lists = chunk.frame.with_columns(as_lists(chunk.frame[n], rule.separator) for n in names)
+    lengths = [pl.col(name).list.len() for name in names]
+    frame = lists.with_columns(
+        __line=chunk.line,
+        __text=chunk.text,
+        __length=pl.max_horizontal(lengths) if names else pl.lit(0),
+        __least=pl.min_horizontal(lengths) if names else pl.lit(0),
+    )
+    uneven = frame.filter(pl.col("__least") != pl.col("__length"))
+    rejects = [
+        reject(line, f"{' and '.join(names)}: expected lists of one length", text)
+        for line, text in uneven.select("__line", "__text").iter_rows()
+    ]
+    even = frame.filter((pl.col("__least") == pl.col("__length")) & (pl.col("__length") > 0))
+    places = pl.int_ranges(0, pl.col("__length")).alias(PLACE)
+    rows = even.with_columns(places).explode(*names, PLACE)
+    return replace(
+        chunk,
+        frame=rows.drop("__line", "__text", "__length", "__least"),
+        line=rows["__line"].alias(chunk.line.name),
+        text=rows["__text"].alias(chunk.text.name),
+        rejects=pl.concat([chunk.rejects, *rejects]) if rejects else chunk.rejects,
+    )
+
+
+def as_lists(column: pl.Series, separator: str) -> pl.Series:
+    """Lists of texts (B,), of lists or of texts that `separator` splits; empty ones are null."""
+    if isinstance(column.dtype, pl.Array):
+        column = column.arr.to_list()
+    if isinstance(column.dtype, pl.List):
+        lists = column.cast(pl.List(pl.String))
+    else:
+        text = as_text(column).str.strip_chars()
+        lists = text.replace("", None).str.split(separator)
+    return lists.list.eval(pl.element().str.strip_chars().replace("", None)).list.drop_nulls()

@@ -227,7 +227,9 @@ def _is_text_id(config: Config, column: str, feedback: bool) -> bool:
     texts = {name for f, name in ids if isinstance(f, IdFeature) and f.dtype == "string"}
     texts |= {columns.get(role) for role in ("event_id", "session", "request", "event")}
     derive = config.pipeline.log.side(feedback).derive
-    whole = {name for name, rule in derive.items() if rule.hour_of or rule.weekday_of}
+    whole = {
+        name for name, rule in derive.items() if rule.hour_of or rule.weekday_of or rule.number
+    }
     return column in sources(derive, {name for name in texts - whole if name is not None})
 
 

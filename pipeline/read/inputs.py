@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from multigate.configs import Config, ConfigError
 from multigate.configs.contract import IdListFeature, VectorFeature
-from multigate.configs.sections.derive import Derived, sources
+from multigate.configs.sections.derive import Derived, Explode, sources, with_read
 from multigate.configs.sections.log import (
     EventColumns,
     EventLog,
@@ -19,7 +19,7 @@ from multigate.configs.sections.log import (
 from multigate.configs.storage import Place
 from multigate.pipeline.core.columns import known_columns, log_features, number_columns
 from multigate.pipeline.read import drift, ranges
-from multigate.pipeline.read.derive import derive
+from multigate.pipeline.read.derive import derive, explode
 from multigate.pipeline.read.sources import Chunk, Shard, expand, read
 
 
@@ -65,10 +65,10 @@ def read_log(config: Config, shard: Shard) -> Iterator[Chunk]:
     """Read one file of the log, as `sources.read` does, with the derived columns beside its own."""
     side, log = shard.feedback, config.pipeline.log
     wanted, single = wanted_columns(config, side), single_columns(config, side)
-    rules = {n: rule for n, rule in derived(config, side).items() if n in _named(config, side)}
+    rules = with_read(derived(config, side), _named(config, side))
     _, unit = roles(config, side)
     for chunk in read(shard, form(config, side), wanted, single, rename(config, side)):
-        yield derive(chunk, rules, unit, log.unknown_time, log.time_zone)
+        yield derive(explode(chunk, exploded(config)), rules, unit, log.unknown_time, log.time_zone)
 
 
 def divide_log(config: Config, found: list[Shard]) -> list[Shard]:
@@ -99,6 +99,11 @@ def derived(config: Config, feedback: bool) -> dict[str, Derived]:
     return config.pipeline.log.side(feedback).derive
 
 
+def exploded(config: Config) -> Explode | None:
+    """Which columns hold lists that become rows."""
+    return getattr(config.pipeline.log, "explode", None)
+
+
 def roles(config: Config, feedback: bool) -> tuple[EventColumns | ImpressionColumns, str]:
     """The columns' roles and the time's unit, in the log's files or in its feedback's files."""
     side = config.pipeline.log.side(feedback)
@@ -112,12 +117,16 @@ def role_exists(config: Config, role: str) -> bool:
 
 def single_columns(config: Config, feedback: bool = False) -> set[str]:
     """The wanted columns that hold one value a row and no list."""
+    features = {} if feedback else log_features(config)
     lists = {
         feature.column or name
-        for name, feature in log_features(config).items()
+        for name, feature in features.items()
         if isinstance(feature, IdListFeature | VectorFeature)
     } - derived(config, feedback).keys()
-    return set(wanted_columns(config, feedback)) - (set() if feedback else lists)
+    rules = with_read(derived(config, feedback), _named(config, feedback))
+    lists |= {rule.reads_list for rule in rules.values() if rule.reads_list is not None}
+    lists |= set() if (rule := exploded(config)) is None else set(rule.columns)
+    return set(wanted_columns(config, feedback)) - lists
 
 
 def wanted_columns(config: Config, feedback: bool = False) -> list[str]:

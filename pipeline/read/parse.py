@@ -167,7 +167,7 @@ def _cast(raw: pl.Series, kind: pl.DataType) -> tuple[pl.Series, pl.Series]:
 
 
 def parse_id(raw: pl.Series, dtype: str) -> Parsed:
-    """Parse ids. The empty text is null."""
+    """Parse ids. The empty text is null; `12.0` is the integer 12."""
     if dtype == "int":
         if raw.dtype.is_numeric():
             values = raw.cast(pl.Int64, strict=False)
@@ -178,6 +178,10 @@ def parse_id(raw: pl.Series, dtype: str) -> Parsed:
                 raw = raw.fill_nan(None)
             return Parsed(values, _reasons(values.is_null() & raw.is_not_null(), _NOT_INTEGER))
         text, values = _cast(raw, pl.Int64())
+        if values.null_count() > text.null_count():
+            # Some write 12 as 12.0 in columns where other rows have none.
+            whole = text.cast(pl.String).str.extract(r"^([+-]?\d+)\.0*$", 1)
+            values = coalesce(values, whole.cast(pl.Int64, strict=False))
         return Parsed(values, _reasons(values.is_null() & text.is_not_null(), _NOT_INTEGER))
     text = as_text(raw)
     text = _without(text, text == "")

@@ -178,7 +178,14 @@ def _null_like(events: pl.DataFrame) -> dict[str, int]:
 def _latest(events: pl.DataFrame, chunk: Chunk, rejects: pl.DataFrame, file: str) -> pl.DataFrame:
     """The latest rows of a chunk as rejects, which they are if the log ends before them."""
     latest = events.select(_AT, "time").drop_nulls().top_k(log_end.MOST, by="time")
-    good = (~chunk.line.is_in(rejects["line"].implode())).arg_true().gather(latest[_AT])
+    # The rows of one line, which explode makes, have one text: which of them are bad is all one.
+    counts = rejects["line"].value_counts(name="bad")
+    rows = pl.DataFrame({"line": chunk.line}).with_columns(
+        place=pl.int_range(pl.len()).over("line")
+    )
+    rows = rows.join(counts, on="line", how="left", maintain_order="left")
+    kept = (rows["place"] >= rows["bad"].fill_null(0)).arg_true()
+    good = kept.gather(latest[_AT])
     return latest.select(
         "time",
         file=pl.lit(file),

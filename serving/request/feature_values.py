@@ -36,6 +36,9 @@ _DTYPE_OF = {"texts": "string", "integers": "int64", "numbers": "float32"}
 _LIST_OF = {"text": "texts", "integer": "integers", "number": "numbers"}
 
 
+_QUOTED = ("string", "int64")  # what was received, and what the feature takes
+
+
 class FeatureReader:
     """Reads the values of one feature of the contract."""
 
@@ -298,8 +301,9 @@ class FeatureReader:
         received = _DTYPE_OF[field]
         if received == self._dtype or (received, self._dtype) == ("int64", "float32"):
             return
+        hint = "; write it without quotes" if (received, self._dtype) == _QUOTED else ""
         raise InvalidRequestError(
-            f"feature {self.name!r}: expected {self.describe()}, received {received}"
+            f"feature {self.name!r}: expected {self.describe()}, received {received}{hint}"
         )
 
     def _refuse_long(self, texts: Sequence[str]) -> None:

@@ -108,6 +108,8 @@ candidates
 
 jobs.scoring
 jobs
+jobs.onboarding.tables
+jobs.onboarding.feedback
 jobs.onboarding
 jobs.publication
 jobs.trial

@@ -194,8 +194,10 @@ def test_a_misspelt_option(verb, words, capfd):
     ("line", "told"),
     [
         ("exampels", "multigate: argument VERB: .* received 'exampels'; did you mean 'examples'"),
+        ("chekc --config c --data d", "multigate: .* received 'chekc'; did you mean 'check'"),
         ("--versoin", "multigate: unknown option --versoin; did you mean '--version'"),
         ("candidates trian", "multigate candidates: .* received 'trian'; did you mean 'train'"),
+        ("candidates trian --out o", "multigate candidates: .* received 'trian'; did you mean"),
         ("evaluate --split=tset", "argument --split: .* received 'tset'; did you mean 'test'"),
         ("train --confg=c", r"multigate train: unknown option --confg; did you mean '--config'"),
         ("train --config c", "multigate train: .* required: --examples, --out"),

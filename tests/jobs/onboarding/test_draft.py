@@ -137,7 +137,8 @@ def test_an_impression_log(impressions, tmp_path):
     }
     assert expected.items() <= sides.items()
     assert not features.keys() & {"click", "like", "dwell", "rating", "share", "request_id", "time"}
-    assert made.values["contract"]["rates"]["of"] == ["user", "item", ["user", "topic"]]
+    by = [["user", "topic"], ["user", "main_tags"]]  # the first of a list is a category
+    assert made.values["contract"]["rates"]["of"] == ["user", "item", *by]
     assert "negatives" not in made.values["pipeline"]
 
 
@@ -513,7 +514,10 @@ def test_deskdrop_under_other_names(tmp_path):
     [
         ({}, "no file matches"),
         ({"README": "Hello.\n"}, "no table here; expected CSV, TSV, JSON lines or Parquet files"),
-        ({"a.csv": "user,item,rating\n" + "1,2,3\n2,3,4\n" * 9}, "no column holds times"),
+        (
+            {"a.csv": "user,item,rating\n" + "1,2,3\n2,3,4\n" * 9},
+            "expected a column of users and one of items",
+        ),
         (
             {"a.csv": "time,x\n" + "".join(f"{START + at},{at % 4}\n" for at in range(50))},
             "expected a column of users and one of items",
@@ -561,7 +565,7 @@ def test_guesses_go_to_standard_error_and_json_to_standard_output(tmp_path, capf
 def test_a_folder_with_one_kind_of_rows_only_is_refused(tmp_path):
     (tmp_path / "log").mkdir()
     (tmp_path / "log/a.csv").write_text("a,b\n1,2\n3,4\n")
-    with pytest.raises(DataError, match="no column holds times"):
+    with pytest.raises(DataError, match="expected a column of users and one of items"):
         draft(tmp_path / "log", "x")
 
 
@@ -754,7 +758,9 @@ def test_tags_with_blanks_between_are_a_list_and_places_are_none(tmp_path):
     features = read_by(made)
     assert (features["genres"]["kind"], features["genres"]["separator"]) == ("id_list", " ")
     assert features["place"]["kind"] == "id"
-    assert "genres" in made.notes["contract.rates"]
+    assert ["user", "main_genres"] in made.values["contract"]["rates"]["of"]
+    derive = made.values["pipeline"]["log"]["derive"]
+    assert derive["main_genres"] == {"first": "genres", "separator": " "}
     assert "with open;" in made.notes["contract.features.recent_items"]
 
 

@@ -231,8 +231,8 @@ def test_a_planted_leak_is_found(leak, event_config, monkeypatch, tmp_path):
                 "contract.features.tags": {"kind": "id_list", "side": "item", "separator": "."},
                 "contract.features.rate.label_rate.of": ["user", "tags"],
             },
-            r"'tags' is a list, and a rate has one category: derive a column that holds one value "
-            r"of it, such as the first one, {extract: tags, pattern: '^([^\.]+)'}",
+            r"'tags' is a list, and a rate has one category: derive a column that holds the first "
+            r"one, {first: tags, separator: '.'}",
         ),
         ({"contract.features.rate.label_rate.of": "user"}, "is of side 'user', received side"),
         (

@@ -1,6 +1,7 @@
 """Columns that the configuration derives, in logs of each format and in side tables."""
 
 import json
+from datetime import UTC, datetime
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 
 from multigate.configs import ConfigError, DataError
 from multigate.pipeline.job import run
+from multigate.pipeline.read.derive import number, ones_of, spelled_time
 
 ROWS = [
     # time, device, region, topic, url, click: 2023-11-14 22:13:20 UTC and hours later
@@ -112,9 +114,13 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({}, "exactly one of join, lower, extract, hour_of, weekday_of; received none"),
+        ({}, "exactly one of join, lower, extract, first, .*, ones_of; received none"),
         ({"lower": "a", "hour_of": "b"}, "received lower and hour_of"),
         ({"extract": "a"}, "extract and pattern go together"),
+        ({"flag": "a"}, "flag and ones go together"),
+        ({"time_of": "a"}, "time_of and form go together"),
+        ({"time_of": "a", "form": "DD/MM"}, "letters of strptime with a year"),
+        ({"member": "a"}, "member and of go together"),
         ({"join": ["a"]}, "at least 2"),
         ({"lowr": "a"}, "did you mean 'lower'"),
     ],
@@ -138,3 +144,80 @@ def test_a_column_without_a_name_has_that_of_its_place(impression_config, read_e
     }
     run(impression_config(**changes), tmp_path, tmp_path / "out")
     assert sorted(read_examples(tmp_path / "out")["item_id"]) == [0, 1, 2, 3]
+
+
+SPELLED = [
+    # when, user, item, price, clicked, tags
+    ("14/11/2023 22:13", "u1", "12.0", "1.234,50", "Sí", "war|love"),
+    ("14/11/2023 23:13", "u2", "13.0", "7", "no", ""),
+    ("16/11/2023 02:00", "u1", "12.0", "2,5", "no", "|fun"),
+    ("17/11/2023 05:46", "u3", "14", "", " SÍ", "love"),
+]
+
+
+def test_other_spellings(impression_config, read_examples, tmp_path):
+    """Decimal commas, words for yes and no, dates of another form, the first of a list."""
+    names = ["when", "user_id", "item_id", "price", "clicked", "tags"]
+    pl.DataFrame(SPELLED, names, orient="row").write_csv(tmp_path / "log.csv")
+    changes = {
+        "contract.features": {
+            "user_id": {"kind": "id", "side": "user"},
+            "item_id": {"kind": "id", "side": "item", "dtype": "int"},
+            "price": {"kind": "number", "side": "item", "missing": "indicator"},
+            "main": {"kind": "id", "side": "item", "missing": "indicator"},
+            "hour": {"kind": "id", "side": "context", "dtype": "int"},
+        },
+        "contract.tasks.stars": None,
+        "contract.tasks.click.label": {"rule": "column", "column": "clicked"},
+        "pipeline.log.columns": {"time": "when", "user": "user_id", "item": "item_id"},
+        "pipeline.log.time_unit": "iso",
+        "pipeline.log.time_zone": "Europe/Berlin",
+        "pipeline.log.derive": {
+            "hour": {"hour_of": "when"},  # of the time that is derived
+            "when": {"time_of": "when", "form": "%d/%m/%Y %H:%M"},
+            "price": {"number": "price"},
+            "clicked": {"flag": "clicked", "ones": ["sí"]},
+            "main": {"first": "tags"},
+        },
+        "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
+    }
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").sort("meta/time")
+    assert rows.select("item_id", "price", "main", "hour", "label/click").rows() == [
+        (12, 1234.5, "war", 22, 1),
+        (13, 7.0, None, 23, 0),
+        (12, 2.5, "fun", 2, 0),
+        (14, None, "love", 5, 1),
+    ]
+    assert rows["meta/time"][0] == datetime(2023, 11, 14, 21, 13, tzinfo=UTC)
+
+
+def test_a_log_without_times_has_a_constant_one(impression_config, read_examples, tmp_path):
+    lines = [f"u{at % 7},{at % 5},{at % 2}" for at in range(60)]
+    (tmp_path / "log.csv").write_text("\n".join(["user_id,item_id,click", *lines]) + "\n")
+    changes = {
+        "contract.features": {
+            "user_id": {"kind": "id", "side": "user"},
+            "item_id": {"kind": "id", "side": "item", "dtype": "int"},
+        },
+        "contract.tasks.stars": None,
+        "pipeline.log.columns": {"time": "none", "user": "user_id", "item": "item_id"},
+        "pipeline.log.derive": {"none": {"constant": "0"}},
+        "pipeline.log.unknown_time": 0,
+        "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
+    }
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out")
+    assert rows["meta/time"].null_count() == len(rows) > 0
+
+
+def test_names_of_flags():
+    flags = [pl.Series("war", ["1", "0", ""]), pl.Series("love", [True, False, None])]
+    assert ones_of(flags, "|").to_list() == ["war|love", None, None]
+
+
+def test_a_text_of_another_form_is_rejected_as_no_time():
+    """It is kept as it stands, so that the reject shows it."""
+    read = spelled_time(pl.Series(["31/12/2026", "yesterday", None]), "%d/%m/%Y")
+    assert read.to_list() == ["2026-12-31T00:00:00", "yesterday", None]
+    assert number(pl.Series(["1.234,5", "n/a"])).to_list() == ["1234.5", "n/a"]

@@ -6,9 +6,10 @@ and guesses from one row, the second reads no xz and no zip.
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from multigate.configs import DataError, progress
 from multigate.configs.sections.base import parse
 from multigate.configs.sections.log import CsvFormat, Format, JsonLinesFormat, ParquetFormat
 from multigate.configs.storage import Place
-from multigate.jobs.onboarding.rows import count_rows
+from multigate.jobs.onboarding.tables.columns import Column
+from multigate.jobs.onboarding.tables.rows import count_rows
+from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline.read import drift
 from multigate.pipeline.read.compressed import DamagedError, open_stream
 from multigate.pipeline.read.json_lines import as_text, key_names
@@ -42,9 +45,18 @@ class Table:
     """The format, as `pipeline.log.format` takes it."""
     columns: tuple[str, ...]
     frame: pl.DataFrame
-    """The first rows of the files, as the files give them; numbers of text files are text."""
+    """The first rows of the files; numbers of text files are text."""
     rows: int
     """How many rows the files have, about."""
+    derive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Columns of `frame` that are spelled otherwise in the files, as `pipeline.log.derive` takes
+    them."""
+    derived: dict[str, pl.Series] = field(default_factory=dict)
+    """The sample's values of columns that are added by `derive`."""
+    spellings: dict[str, str] = field(default_factory=dict)
+    """By such a column, how it is spelled."""
+    explode: dict[str, Any] | None = None
+    """Of requests that are unfolded to the rows of `frame`, as `pipeline.log.explode` takes it."""
 
 
 def find_tables(data: Place, rows: int) -> list[Table]:
@@ -75,6 +87,10 @@ def find_tables(data: Place, rows: int) -> list[Table]:
         raise DataError(
             f"{data}: no table here; expected CSV, TSV, JSON lines or Parquet files, possibly "
             "compressed"
+            + "".join(
+                f"; {shard.name}: write one object a line, as `jq -c '.[]'` does"
+                for shard in [one for one in shards if ".json" in one.name.lower()][:1]
+            )
         )
     return sorted(tables, key=lambda one: -one.rows)
 
@@ -108,7 +124,31 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
         sizes = (count_rows(s, each, s.name.endswith(".parquet"), rate) for s, _, _ in members)
         count = max(total, round(sum(sizes)))
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
-    return Table(names, form, columns, frame, count)
+    spelled = respell(frame)
+    return Table(
+        names, form, columns, spelled.frame, count, spelled.derive, spellings=spelled.reasons
+    )
+
+
+def key_of(table: Table, column: Column) -> tuple[str, float] | None:
+    """The column of a table that has one row for each value of a log's column.
+
+    Returns:
+        The column, and which share of its keys the log's values are.
+    """
+    values = as_text(column.raw).drop_nulls().unique()
+    best: tuple[str, float] | None = None
+    for name in table.frame.columns:
+        if isinstance(table.frame[name].dtype, pl.List | pl.Array):
+            continue
+        keys = as_text(table.frame[name]).drop_nulls()
+        if len(keys) < 3 or keys.n_unique() < len(table.frame):
+            continue
+        known = float(values.is_in(keys.implode()).mean() or 0.0)
+        share = known * len(values) / len(keys)
+        if known > 0.95 and share > 0.02 and (best is None or share > best[1]):
+            best = name, share
+    return best
 
 
 def _blocks(frame: pl.DataFrame, rows: int) -> pl.DataFrame:
@@ -178,6 +218,8 @@ def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:
             text = head[: error.start].decode()
         else:
             encoding, text = "latin-1", head.decode("latin-1")
+    if re.match(r"\ufeff?\s*\[\s*\{", text):
+        return None  # an array of JSON, whose lines are no rows
     lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
     lines = (lines[:-1] if len(head) >= _HEAD else lines)[:_LINES]
     if lines and lines[0].lstrip().startswith("{"):
@@ -247,11 +289,13 @@ def _is_header(rows: list[list[str]]) -> bool:
     kind of text.
     """
     first, rest = rows[0], rows[1:]
-    if any(_is_number(cell) for cell in first) or len(set(first)) < len(first):
+    if any(_is_number(cell) for cell in first):
         return False
     columns = [[row[at] for row in rest] for at in range(len(first))]
     if any(all(_is_number(cell) for cell in column if cell) for column in columns if any(column)):
         return True
+    if len(set(first)) < len(first):
+        return False
     return not any(name in column for name, column in zip(first, columns, strict=True))
 
 

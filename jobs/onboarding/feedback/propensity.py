@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from multigate.jobs.onboarding.columns import Column, decides
+from multigate.jobs.onboarding.tables.columns import Column, decides
 
 _FEW_ROWS = 10  # of an item
 _FEW_ITEMS = 5

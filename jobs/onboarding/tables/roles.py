@@ -13,9 +13,17 @@ from typing import Any
 import polars as pl
 
 from multigate.configs import DataError
-from multigate.jobs.onboarding.columns import Column, Times, as_times, clustering, decides, is_prose
-from multigate.jobs.onboarding.columns import look as look_at
-from multigate.jobs.onboarding.raw import Table
+from multigate.jobs.onboarding.tables.columns import (
+    Column,
+    Times,
+    as_times,
+    clustering,
+    decides,
+    is_measure,
+    is_prose,
+)
+from multigate.jobs.onboarding.tables.columns import look as look_at
+from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
 _DECIDES = 0.97
@@ -68,27 +76,41 @@ class Roles:
         return span if isinstance(span, timedelta) else timedelta(0)
 
 
-def guess_roles(log: Table) -> Roles:
+def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     """Guess the roles of a log's columns.
 
     Args:
         log: the table of events or impressions.
+        others: tables beside it; users and items may be the keys of one.
 
     Raises:
         DataError: no column holds times, or none names users or items.
     """
     columns = {name: look_at(name, log.frame[name]) for name in log.frame.columns}
-    time = _time(columns, log)
+    time = _time(columns)
+    derive: dict[str, dict[str, Any]] = {}
+    if time is None:
+        time = _no_time(columns, len(log.frame))
+        derive = {time.column.name: {"constant": "0"}}
     frame = log.frame.with_columns(__time=time.values).with_columns(
         as_text(log.frame[name]).replace("", None).alias(name) for name in columns
     )
     frame = frame.sort("__time", maintain_order=True)
     event, impression, follows = _event(frame, columns, time)
-    ids = _ids(columns, {time.column.name, event or ""})
+    taken = {time.column.name, event or ""}
+    ids = _ids(columns, taken)
+    if len(ids) < 2:  # so few items that numbers of them look like steps of a scale
+        ids = _ids(columns, taken, fewest=3)
     if len(ids) < 2:
+        lists = [name for name, column in columns.items() if column.is_list]
+        hint = (
+            f"; {', '.join(map(repr, lists))} holds lists: write one row for each item of a list"
+            if lists
+            else ""
+        )
         raise DataError(
             f"{', '.join(log.files)}: expected a column of users and one of items, whose values "
-            f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}"
+            f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}{hint}"
         )
     groups = [name for name in ids if _is_group(frame, columns, name, ids)]
     roots = _roots(frame, columns, [name for name in ids if name not in groups])
@@ -99,20 +121,24 @@ def guess_roles(log: Table) -> Roles:
             f"{', '.join(log.files)}: expected a column of users and one of items; of "
             f"{', '.join(ids)}, each decides the others"
         )
-    user, item, why = _user_and_item(frame, columns, roots, groups)
-    roles = Roles(frame, columns, time, user, item)
+    keys = [name for name in roots if any(key_of(one, columns[name]) for one in others)]
+    ranked = [*keys, *(name for name in roots if name not in keys)]
+    names = [name for name in ranked if name in keys or not is_measure(columns[name])]
+    user, item, why = _user_and_item(frame, columns, names if len(names) > 1 else ranked, groups)
+    roles = Roles(frame, columns, time, user, item, derive=derive)
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:
         if decides(frame, name, user) < _DECIDES:
             continue
         lasts = _span(frame, name, 0.9)
-        what = "request" if lasts <= _REQUEST and event is None else "session"
+        unknown = not frame["__time"].drop_nulls().len()
+        what = "request" if (unknown or lasts <= _REQUEST) and event is None else "session"
         if getattr(roles, what) is None:
             setattr(roles, what, name)
             roles.reasons[what] = (
-                f"each of its {columns[name].distinct} values belongs to one user and lasts "
-                f"{_spoken(lasts)}"
+                f"each of its {columns[name].distinct} values belongs to one user and "
+                + ("stands in rows together" if unknown else f"lasts {_spoken(lasts)}")
             )
     if event is not None:
         counts = frame[event].value_counts(sort=True)
@@ -149,20 +175,28 @@ def _join_user(roles: Roles) -> None:
         name += "_"
     roles.frame = frame.with_columns(joined.alias(name))
     roles.columns = {name: look_at(name, joined), **roles.columns}
-    roles.user, roles.derive = name, {name: {"join": parts}}
+    roles.user, roles.derive = name, roles.derive | {name: {"join": parts}}
     roles.reasons["user"] = (
         f"no column names single users: {joined.n_unique()} groups of those who are alike in "
         f"{', '.join(map(repr, parts))}"
     )
 
 
-def _time(columns: dict[str, Column], log: Table) -> Times:
+def _no_time(columns: dict[str, Column], rows: int) -> Times:
+    """Of a log without times: each row's is unknown."""
+    name = "time"
+    while name in columns:
+        name += "_"
+    column = look_at(name, pl.Series(name, ["0"]).new_from_index(0, rows))
+    values = pl.Series("time", [None], dtype=pl.Datetime("us", "UTC")).new_from_index(0, rows)
+    return Times(column, "s", 0, values)
+
+
+def _time(columns: dict[str, Column]) -> Times | None:
+    """The column of times; None where no column holds any."""
     found = [times for column in columns.values() if (times := as_times(column)) is not None]
     if not found:
-        raise DataError(
-            f"{', '.join(log.files)}: no column holds times (seconds, milliseconds or microseconds "
-            f"since 1970, or ISO 8601); received {', '.join(columns)}"
-        )
+        return None
 
     def score(times: Times) -> tuple[float, float]:
         values = times.values.drop_nulls()
@@ -178,6 +212,11 @@ def _time(columns: dict[str, Column], log: Table) -> Times:
 
 
 def _time_reason(time: Times) -> str:
+    if not time.values.drop_nulls().len():
+        return (
+            "no column holds times (seconds, milliseconds or microseconds since 1970, ISO 8601, or "
+            "dates of another form), so that each row's is unknown"
+        )
     known = time.values.drop_nulls()
     text = f"times from {known.min():%Y-%m-%d} to {known.max():%Y-%m-%d}, read as {time.unit}"
     if time.unknown is not None:
@@ -236,8 +275,14 @@ def _beats_chance(
     return chance < 0.9 and share - chance >= 0.3 * (1 - chance)
 
 
-def _ids(columns: dict[str, Column], taken: set[str]) -> list[str]:
-    """The columns that may name something: values that repeat and are no measurements."""
+def _ids(columns: dict[str, Column], taken: set[str], fewest: int = _SMALL + 1) -> list[str]:
+    """The columns that may name something: values that repeat and are no measurements.
+
+    Args:
+        columns: of the log.
+        taken: those that are something else.
+        fewest: values that a column of numbers has.
+    """
     found = []
     for name, column in columns.items():
         if name in taken or column.is_list or column.missing > 0.2 or is_prose(column):
@@ -246,7 +291,7 @@ def _ids(columns: dict[str, Column], taken: set[str]) -> list[str]:
             continue
         if column.number is not None and (not column.whole or column.flag):
             continue
-        if column.number is not None and column.distinct <= _SMALL:
+        if column.number is not None and column.distinct < fewest:
             continue
         if column.distinct < 3 or column.distinct > 0.9 * max(column.rows, 1):
             continue
@@ -270,9 +315,20 @@ def _is_group(
 ) -> bool:
     """Whether a column names requests or sessions: short, of few rows, and each of one user."""
     column, span = columns[name], _span(frame, name, 0.5)
-    if span > _SESSION or column.rows > _GROUP * column.distinct:
-        return False
     least = max(20.0, 0.01 * column.distinct)
+    if column.rows > _GROUP * column.distinct:
+        return False
+    if not frame["__time"].drop_nulls().len():
+        # Without times: a list's rows stand together, and so do its user's lists.
+        return _is_together(frame, name) and any(
+            least <= columns[other].distinct <= 0.5 * column.distinct
+            and decides(frame, name, other) >= _DECIDES
+            and _is_together(frame, other)
+            for other in ids
+            if other != name
+        )
+    if span > _SESSION:
+        return False
     return any(
         least <= columns[other].distinct < column.distinct
         and decides(frame, name, other) >= _DECIDES
@@ -280,6 +336,13 @@ def _is_group(
         for other in ids
         if other != name
     )
+
+
+def _is_together(frame: pl.DataFrame, name: str) -> bool:
+    """Whether the rows of each value follow one another in the file."""
+    values = frame[name].drop_nulls()
+    runs = int((values != values.shift()).fill_null(True).sum())
+    return runs <= 1.1 * values.n_unique() + 20  # a sample is of some blocks
 
 
 def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) -> list[str]:
@@ -377,27 +440,6 @@ def side_tables(roles: Roles, others: Sequence[Table]) -> dict[str, tuple[Table,
     ]
     best = max(choices, key=lambda c: sum(fits[source, at][1] for source, at in c.items()))
     return {source: (others[at], fits[source, at][0]) for source, at in best.items()}
-
-
-def key_of(table: Table, column: Column) -> tuple[str, float] | None:
-    """The column of a table that has one row for each value of a log's column.
-
-    Returns:
-        The column, and which share of its keys the log's values are.
-    """
-    values = as_text(column.raw).drop_nulls().unique()
-    best: tuple[str, float] | None = None
-    for name in table.frame.columns:
-        if isinstance(table.frame[name].dtype, pl.List | pl.Array):
-            continue
-        keys = as_text(table.frame[name]).drop_nulls()
-        if len(keys) < 3 or keys.n_unique() < len(table.frame):
-            continue
-        known = float(values.is_in(keys.implode()).mean() or 0.0)
-        share = known * len(values) / len(keys)
-        if known > 0.95 and share > 0.02 and (best is None or share > best[1]):
-            best = name, share
-    return best
 
 
 def _spoken(span: timedelta) -> str:

@@ -13,6 +13,8 @@ _NOT_TOLD = 0.9
 _SEPARATORS = ("|", ";", ",")
 _BLANK = " "
 _TAGS = 100
+_SMOOTH = 0.8
+_FEW = 20  # values
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,10 @@ def look(name: str, raw: pl.Series) -> Column:
         if parsed.reasons.null_count() == len(raw) and raw.null_count() < len(raw):
             number = parsed.values
             text = as_text(raw.drop_nulls().head(5000))
-            whole = not bool(text.str.contains(r"\.|\d[eE]").any())  # `true` is whole
+            # `true` is whole. Of many values, so are 12.0 and 13.0: some write whole numbers so
+            # where others are missing. Of few, a measure may happen to be whole.
+            given = r"\.|\d[eE]" if text.n_unique() <= _FEW else r"\.\d*[1-9]|\d[eE]"
+            whole = not bool(text.str.contains(given).any())
     keys = as_text(raw) if isinstance(raw.dtype, pl.List | pl.Array) else raw
     return Column(
         name=name,
@@ -154,6 +159,19 @@ def decides(frame: pl.DataFrame, by: str, what: str) -> float:
     return float(alike["rows"].sum() / rows)
 
 
+def is_measure(column: Column) -> bool:
+    """Whether numbers measure something: values beside one another are about as frequent.
+
+    How often an id occurs says nothing about the next one.
+    """
+    if column.number is None or column.distinct < 20 or column.rows < 5 * column.distinct:
+        return False
+    counts = column.number.drop_nulls().value_counts().sort(column.number.name)["count"]
+    both = pl.DataFrame({"one": counts, "next": counts.shift(-1)}).drop_nulls()
+    alike = both.select(pl.corr("one", "next", method="spearman").fill_nan(0.0)).item()
+    return _float(alike) > _SMOOTH
+
+
 def clustering(values: pl.Series, window: int = 20) -> float:
     """How much rows of one value stand together in the order of time, 0 (by chance) to 1.
 
@@ -199,6 +217,24 @@ def separator(column: Column) -> str | None:
     if several >= 0.5 and words <= _TAGS and 2 * words <= len(texts):
         return _BLANK
     return None
+
+
+def vector_size(column: Column) -> int:
+    """How many numbers each list of a column of vectors has; 0 where it holds no vectors."""
+    lists = column.raw.drop_nulls()
+    if isinstance(lists.dtype, pl.Array):
+        lists = lists.arr.to_list()
+    if not isinstance(lists.dtype, pl.List) or lists.list.len().n_unique() != 1:
+        return 0
+    numbers = lists.list.explode()
+    if numbers.dtype == pl.String:  # of JSON
+        parsed = numbers.cast(pl.Float64, strict=False)
+        numbers = parsed if not parsed.null_count() else numbers
+        broken = not numbers.dtype.is_float() or bool((numbers % 1 == 0).all())
+    else:
+        broken = not numbers.dtype.is_float()
+    size = int(lists.list.len().max() or 0)
+    return 0 if broken or size < 2 else size
 
 
 def is_prose(column: Column) -> bool:

@@ -1,0 +1,290 @@
+"""Guesses which columns of a log of impressions are feedback, and drafts a task for each."""
+
+import re
+
+import polars as pl
+
+from multigate.jobs.onboarding.feedback.durations import (
+    add_duration,
+    add_leak,
+    excludes,
+    is_duration,
+    length_of,
+    owner_of,
+)
+from multigate.jobs.onboarding.feedback.labels import (
+    AVERSE,
+    DECIDED,
+    FEWEST,
+    SATISFIED,
+    Labels,
+    is_small,
+    snake,
+)
+from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
+from multigate.jobs.onboarding.tables.columns import Column, decides, look
+from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.pipeline.read.derive import flag as flag_of
+
+_SUMS = 0.8
+_OFTEN = 300  # positives by which users that differ would show
+
+
+def feedback_columns(roles: Roles) -> Labels:
+    """Tasks of an impression log: its flags, ratings and durations that vary within a user.
+
+    Where there is none, a column of two words that differ within a list is made a flag.
+    """
+    found = Labels()
+    spelled = _spell_outcome(roles)
+    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
+    free = [column for column in free if not column.serial and not _decided(roles, column)]
+    flags = [c for c in free if c.flag and FEWEST <= c.ones <= 0.97 * c.rows]
+    # 0.0 and 1.0 may be a measure of few values, such as an affinity.
+    flags = [c for c in flags if c.whole or (c.ones >= _OFTEN and _varies(roles, c))]
+    flags.sort(key=lambda c: -c.ones)
+    flags = [flag for flag in flags if not _is_given(roles, flag, flags)]
+    found.position = _position(roles, free)
+    small = [c for c in free if is_small(c) and c.name != found.position]
+    ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
+    main = flags[0] if flags else None
+    for at, flag in enumerate(flags):
+        name = snake(flag.name, found.tasks)
+        share = flag.ones / max(flag.raw.len(), 1)
+        nested = main is not None and at > 0 and _share_of(flag, main) > 0.95
+        # What mostly comes with a click is compared among clicks: else the click would speak.
+        mostly = main is not None and at > 0 and _share_of(flag, main) > 0.5
+        within = main if mostly else None
+        averse = re.search(AVERSE, flag.name.lower()) is not None or (
+            any(_lowers(flag, rating, within) for rating in ratings)
+            and not _is_welcome(flag, flags, within)
+        )
+        named = re.search(SATISFIED, flag.name.lower()) is not None
+        satisfied = named or averse or (at > 0 and nested)
+        found.tasks[name] = {
+            "group": "satisfaction" if satisfied else "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": flag.name},
+            "score_weight": -1 if averse else 1,
+        }
+        found.events[name] = flag.name
+        found.columns.add(flag.name)
+        found.reasons[name] = (
+            f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
+            "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
+        )
+    for task, of in found.events.items():
+        found.reasons[task] += f"; {spelled[of]}" if of in spelled else ""
+    for rating in ratings:
+        add_rating(found, rating)
+    if not (flags or ratings):
+        for scale in free:
+            if scale.name != found.position and has_zeros(scale):
+                add_given(found, scale)
+                break
+    for column in free:
+        if column.name in (*found.columns, found.position):
+            continue
+        owner = owner_of(column, flags)
+        if is_duration(column, owner):
+            add_duration(found, column, owner, length_of(roles, column))
+        elif owner is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = (
+                f"it is above 0 only where {owner.name!r} is 1, so that it can be known only "
+                "afterwards"
+            )
+        elif (never := next((flag for flag in flags if excludes(column, flag)), None)) is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = (
+                f"where it is 0 or missing, {never.name!r} is never 1, and it differs within users "
+                "and items, as what is measured afterwards does"
+            )
+        else:
+            add_leak(found, column, flags)
+    for column in roles.columns.values():
+        known = column.name in roles.named or column.name in found.columns
+        counted = None if known else next((f for f in flags if _sums(roles, column, f)), None)
+        if counted is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = (
+                f"it goes with how many {counted.name!r} its own {roles.request!r} has, so that it "
+                "can be known only afterwards"
+            )
+    if not any(
+        task["type"] == "binary" and name in found.events for name, task in found.tasks.items()
+    ):
+        name = snake("chosen", found.tasks)
+        found.shown_only = True
+        found.tasks = {
+            name: {
+                "group": "engagement",
+                "type": "binary",
+                "label": {"rule": "impression"},
+                "score_weight": 1,
+            }
+        } | found.tasks
+        found.reasons[name] = (
+            "every row is a positive; its negatives are sampled, because no column says what was "
+            "shown and not taken"
+        )
+    return found
+
+
+def _spell_outcome(roles: Roles) -> dict[str, str]:
+    """Make flags of columns of two words, where no column is one; returns why, by column."""
+    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
+    if any(c.flag and not _decided(roles, c) for c in free):
+        return {}
+    found = {}
+    for column in free:
+        if column.number is not None or column.is_list or column.distinct != 2:
+            continue
+        if _decided(roles, column) or not _differs_in_lists(roles, column.name):
+            continue
+        words = roles.frame[column.name].drop_nulls().value_counts(sort=True)[column.name]
+        rule = {"flag": column.name, "ones": [words[1]]}
+        made = flag_of(roles.frame[column.name], [words[1]])
+        roles.frame = roles.frame.with_columns(made.cast(pl.String).alias(column.name))
+        roles.columns[column.name] = look(column.name, roles.frame[column.name])
+        roles.derive = roles.derive | {column.name: rule}
+        found[column.name] = f"{words[1]!r}, the rarer one of its two values, is taken for 1"
+    return found
+
+
+def _differs_in_lists(roles: Roles, name: str) -> bool:
+    """Whether rows of one request, or of one user and instant, differ in a column."""
+    by = [roles.user, "__time"] if roles.request is None else [roles.request]
+    lists = roles.frame.group_by(by).agg(n=pl.len(), d=pl.col(name).n_unique())
+    several = lists.filter(pl.col("n") > 1)
+    return len(several) >= FEWEST and float((several["d"] > 1).mean() or 0.0) > 0.1
+
+
+def _sums(roles: Roles, column: Column, flag: Column) -> bool:
+    """Whether a number of the request goes with how often a flag is 1 in that request."""
+    if roles.request is None or column.number is None or column.flag or column.distinct < 3:
+        return False
+    rows = roles.frame.select(
+        r=roles.request,
+        x=look(column.name, roles.frame[column.name]).number,
+        y=look(flag.name, roles.frame[flag.name]).number,
+    ).drop_nulls()
+    requests = rows.group_by("r").agg(
+        pl.col("x").max(), pl.col("y").sum(), low=pl.col("x").min(), n=pl.len()
+    )
+    several = requests.filter(pl.col("n") > 1)
+    if len(several) < FEWEST or float((several["x"] == several["low"]).mean() or 0) < DECIDED:
+        return False
+    together = several.select(pl.corr("x", "y", method="spearman").fill_nan(0.0)).item()
+    return float(together or 0.0) > _SUMS
+
+
+def _is_given(roles: Roles, flag: Column, flags: list[Column]) -> bool:
+    """Whether a flag was there before the user did anything, such as a badge of the offer.
+
+    What users do differs from user to user and from item to item; where neither differs in a flag
+    that is often 1, and other flags do, it was drawn for each row. What is nested, as an order is
+    within a click, is done.
+    """
+    others = [other for other in flags if other is not flag]
+    if flag.ones < _OFTEN or not any(_varies(roles, other) for other in others):
+        return False
+    if any(max(_share_of(flag, other), _share_of(other, flag)) > 0.95 for other in others):
+        return False
+    return not _varies(roles, flag)
+
+
+def _varies(roles: Roles, flag: Column) -> bool:
+    """Whether users, or items, differ in how often a flag is 1 by more than chance."""
+    ones = roles.frame.select(
+        roles.user, roles.item, one=look(flag.name, roles.frame[flag.name]).number
+    )
+    for by in (roles.user, roles.item):
+        rows = ones.drop_nulls([by, "one"])
+        rate = float(rows["one"].mean() or 0.0)
+        spread = rate * (1 - rate)
+        if not spread:
+            return False
+        groups = rows.group_by(by).agg(n=pl.len(), k=pl.col("one").sum())
+        n, k = groups["n"].cast(pl.Float64), groups["k"]
+        # Pearson's statistic, and its variance where the groups are alike.
+        statistic = float(((k - n * rate) ** 2 / (n * spread)).sum())
+        variance = float((2 + (1 / spread - 6) / n).sum())
+        if statistic - len(groups) > 4 * variance**0.5:
+            return True
+    return False
+
+
+def _decided(roles: Roles, column: Column) -> bool:
+    """Whether the user, the item or the request decides a column: then it is a feature."""
+    by = [roles.user, roles.item, roles.request, roles.session]
+    frame, name = roles.frame, column.name
+    for one in by:
+        if one is None:
+            continue
+        if column.flag:
+            # Where a value is rare, most groups have none of it by chance: those that do decide.
+            rare = frame[name].drop_nulls().value_counts(sort=True)[name][-1]
+            some = frame.filter((pl.col(name) == rare).any().over(one))
+        else:
+            some = frame
+        if decides(some, one, name) > DECIDED:
+            return True
+    return False
+
+
+def _position(roles: Roles, free: list[Column]) -> str | None:
+    """The column of places: each place once in a request, or all places alike frequent."""
+    for column in free:
+        if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
+            continue
+        if column.flag or column.missing > 0 or column.highest > 1000:
+            continue
+        if roles.request is not None:
+            lists = roles.frame.select(r=roles.request, p=column.name, i=roles.item)
+            lists = lists.drop_nulls().unique()  # some logs write rows twice
+            lists = lists.group_by("r").agg(n=pl.len(), d=pl.col("p").n_unique())
+            several = lists.filter(pl.col("n") > 1)
+            if len(several) and (several["n"] == several["d"]).mean() > 0.97:
+                return column.name
+        elif column.distinct <= 50 and column.distinct == column.highest - column.lowest + 1:
+            shares = column.raw.value_counts()["count"] / column.rows * column.distinct
+            if shares.min() > 0.85 and shares.max() < 1.15:
+                return column.name
+    return None
+
+
+def _share_of(flag: Column, main: Column) -> float:
+    both = pl.DataFrame({"flag": flag.number, "main": main.number}).filter(pl.col("flag") == 1)
+    return float(both["main"].mean() or 0.0)
+
+
+def _pairs(flag: Column, other: Column, within: Column | None) -> pl.DataFrame:
+    """A flag beside another column, in the rows where `within` is 1.
+
+    A flag that is never 1 without another one says what only that other one says elsewhere.
+    """
+    rows = pl.DataFrame({"flag": flag.number, "other": other.number})
+    return rows if within is None or within.number is None else rows.filter(within.number == 1)
+
+
+def _is_welcome(flag: Column, flags: list[Column], within: Column | None) -> bool:
+    """Whether other feedback comes more often where a flag is 1, whatever one scale says."""
+    for other in flags:
+        if other is flag or other is within or re.search(AVERSE, other.name.lower()):
+            continue
+        rows = _pairs(flag, other, within)
+        one, zero = (rows.filter(pl.col("flag") == at)["other"] for at in (1, 0))
+        with_it, without = float(one.mean() or 0.0), float(zero.mean() or 0.0)
+        if float(one.sum()) >= FEWEST and with_it > 1.5 * without:
+            return True
+    return False
+
+
+def _lowers(flag: Column, rating: Column, within: Column | None) -> bool:
+    pairs = _pairs(flag, rating, within).drop_nulls()
+    one, zero = pairs.filter(pl.col("flag") == 1), pairs.filter(pl.col("flag") == 0)
+    if len(one) < 20 or len(zero) < 20:
+        return False
+    spread = float(pairs["other"].std() or 1.0)
+    return float(one["other"].mean() or 0) < float(zero["other"].mean() or 0) - 0.3 * spread

@@ -1,0 +1,140 @@
+"""Drafts tasks of numbers that follow what a user did, and finds what is known afterwards."""
+
+import polars as pl
+
+from multigate.jobs.onboarding.feedback.labels import DECIDED, DELAYS, FEWEST, SMALL, Labels, snake
+from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.roles import Roles
+
+_LEAK = 0.95
+
+
+def is_duration(column: Column, owner: Column | None) -> bool:
+    """Whether a number tells how much was taken: most rows of its owner have one."""
+    numbers = column.number
+    if owner is None or numbers is None or column.distinct <= SMALL:
+        return False
+    pairs = pl.DataFrame({"value": numbers, "owner": owner.number})
+    taken = pairs.filter(pl.col("owner") == 1)
+    return float((taken["value"] > 0).fill_null(False).mean() or 0.0) > 0.3
+
+
+def owner_of(column: Column, flags: list[Column]) -> Column | None:
+    """The rarest flag without which a number is not above 0; an order's price is no click's."""
+    return next((flag for flag in reversed(flags) if _follows(column, flag)), None)
+
+
+def _follows(column: Column, main: Column) -> bool:
+    """Whether a number that varies is above 0 only where something was taken."""
+    numbers = column.number
+    if numbers is None or column.flag or column.distinct < 2 or column.lowest < 0:
+        return False
+    positive = pl.DataFrame({"value": numbers, "main": main.number}).filter(pl.col("value") > 0)
+    share = main.ones / max(main.rows, 1)
+    return len(positive) >= FEWEST and share < 0.9 and float(positive["main"].mean() or 0.0) > 0.95
+
+
+def excludes(column: Column, flag: Column) -> bool:
+    """Whether a flag is never 1 where a number is 0 or missing, though by chance it often would."""
+    if column.number is None or column.distinct <= SMALL or column.lowest < 0:
+        return False
+    pairs = pl.DataFrame({"x": column.number.fill_null(0), "flag": flag.number}).drop_nulls()
+    zero = pairs.filter(pl.col("x") == 0)["flag"]
+    rate = float(pairs["flag"].mean() or 0.0)
+    return rate * len(zero) >= FEWEST and float(zero.sum()) == 0
+
+
+def length_of(roles: Roles, column: Column) -> Column | None:
+    """The number of the item that a duration runs up to, such as the length of a song."""
+    for name, length in roles.columns.items():
+        if name in roles.named or length.number is None or length.distinct < SMALL:
+            continue
+        both = pl.DataFrame({"x": column.number, "y": length.number}).filter(pl.col("x") > 0)
+        parts = both.filter(pl.col("y") > 0).select(pl.col("x") / pl.col("y")).to_series()
+        if len(parts) < max(FEWEST, 0.9 * len(both)):
+            continue
+        whole = float((parts > 0.9).mean() or 0.0)
+        is_above = float((parts > 1.02).mean() or 0.0)
+        if is_above < 0.02 < whole and decides(roles.frame, roles.item, name) > DECIDED:
+            return length
+    return None
+
+
+def add_duration(found: Labels, column: Column, main: Column | None, length: Column | None) -> None:
+    """Add tasks of how long, and whether long; where `length` is known, by the share of it."""
+    numbers = column.number
+    assert numbers is not None
+    positive = numbers.filter(numbers > 0)
+    when = next(task for task, name in found.events.items() if main and name == main.name)
+    name = snake(column.name, found.tasks)
+    label = {"rule": "column", "column": column.name}
+    found.columns.add(column.name)
+    found.tasks[name] = {
+        "group": "engagement",
+        "type": "regression",
+        "label": label,
+        "when": when,
+        "transform": "log1p",
+    }
+    found.reasons[name] = f"column {column.name!r} is above 0 only where {when} is 1"
+    told = repr(column.name)
+    if length is not None:
+        # Seconds alone say how long the item is before they say how it was liked.
+        label = {"rule": "ratio", "column": column.name, "over": length.name}
+        parts = pl.DataFrame({"x": numbers, "y": length.number}).filter(pl.col("x") > 0)
+        positive_parts = parts.select(pl.col("x") / pl.col("y")).to_series()
+        told = f"{column.name!r} over {length.name!r}, which it hardly ever exceeds,"
+        # Where most run to the end, the middle is the end itself.
+        middle = min(float(positive_parts.median() or 0.5), 0.9)
+    else:
+        middle = float(positive.median() or 1.0)
+    deep = snake(f"{name}_long", found.tasks)
+    found.tasks[deep] = {
+        "group": "engagement",
+        "type": "binary",
+        "label": label,
+        "at_least": float(f"{middle:.2g}"),
+        "score_weight": 1,
+    }
+    found.reasons[deep] = f"{told} is above its middle, {middle:.2g}"
+    if column.missing > 0:
+        found.tasks[deep]["score_weight"] = 0
+        found.reasons[deep] += (
+            f"; its label is missing where {when} is 0, so that it is a rate of those taken, and "
+            "no term of the combined score"
+        )
+    longest = float(positive.quantile(0.99) or 600.0)
+    found.wait = next((text for text, seconds in DELAYS if seconds >= longest), "1d")
+
+
+def add_leak(found: Labels, column: Column, flags: list[Column]) -> None:
+    """A number that alone ranks a label is feedback as well: seconds played, beside skipped."""
+    for flag in flags:
+        area = _auc(column, flag)
+        if max(area, 1 - area) > _LEAK and column.lowest >= 0 and column.distinct > SMALL:
+            name = snake(column.name, found.tasks)
+            found.columns.add(column.name)
+            found.tasks[name] = {
+                "group": "engagement",
+                "type": "regression",
+                "label": {"rule": "column", "column": column.name},
+                "transform": "log1p",
+            }
+            found.reasons[name] = (
+                f"column {column.name!r} alone ranks {flag.name!r} with AUC "
+                f"{max(area, 1 - area):.2f}, so that it can be known only afterwards"
+            )
+            return
+
+
+def _auc(column: Column, flag: Column) -> float:
+    """AUC of a number for a flag."""
+    if column.number is None:
+        return 0.5
+    pairs = pl.DataFrame({"x": column.number, "y": flag.number}).drop_nulls()
+    ones = int(pairs["y"].sum())
+    zeros = len(pairs) - ones
+    if ones < FEWEST or zeros < FEWEST:
+        return 0.5
+    ranks = float(pairs.with_columns(r=pl.col("x").rank()).filter(pl.col("y") == 1)["r"].sum())
+    return (ranks - ones * (ones + 1) / 2) / (ones * zeros)

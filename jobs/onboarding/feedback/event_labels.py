@@ -1,0 +1,198 @@
+"""Guesses which event types of a log are feedback, and drafts a task for each."""
+
+import re
+from datetime import timedelta
+
+import polars as pl
+
+from multigate.jobs.onboarding.feedback.labels import (
+    AVERSE,
+    DELAYS,
+    FEWEST,
+    SATISFIED,
+    Labels,
+    is_small,
+    snake,
+)
+from multigate.jobs.onboarding.tables.columns import look
+from multigate.jobs.onboarding.tables.roles import Roles
+
+_KEPT = 0.98  # of an event type's rows, which a label's window should hold
+_WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
+_FEW_VALUES = 100  # of one event type, where several have some
+_CERTAIN = 0.97  # of the impressions
+
+
+def feedback_events(roles: Roles) -> Labels:
+    """Tasks of an event log: a task for each event type and for its numbers, and dwell.
+
+    The impression itself is a task where the log holds only what users opened; where it holds whole
+    lists, what was shown and not taken is the negative.
+    """
+    found = Labels()
+    frame, shown = roles.frame, str(roles.impression)
+    delays = _delays(roles)
+    span = _span_seconds(roles)
+    others = {kind: n for kind, n in roles.event_counts.items() if kind != shown}
+    for at, (kind, count) in enumerate(others.items()):
+        if count < FEWEST:
+            continue
+        name = snake(kind, found.tasks)
+        within, kept = _window(delays, kind, span)
+        satisfied = re.search(SATISFIED, kind.lower()) is not None or at >= len(others) / 2
+        found.tasks[name] = {
+            "group": "satisfaction" if satisfied else "engagement",
+            "type": "binary",
+            "label": {"rule": "event", "events": [kind], "within": within},
+            "score_weight": -1 if re.search(AVERSE, kind.lower()) else 1,
+        }
+        found.events[name] = kind
+        found.reasons[name] = (
+            f"{count} events of type {kind!r}, {kept:.0%} of them within {within} of the impression"
+        )
+        if kept < _KEPT:
+            found.reasons[name] += (
+                "; the others count as 0; a longer window leaves more labels at the log's end open"
+            )
+    _add_value(found, roles)
+    _drop_certain(found, roles)
+    if found.events and _shows_lists(roles):
+        return found
+    first = {
+        snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "impression"},
+            "score_weight": 1,
+        }
+    }
+    found.shown_only = True
+    [name] = first
+    found.reasons[name] = (
+        f"every {shown!r} is a positive; its negatives are sampled, because the log does not say "
+        "what was shown and not taken"
+    )
+    found.tasks = first | found.tasks
+    if roles.session is not None:
+        gap = _dwell(frame, roles)
+        found.tasks["dwell"] = {
+            "group": "engagement",
+            "type": "regression",
+            "label": {"rule": "dwell", "cap": _round_up(gap), "within": "1d", "ends": "other_item"},
+            "transform": "log1p",
+            "weight": 0.2,
+        }
+        found.reasons["dwell"] = (
+            f"time to the next event on another item in the same {roles.session!r}; 80 % of them "
+            f"take at most {gap:.0f} s"
+        )
+    return found
+
+
+def _drop_certain(found: Labels, roles: Roles) -> None:
+    """Drop the tasks of types that follow nearly every impression: they tell nothing apart."""
+    pairs = roles.frame.select(e=str(roles.event), u=roles.user, i=roles.item).unique()
+    shown = pairs.filter(pl.col("e") == roles.impression)
+    for name, kind in list(found.events.items()):
+        after = shown.join(pairs.filter(pl.col("e") == kind), on=["u", "i"], how="semi")
+        if len(found.events) > 1 and len(after) > _CERTAIN * len(shown):
+            del found.tasks[name], found.events[name], found.reasons[name]
+            found.certain[kind] = f"{len(after) / max(len(shown), 1):.0%}"
+
+
+def _shows_lists(roles: Roles) -> bool:
+    """Whether most impressions stand beside others of one user and instant: who opens has one."""
+    shown = roles.frame.filter(pl.col(str(roles.event)) == roles.impression)
+    together = pl.col(roles.item).n_unique().over(roles.user, "__time") > 1
+    return float(shown.select(together.mean()).item() or 0.0) > 0.5
+
+
+def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:
+    """The shortest window that holds nearly all feedback of a type, and the share that it holds."""
+    seconds = delays.filter(pl.col("e") == kind)["delay"].drop_nulls()
+    usable = [one for one in DELAYS if one[1] <= _WINDOW * span] or [DELAYS[0]]
+    shares = {
+        text: float((seconds <= limit).mean() or 0.0) if len(seconds) else 1.0
+        for text, limit in usable
+    }
+    most = max(shares.values())
+    return next((text, kept) for text, kept in shares.items() if kept >= min(_KEPT, most))
+
+
+def _add_value(found: Labels, roles: Roles) -> None:
+    """A task for the numbers of an event type, such as seconds of `read` or stars of `rate`."""
+    for name, column in roles.columns.items():
+        if name in roles.named or column.number is None or column.flag or column.distinct < 3:
+            continue
+        number = pl.col(name).cast(pl.Float64, strict=False)  # some logs write 0 for no number
+        with_value = roles.frame.filter(number.is_not_null() & (number != 0))
+        kinds = dict(with_value[str(roles.event)].value_counts(sort=True).iter_rows())
+        owners = {
+            task: kind
+            for task, kind in found.events.items()
+            if kinds.get(kind, 0) >= max(FEWEST, 0.5 * roles.event_counts[kind])
+        }
+        known = sum(kinds[kind] for kind in owners.values())
+        if not owners or known < 0.95 * len(with_value):
+            continue  # the impressions have such numbers, too: it is a feature
+        given = {
+            task: look(name, with_value.filter(pl.col(str(roles.event)) == kind)[name])
+            for task, kind in owners.items()
+        }
+        # A number that a type hardly varies, such as how many pieces, says little more than it.
+        told = {
+            task: one
+            for task, one in given.items()
+            if len(given) == 1 or (one.distinct > 3 and one.rows >= _FEW_VALUES)
+        }
+        for task, one in told.items():
+            found.value, stars = name, is_small(one)
+            found.columns.add(name)
+            label = found.tasks[task]["label"] | {"aggregate": "max" if stars else "sum"}
+            own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
+            found.tasks[own] = {
+                "group": "satisfaction" if stars else "engagement",
+                "type": "regression",
+                "label": label,
+            } | ({} if stars or one.lowest < 0 else {"transform": "log1p"})
+            found.reasons[own] = (
+                f"{kinds[owners[task]]} of the {len(with_value)} values of {name!r} belong to "
+                f"{owners[task]!r}"
+            )
+        if told:
+            return
+
+
+def _delays(roles: Roles) -> pl.DataFrame:
+    """Each row of feedback: its type `e`, and the seconds since the impression, `delay`."""
+    event, shown = str(roles.event), roles.impression
+    rows = roles.frame.select("__time", u=roles.user, i=roles.item, e=event).drop_nulls()
+    views = rows.filter(pl.col("e") == shown).select("u", "i", "__time", seen="__time")
+    joined = (
+        rows.filter(pl.col("e") != shown)
+        .sort("__time")
+        .join_asof(views.sort("__time"), on="__time", by=["u", "i"], check_sortedness=False)
+    )
+    return joined.select("e", delay=(pl.col("__time") - pl.col("seen")).dt.total_seconds())
+
+
+def _dwell(frame: pl.DataFrame, roles: Roles) -> float:
+    gaps = frame.select(
+        gap=(pl.col("__time").shift(-1) - pl.col("__time")).over(str(roles.session)),
+        other=pl.col(roles.item).shift(-1).over(str(roles.session)) != pl.col(roles.item),
+    ).filter("other")
+    value = gaps["gap"].dt.total_seconds().quantile(0.8)
+    return float(value or 600)
+
+
+def _round_up(seconds: float) -> str:
+    for text, limit in (("1m", 60), ("5m", 300), ("10m", 600), ("30m", 1800)):
+        if seconds <= limit:
+            return text
+    return "30m"
+
+
+def _span_seconds(roles: Roles) -> float:
+    known = roles.time.values.drop_nulls()
+    span = known.max() - known.min()
+    return span.total_seconds() if isinstance(span, timedelta) else 0.0

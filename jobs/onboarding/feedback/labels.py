@@ -1,0 +1,67 @@
+"""The tasks of a draft, and what their modules share: names, scales, thresholds."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from multigate.jobs.onboarding.tables.columns import Column
+
+SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
+AVERSE = (
+    r"dis|hide|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
+    r"signale|gemeldet|denunci|ocult|masqu"
+)
+FEWEST = 30  # positives that a task needs
+DELAYS = (
+    *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),
+    *(("3d", 259_200), ("7d", 604_800), ("14d", 1_209_600), ("30d", 2_592_000)),
+)
+SMALL = 12
+DECIDED = 0.95
+
+
+@dataclass
+class Labels:
+    """The tasks of a draft."""
+
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    columns: set[str] = field(default_factory=set)
+    """The columns that hold feedback, which no feature may read."""
+    position: str | None = None
+    events: dict[str, str] = field(default_factory=dict)
+    """Task -> the event type, or the 0/1 column, that is its label."""
+    wait: str = "10m"
+    """After how long a row's feedback is complete."""
+    shown_only: bool = False
+    """Whether what was shown and not taken is missing from the log."""
+    afterwards: dict[str, str] = field(default_factory=dict)
+    """Column that no task reads, and why it can be known only afterwards."""
+    certain: dict[str, str] = field(default_factory=dict)
+    """Event types without a task, and which share of the impressions they follow."""
+    value: str | None = None
+    """Of an event log: the column of the events' numbers, such as seconds read."""
+
+
+def snake(text: str, taken: Any = ()) -> str:
+    """A name as features and tasks have it: `eventType` -> `event_type`; none that is taken."""
+    name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", text).lower()
+    name = re.sub(r"[^a-z0-9]+", "_", name).strip("_")
+    name = re.sub(r"_+", "_", name) or "column"
+    if not name[0].isalpha():
+        name = f"c_{name}"
+    free, at = name, 2
+    while free in taken or free in ("score", "self", "task_weights", "user_index"):
+        free, at = f"{name}_{at}", at + 1
+    return free
+
+
+def is_small(column: Column) -> bool:
+    """Whether values are few steps of one scale, such as stars."""
+    if column.number is None or column.flag or not 3 <= column.distinct <= SMALL:
+        return False
+    numbers = column.number.drop_nulls()
+    halves = bool((numbers * 2 % 1 == 0).all())
+    if float((numbers == column.lowest).mean() or 0.0) > 0.6:
+        return False  # a count of something rare
+    return halves and column.highest - column.lowest <= 10

@@ -1,0 +1,70 @@
+"""Drafts tasks of ratings: columns of few steps of one scale."""
+
+from multigate.jobs.onboarding.feedback.labels import Labels, is_small, snake
+from multigate.jobs.onboarding.tables.columns import Column, look
+
+_FEW_MISSING = 0.05
+
+
+def add_rating(found: Labels, rating: Column) -> None:
+    """Add a task of a rating, and one of whether it is high."""
+    name = snake(rating.name, found.tasks)
+    numbers = rating.number
+    assert numbers is not None
+    label = {"rule": "column", "column": rating.name}
+    found.columns.add(rating.name)
+    found.tasks[name] = {
+        "group": "satisfaction",
+        "type": "regression",
+        "label": label,
+        "score_weight": 0.2,
+    }
+    given = "" if rating.missing == 0 else f"; {rating.missing:.0%} of the rows have none"
+    found.reasons[name] = (
+        f"column {rating.name!r} has {rating.distinct} steps from {rating.lowest:g} to "
+        f"{rating.highest:g}{given}"
+    )
+    steps = sorted(numbers.drop_nulls().unique())[1:]
+    good = min(steps, key=lambda step: abs(float((numbers >= step).mean() or 0) - 0.5))
+    liked = snake(f"{name}_high", found.tasks)
+    found.tasks[liked] = {
+        "group": "satisfaction",
+        "type": "binary",
+        "label": label,
+        "at_least": good,
+        "score_weight": 1,
+    }
+    found.reasons[liked] = f"{rating.name!r} is at least {good:g}: about half of the rows"
+    if rating.missing > _FEW_MISSING:
+        for task in (name, liked):
+            found.tasks[task]["score_weight"] = 0
+        found.reasons[liked] += (
+            "; most rows have no rating, so that it is a rate of those rated, and no term of the "
+            "combined score"
+        )
+
+
+def has_zeros(column: Column) -> bool:
+    """Whether values are few steps of one scale and mostly 0, as where no rating was given."""
+    rated = None if column.number is None else look(column.name, column.number.replace(0.0, None))
+    return rated is not None and column.lowest == 0 and is_small(rated)
+
+
+def add_given(found: Labels, scale: Column) -> None:
+    """Add a task of whether a rating was given, of a scale that is mostly 0."""
+    name = snake(f"{scale.name}_given", found.tasks)
+    numbers = scale.number
+    assert numbers is not None
+    least = float(numbers.filter(numbers > 0).min())
+    found.columns.add(scale.name)
+    found.tasks[name] = {
+        "group": "satisfaction",
+        "type": "binary",
+        "label": {"rule": "column", "column": scale.name},
+        "at_least": least,
+        "score_weight": 1,
+    }
+    found.reasons[name] = (
+        f"column {scale.name!r} has steps from {least:g} to {scale.highest:g} and is mostly 0, as "
+        "where none was given; raise at_least to learn the high ones"
+    )

@@ -1,0 +1,184 @@
+"""Recognises numbers, flags and times that a file spells otherwise than the pipeline reads them.
+
+A column whose values all have one such spelling is read through a rule of `derive`: decimal commas,
+words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from multigate.jobs.onboarding.tables.columns import as_times, look
+from multigate.pipeline.read.derive import flag, number, spelled_time
+from multigate.pipeline.read.json_lines import as_text
+
+_YES_NO = (
+    *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("sí", "no"), ("si", "no")),
+    *(("s", "n"), ("ja", "nein"), ("j", "n"), ("ja", "nee"), ("oui", "non"), ("o", "n")),
+    *(("sim", "não"), ("sim", "nao"), ("tak", "nie"), ("ano", "ne"), ("да", "нет")),
+    *(("wahr", "falsch"), ("vrai", "faux"), ("verdadero", "falso"), ("是", "否")),
+)
+_DAYS = (
+    *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d"),
+    *("%d %b %Y", "%d-%b-%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y", "%d/%m/%y", "%m/%d/%y"),
+    *("%d.%m.%y", "%Y%m%d"),
+)
+_HOURS = (
+    *("", " %H:%M", " %H:%M:%S%.f", ", %H:%M", ", %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p"),
+    *(", %I:%M %p", ", %I:%M:%S %p", "T%H:%M:%S%.f", " %H:%M:%S%.f %z", " %H:%M:%S UTC"),
+)
+_WHOLE = (
+    *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a, %d %b %Y %H:%M:%S GMT"),
+    *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S UTC %Y", "%a %b %d %H:%M:%S %z %Y"),
+    *("%Y%m%d%H%M%S", "%Y%m%dT%H%M%S", "%Y%m%dT%H%M%SZ", "%Y-%m-%d %I:%M:%S %p"),
+)
+_DAY = r"^\d{4}-\d\d-\d\d$"
+_CLOCK = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
+_NANOSECONDS = r"^(\d+)\d{3}$"
+_HEAD = 300
+_ENOUGH = 0.98
+_LETTERS = r"^[\p{L}]+$"
+
+
+@dataclass
+class Spelled:
+    """A table whose columns are spelled as the pipeline reads them."""
+
+    frame: pl.DataFrame
+    derive: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """How the pipeline gets there, by column, as `pipeline.log.derive` takes it."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """By column, why."""
+
+
+def respell(frame: pl.DataFrame) -> Spelled:
+    """Spell a sample's columns as the pipeline reads them.
+
+    Args:
+        frame: as the files give it; only texts are looked at.
+    """
+    found = Spelled(frame)
+    _join_day_and_clock(found)
+    for name in found.frame.columns:
+        if frame.get_column(name, default=pl.Series()).dtype.is_integer():
+            _cut_nanoseconds(found, name)
+        if name not in frame.columns or frame[name].dtype != pl.String:
+            continue
+        if _cut_nanoseconds(found, name):
+            continue
+        column = look(name, frame[name])
+        if not column.rows or (column.number is not None and not _is_day(column.raw)):
+            continue
+        for rule, values, why in _spellings(name, column.raw):
+            found.derive[name], found.reasons[name] = rule, why
+            found.frame = found.frame.with_columns(values.cast(pl.String).alias(name))
+            break
+    return found
+
+
+def _cut_nanoseconds(found: Spelled, name: str) -> bool:
+    """Read nanoseconds since 1970 as microseconds."""
+    text = as_text(found.frame[name])
+    if not text.null_count() < len(text) or not text.drop_nulls().str.contains(r"^\d{19}$").all():
+        return False
+    values = text.str.extract(_NANOSECONDS, 1)
+    if as_times(look(name, values)) is None:
+        return False
+    found.derive[name] = {"extract": name, "pattern": _NANOSECONDS}
+    found.reasons[name] = "nanoseconds since 1970, cut to microseconds"
+    found.frame = found.frame.with_columns(values.alias(name))
+    return True
+
+
+def _join_day_and_clock(found: Spelled) -> None:
+    """Join a column of days and one of times of day to one of times."""
+    texts = [name for name in found.frame.columns if found.frame[name].dtype == pl.String]
+    all_are = {
+        form: [n for n in texts if _all_match(found.frame[n], form)] for form in (_DAY, _CLOCK)
+    }
+    if len(all_are[_DAY]) != 1 or len(all_are[_CLOCK]) != 1:
+        return
+    (day,), (clock,) = all_are.values()
+    name = "time"
+    while name in found.frame.columns:
+        name += "_"
+    joined = pl.concat_str(day, clock, separator="T")
+    found.frame = found.frame.with_columns(joined.alias(name)).drop(day, clock)
+    found.derive[name] = {"join": [day, clock], "separator": "T"}
+    found.reasons[name] = f"the days of {day!r} with the times of day of {clock!r}"
+
+
+def _all_match(column: pl.Series, form: str) -> bool:
+    known = column.drop_nulls()
+    known = known.filter(known != "")
+    return len(known) > 0 and bool(known.str.contains(form).all())
+
+
+def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.Series, str]]:
+    """The rule of a spelling, the values that it makes, and why it is the column's."""
+    texts = raw.drop_nulls().str.strip_chars()
+    words = texts.unique().head(50).str.to_lowercase().unique()
+    if len(words) == 2:
+        for yes, no in _YES_NO:
+            if set(words) == {yes, no}:
+                # Its own capitals, where they are always the same, read better.
+                given = texts.filter(texts.str.to_lowercase() == yes).unique()
+                ones = [given[0] if len(given) == 1 else yes]
+                rule = {"flag": name, "ones": ones}
+                why = f"its two values are {yes!r} and {no!r}"
+                yield rule, flag(raw, ones), why
+    if texts.str.contains(",", literal=True).any() and not texts.str.contains(_LETTERS).any():
+        values = number(raw)
+        parsed = look(name, values)
+        # `1,2` may be a list of two ids: of a number, every value has one comma at most.
+        if parsed.number is not None and texts.str.count_matches(",").max() == 1:
+            example = texts.filter(texts.str.contains(",", literal=True))[0]
+            yield {"number": name}, values, f"numbers with a decimal comma, such as {example!r}"
+            return
+    form = _form(name, raw)
+    if form is not None:
+        told, unclear = form
+        why = f"times of the form {told!r}, such as {texts[0]!r}" + (
+            "; no day is above 12: if days and months are the other way round, change the form"
+            if unclear
+            else ""
+        )
+        yield {"time_of": name, "form": told}, spelled_time(raw, told), why
+
+
+def _is_day(raw: pl.Series) -> bool:
+    """Whether whole numbers may be days or instants written as `20261231` or `20261231235959`."""
+    texts = raw.drop_nulls().head(_HEAD)
+    form = r"^(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])?([0-5]\d){0,2}$"
+    return bool(texts.str.contains(form).all()) and texts.str.len_chars().n_unique() == 1
+
+
+def _form(name: str, raw: pl.Series) -> tuple[str, bool] | None:
+    """The form that reads a column's texts as times, and whether another one does as well."""
+    texts = raw.drop_nulls().unique(maintain_order=True).head(_HEAD)
+    if as_times(look(name, texts)) is not None or not texts.str.contains(r"\d").all():
+        return None
+    forms = [*_WHOLE, *(day + hour for hour in _HOURS for day in _DAYS)]
+    fits = [form for form in forms if _reads(texts, form)]
+    fits = [form for form in fits if _reads(raw.drop_nulls().unique(), form)]
+    if not fits:
+        return None
+    # Where no day is above 12, days read as months lie far apart.
+    best = min(fits, key=lambda form: (_leaps(raw, form), fits.index(form)))
+    return best, len(fits) > 1 and "%d" in best and "%m" in best
+
+
+def _leaps(raw: pl.Series, form: str) -> float:
+    """How far apart rows beside one another are, seconds."""
+    times = spelled_time(raw.drop_nulls(), form).str.strip_suffix("Z")
+    read = times.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="us", strict=False)
+    return float(read.diff().abs().dt.total_seconds().mean() or 0.0)
+
+
+def _reads(texts: pl.Series, form: str) -> bool:
+    iso = spelled_time(texts, form)
+    if float((iso == texts).mean() or 0.0) > 1 - _ENOUGH:
+        return False
+    return as_times(look("", iso)) is not None

@@ -1,0 +1,85 @@
+"""Requests whose rows hold lists become one row for each item."""
+
+import json
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from multigate.configs import ConfigError
+from multigate.pipeline.job import run
+
+ROWS = [
+    # time, user, shown, prices, clicked
+    (1_700_000_000, "u1", ["1", "2", "3"], [1.5, 2.5, 3.5], ["2"]),
+    (1_700_003_600, "u2", ["4", "1"], [4.5, 1.5], []),
+    (1_700_100_000, "u1", [], [], []),  # nothing was shown
+    (1_700_200_000, "u3", ["5", "6"], [5.5], ["5"]),  # a price is missing
+]
+NAMES = ["time", "user_id", "shown", "prices", "clicked"]
+EXPLODED = {
+    "contract.features": {
+        "user_id": {"kind": "id", "side": "user"},
+        "item_id": {"kind": "id", "side": "item", "dtype": "int", "column": "shown"},
+        "price": {"kind": "number", "side": "item", "column": "prices"},
+        "slot": {"kind": "position", "side": "context", "max_position": 5},
+    },
+    "contract.tasks.stars": None,
+    "contract.tasks.click.label": {"rule": "column", "column": "hit"},
+    "pipeline.log.columns": {"time": "time", "user": "user_id", "item": "shown"},
+    "pipeline.log.explode": {"columns": ["shown", "prices"], "separator": ";"},
+    "pipeline.log.derive": {
+        "hit": {"member": "shown", "of": "clicked", "separator": ";"},
+        "slot": {"place_in": "shown"},
+    },
+    "pipeline.max_reject_rate": 0.5,
+    "pipeline.split": {"by": "random", "validation": 0.2, "test": 0.2},
+}
+
+
+def write(folder, kind):
+    frame = pl.DataFrame(ROWS, NAMES, orient="row")
+    if kind == "csv":
+        lists = [pl.col(n).cast(pl.List(pl.String)).list.join(";") for n in NAMES[2:]]
+        frame.with_columns(lists).write_csv(folder / "log.csv")
+    elif kind == "parquet":
+        frame.write_parquet(folder / "log.parquet")
+    else:
+        lines = [json.dumps(dict(zip(NAMES, row, strict=True))) for row in ROWS]
+        (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
+    return {"pipeline.log.format": {"type": kind}, "pipeline.log.files": [f"log.{kind}"]}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_request_becomes_one_row_for_each_item(kind, impression_config, read_examples, tmp_path):
+    changes = EXPLODED | write(tmp_path, kind)
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").sort("meta/time", "slot")
+    assert rows.select("user_id", "item_id", "price", "slot", "label/click").rows() == [
+        ("u1", 1, 1.5, 0, 0),
+        ("u1", 2, 2.5, 1, 1),
+        ("u1", 3, 3.5, 2, 0),
+        ("u2", 4, 4.5, 0, 0),
+        ("u2", 1, 1.5, 1, 0),
+    ]
+    [reject] = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
+    assert reject["reason"] == "shown and prices: expected lists of one length"
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert (manifest["rows"]["impressions"], manifest["rows"]["rejects"]) == (5, 1)
+
+
+def test_one_bad_item_rejects_its_own_row(impression_config, read_examples, tmp_path):
+    changes = EXPLODED | write(tmp_path, "csv")
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("1700300000,u9,7;x;8,1;2;3,8\n")
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rows = read_examples(tmp_path / "out").filter(user_id="u9").sort("slot")
+    assert rows.select("item_id", "slot", "label/click").rows() == [(7, 0, 0), (8, 2, 1)]
+    reasons = [one["reason"] for one in pq.read_table(tmp_path / "out" / "rejects").to_pylist()]
+    assert "item: expected an integer" in reasons
+
+
+def test_a_place_is_that_of_an_exploded_column(impression_config):
+    changes = EXPLODED | {"pipeline.log.derive": {"slot": {"place_in": "showm"}}}
+    with pytest.raises(ConfigError, match=r"explode.columns \(shown, prices\), received 'showm'"):
+        impression_config(**changes)
