@@ -221,6 +221,7 @@ def test_a_cluster_that_shares_a_store_alone_makes_the_same(
             meanwhile=kill if killed else None,
         )
         assert flink.get("overview")["jobs-finished"] == 1
+        assert len(flink.workers_of_finished_job()) >= 2
     local = tmp_path / "out"
     for name in out.files():
         path = local / name

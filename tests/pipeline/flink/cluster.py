@@ -63,8 +63,8 @@ class Cluster:
             "jobmanager.memory.jvm-overhead.min": "64m",
             "jobmanager.memory.jvm-overhead.max": "64m",
             "taskmanager.host": "localhost",
-            "taskmanager.numberOfTaskSlots": 4,
-            "taskmanager.cpu.cores": 4,
+            "taskmanager.numberOfTaskSlots": 2,  # so that a job of four needs two of them
+            "taskmanager.cpu.cores": 2,
             "taskmanager.memory.framework.heap.size": "64m",
             "taskmanager.memory.framework.off-heap.size": "64m",
             "taskmanager.memory.task.heap.size": "256m",
@@ -119,7 +119,7 @@ class Cluster:
             )
 
     def start_task_manager(self, name: str) -> None:
-        """Start a TaskManager with four slots."""
+        """Start a TaskManager with two slots."""
         self.start(name, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", "320m")
 
     def kill(self, name: str) -> None:
@@ -138,6 +138,13 @@ class Cluster:
         running = [job["id"] for job in self.get("jobs")["jobs"] if job["status"] == "RUNNING"]
         steps = [step for job in running for step in self.get(f"jobs/{job}")["vertices"]]
         return sum(step["status"] == "FINISHED" for step in steps)
+
+    def workers_of_finished_job(self) -> set[str]:
+        """The TaskManagers that ran a part of the only job that has finished."""
+        (job,) = [job["id"] for job in self.get("jobs")["jobs"] if job["status"] == "FINISHED"]
+        steps = [step["id"] for step in self.get(f"jobs/{job}")["vertices"]]
+        parts = [p for step in steps for p in self.get(f"jobs/{job}/vertices/{step}")["subtasks"]]
+        return {part["taskmanager-id"] for part in parts}
 
     def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 120) -> None:
         """Wait until the cluster's overview, such as `jobs-running` by its name, satisfies it."""
