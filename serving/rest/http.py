@@ -31,6 +31,9 @@ _LOOK_EVERY = 1.0
 """Seconds between looks at all connections."""
 _LONGEST_HEAD = 1 << 14
 """Bytes."""
+_UNREAD = (1 << 16, 1 << 15)
+"""Bytes that the kernel and the loop each hold for a client that does not read, before its next
+request waits; the kernel's own limit is megabytes, which are many answers to nobody."""
 _BACKLOG = 2048
 """Connections that wait to be accepted."""
 _ACCEPTED = 16
@@ -85,6 +88,9 @@ class _Connection(H11Protocol):
         self.conn = _Parser(h11.SERVER, _LONGEST_HEAD)
         self.head_since: float | None = time.monotonic()
         self.unread_since: float | None = None
+        kernel, ours = _UNREAD
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel)
+        transport.set_write_buffer_limits(high=ours)
         if len(self.connections) > self.max_connections:
             transport.abort()
 

@@ -50,7 +50,7 @@ class JsonReader:
         Args:
             max_waiting: most bodies that wait for each child.
         """
-        self._middle, self._large = _Lane(max_waiting), _Lane(max_waiting)
+        self._middle, self._large = _Lane(max_waiting, nice=0), _Lane(max_waiting, nice=5)
 
     def start(self) -> None:
         """Start the children, so that the first bodies do not wait for them."""
@@ -95,10 +95,10 @@ class JsonReader:
 class _Lane:
     """Bodies that wait for one child, which reads one after the other."""
 
-    def __init__(self, max_waiting: int) -> None:
+    def __init__(self, max_waiting: int, nice: int) -> None:
         self._max_waiting = max_waiting
         self._waiting = 0
-        self._child = _Child()
+        self._child = _Child(nice)
         # One thread: the child reads one body at a time, and takes no more than one core.
         self._asking = ThreadPoolExecutor(1, "json")
 
@@ -142,7 +142,8 @@ class _Lane:
 class _Child:
     """A process that reads bodies; started anew where it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int) -> None:
+        self._nice = nice
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -156,7 +157,7 @@ class _Child:
             ours, its = Pipe()
             with its:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(its.fileno())],
+                    [sys.executable, "-m", __name__, str(its.fileno()), str(self._nice)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[its.fileno()],
                 )
@@ -209,11 +210,17 @@ def _read(kind: str, body: bytes, about: Any) -> Any:
         return str(error)
 
 
-def main(pipe: Connection, read: Callable[..., Any] = _read) -> None:
-    """Answer until the other end is closed, at a lower priority than the calls."""
+def main(pipe: Connection, nice: int, read: Callable[..., Any] = _read) -> None:
+    """Answer until the other end is closed.
+
+    Args:
+        pipe: to the server.
+        nice: by how much the priority is lower than that of the calls.
+        read: answers a question.
+    """
     for one in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group
         signal.signal(one, signal.SIG_IGN)
-    os.nice(5)
+    os.nice(nice)
     gc.disable()  # a body makes millions of objects, and no circles
     with suppress(EOFError, OSError):
         while True:
@@ -221,4 +228,4 @@ def main(pipe: Connection, read: Callable[..., Any] = _read) -> None:
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -301,6 +301,24 @@ def test_a_head_that_does_not_arrive_ends_its_connection(served, monkeypatch):
             assert ended(connection)
 
 
+def test_a_client_that_does_not_read_gets_no_further_answers_made(served, monkeypatch, until):
+    """Forty answers were made for a client that takes none: the kernel holds megabytes."""
+    application, made = served.server._rest._http._server.config.loaded_app, []
+    page = b"x" * 50_000
+    monkeypatch.setattr(application, "_metrics_page", lambda: made.append(1) or page)
+    open_ones = served.server._rest._http._server.server_state.connections
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.rest.port))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n" * 40)
+        until(lambda: any(one.flow.write_paused for one in list(open_ones)))
+        assert len(made) < 8
+        received = 0
+        while received < 40 * len(page):
+            received += len(connection.recv(1 << 16))
+    until(lambda: len(made) == 40)
+
+
 def test_a_look_at_the_connections_that_fails_is_counted_and_not_the_last(
     served, monkeypatch, caplog
 ):
