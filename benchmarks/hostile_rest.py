@@ -327,8 +327,8 @@ def add_up(runs: list[dict[str, Any]]) -> int:
                     "max": max(one["max"] for one in lags),
                 },
                 "looks": sum(run["lag_metric"]["looks"] for run in runs),
-                "callers_held_up_ms": sum((one["callers_held_up_ms"] for one in attacked), []),
-                "loop_held_up_ms": sum((one["loop_held_up_ms"] for one in attacked), []),
+                "callers_held_up_ms": [x for one in attacked for x in one["callers_held_up_ms"]],
+                "loop_held_up_ms": [x for one in attacked for x in one["loop_held_up_ms"]],
             }
         )
     )
