@@ -1,6 +1,7 @@
 """HTTP itself: sizes, pieces, slow clients, tokens, deadlines, caps and the drain."""
 
 import asyncio
+import gc
 import itertools
 import json
 import socket
@@ -204,6 +205,22 @@ def test_only_tiny_bodies_are_read_in_this_process_and_in_the_loop(served, monke
     status, answer = served.rest.post("small:rank", body)
     assert (status, "user_id" in answer["error"]) == (400, True), answer
     assert threads == ["calls"] * here
+
+
+@pytest.mark.parametrize("body", [b'{"inputs": [%s 0]}' % (b"[]," * 1000), b" " * 20_000 + b"["])
+def test_refused_bodies_leave_nothing_to_the_garbage_collector(served, until, body):
+    """It stopped all threads for 15 ms to free what a circle of exception and future kept."""
+    served.rest.post("small:rank", body)
+    until(lambda: not served.server.gate.admitted)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            assert served.rest.post("small:rank", body)[0] == 400
+        until(lambda: not served.server.gate.admitted)
+        assert gc.collect() < 20 * 20
+    finally:
+        gc.enable()
 
 
 def test_bodies_do_not_wait_for_larger_ones():
