@@ -233,14 +233,16 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
         places = [call.order if of_item else _FIRST for call in calls]
         inputs = [call.inputs for call in calls]
         if inputs[0][name].ndim == 1 and inputs[0][name].dtype != object:
-            values = np.concatenate([one[name][at] for one, at in zip(inputs, places, strict=True)])
+            numbers = np.concatenate(
+                [one[name][at] for one, at in zip(inputs, places, strict=True)]
+            )
             missing = None
             if name + PRESENT in inputs[0]:
                 present = name + PRESENT
                 missing = ~np.concatenate(
                     [one[present][at] for one, at in zip(inputs, places, strict=True)]
                 )
-            made = pa.array(values, kind, mask=missing)  # without a Python object each
+            made = pa.array(numbers, kind, mask=missing)  # without a Python object each
         else:
             texts: list[Any] = []
             for one, at in zip(inputs, places, strict=True):
