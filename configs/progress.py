@@ -186,7 +186,7 @@ class Bar:
         self._screen.update(self._task, at_once, completed=completed, count=count, **given)
 
     def step(self, text: str) -> None:
-        """Begin the next of `total` steps; the one before it is done. Each is seen, however short."""
+        """Begin the next of `total` steps; the one before it is done. Each is seen."""
         self.show(self.completed + self._started, text, at_once=True)
         self._started = True
 
