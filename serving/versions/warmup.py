@@ -6,7 +6,7 @@ first callers would wait for that.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def warm_up(
     folder: Path,
     replay: bool = True,
     check_stop: Callable[[], None] = lambda: None,
+    everything: bool = True,
     rest: Callable[[float], None] = lambda seconds: None,
 ) -> int:
     """Warm a version up and check its golden request.
@@ -39,6 +40,8 @@ def warm_up(
         folder: its folder.
         replay: whether to replay the recorded requests.
         check_stop: called between requests; raises LoadError to cancel.
+        everything: whether to run the signatures of tf.Examples and those that no record names,
+            too, which takes a second longer: too long where versions replace each other quickly.
         rest: called after each request with the seconds that it took, so that the calls of other
             versions get their turn.
 
@@ -69,14 +72,14 @@ def warm_up(
     try:
         for record in read_records(path):
             log = prediction_log_pb2.PredictionLog.FromString(record)
-            recorded = _recorded(log, saved_model)
+            recorded = _recorded(log, saved_model, _REQUESTS if everything else _REQUESTS[:1])
             if recorded is not None:
                 run(*recorded)
                 count += 1
                 last.update([recorded])
         # `watch` and `gates` are in no record; they take features as the default or `rank` does.
         default = saved_model.signatures.get(DEFAULT)
-        for name, signature in list(cold.items()):
+        for name, signature in list(cold.items()) if everything else ():
             by_row = default is not None and signature.inputs.keys() <= default.inputs.keys()
             given = last.get(DEFAULT if by_row else RANK, {})
             if signature.inputs.keys() <= given.keys():
@@ -89,10 +92,10 @@ def warm_up(
     return count
 
 
-def _recorded(log: Any, saved_model: SavedModel) -> tuple[str, Arrays] | None:
+def _recorded(log: Any, saved_model: SavedModel, kinds: Sequence[str]) -> tuple[str, Arrays] | None:
     """Signature and inputs of a recorded request; None where it is of another kind."""
     kind = log.WhichOneof("log_type")
-    if kind not in _REQUESTS:
+    if kind not in kinds:
         return None
     request = getattr(log, kind).request
     name = request.model_spec.signature_name or DEFAULT

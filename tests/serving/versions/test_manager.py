@@ -469,6 +469,8 @@ def test_warm_up_runs_all_signatures_that_are_recorded_or_take_what_is(watched, 
 
     for name, signature in loaded.signatures.items():
         signature._run = noted(name, signature._run)
+    assert warmup.warm_up(loaded, folder, everything=False) == 2
+    assert ran == {"rank"}
     assert warmup.warm_up(loaded, folder) == 4
     assert ran == {"rank", "classify", "regress", "watch", "rank_items"}
     loaded.retire()
