@@ -28,8 +28,10 @@ PATHS = ("rank", "recommend", "explain", "predict")
 PIPELINED = 5
 UNREAD = 40
 """Answers that a slow reader asks for and does not take."""
-_CHILD = 1 << 15
-"""Bytes of a body above which the server reads it in a process of its own."""
+_LOOP = 1 << 12
+"""Most bytes of a body that the server's loop reads itself."""
+_MIDDLE = 1 << 15
+"""Bytes of a body that the server reads in its first child."""
 _SECONDS = 240.0
 """For any answer; the server's own limits are shorter."""
 _LATE = 8.0
@@ -156,9 +158,10 @@ class Kinds:
     def pool(self) -> list[tuple[float, list[Hostile]]]:
         """Share and calls of each kind."""
         kinds = (
-            (0.50, 300, self._small),
+            (0.44, 300, self._small),
             (0.13, 300, self._noise),
-            (0.06, 100, self._large_for_a_thread),
+            (0.06, 100, self._large_for_the_loop),
+            (0.06, 100, self._middle),
             (0.02, 60, self._large),
             (0.005, 4, self._over_the_limit),
             (0.01, 1, self._length_over_the_limit),
@@ -194,13 +197,17 @@ class Kinds:
         body = bytes(self._rng.choices(_CHARACTERS, k=self._rng.randrange(200)))
         return Hostile("noise", post(self._path(), body), frozenset({"400"} | _BUSY))
 
-    def _large_for_a_thread(self) -> Hostile:
+    def _large_for_the_loop(self) -> Hostile:
         """As large as a body may be that the serving process reads itself."""
-        body = self._rng.choice(LARGE)(_CHILD - 100)
+        body = self._rng.choice(LARGE)(_LOOP - 100)
+        return Hostile("4 KiB", post(self._path(), body), frozenset({"400"} | _BUSY))
+
+    def _middle(self) -> Hostile:
+        body = self._rng.choice(LARGE)(_MIDDLE - 100)
         return Hostile("32 KiB", post(self._path(), body), frozenset({"400"} | _BUSY))
 
     def _large(self) -> Hostile:
-        size = _CHILD * (self._limit / _CHILD) ** self._rng.uniform(0.1, 1.0)
+        size = _MIDDLE * (self._limit / _MIDDLE) ** self._rng.uniform(0.1, 1.0)
         body = self._rng.choice(LARGE)(int(0.99 * size))
         return Hostile("large", post(self._path(), body), frozenset({"400", "504"} | _BUSY))
 

@@ -1,6 +1,7 @@
 """What hostile HTTP calls do to the other callers of a server.
 
     python benchmarks/hostile_rest.py --model_base_path models/deskdrop [--calls 100000]
+    python benchmarks/hostile_rest.py --sum one.json two.json
 
 Starts `multigate serve` and sends it hostile calls (`benchmarks/hostile_calls.py`): JSON that is
 malformed, of wrong types, nested deeply or megabytes large, bodies over the limit, bytes that are
@@ -12,7 +13,8 @@ before and after each part of the attack, without attackers.
 A stall is the machine's as far as an idle loop in another process was late at the same time, or as
 the server's thread could have run and waited for a core; the rest is the server's.
 
-Prints what was seen and, last, one JSON line.  Exit status 1: a call got what its kind may not get
+Prints what was seen and, last, one JSON line, which `--out` also writes into a file; runs with
+other seeds are added up by `--sum`.  Exit status 1: a call got what its kind may not get
 (such as 500, or a connection that closes without an answer), another caller was not answered or
 not rightly, the server held its loop or a caller up for more than 50 ms, or it did not end well.
 """
@@ -187,14 +189,20 @@ def resident(pid: int) -> int:
 def main() -> int:
     """Run the benchmark; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model_base_path", type=Path, required=True)
+    parser.add_argument("--model_base_path", type=Path)
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=4, help="attacks, with a rest before each")
     parser.add_argument("--attackers", type=int, default=2, help="processes")
     parser.add_argument("--rest", type=float, default=5, help="seconds before and after a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most_seconds", type=float, default=1e9, help="no round begins later")
+    parser.add_argument("--out", type=Path, help="a file for the JSON line")
+    parser.add_argument("--sum", type=Path, nargs="+", help="such files; nothing is attacked")
     options = parser.parse_args()
+    if options.sum:
+        return add_up([json.loads(path.read_text()) for path in options.sum])
+    if options.model_base_path is None:
+        parser.error("--model_base_path: required")
     base = options.model_base_path
     quiet: list[Span] = []
     attacked: list[Span] = []
@@ -279,8 +287,52 @@ def main() -> int:
         "exit_status": status,
     }
     print(json.dumps(found))
-    stalls = judged["attacked"]["callers_held_up_ms"] or judged["attacked"]["loop_held_up_ms"]
-    return 1 if problems or stalls or status else 0
+    if options.out is not None:
+        options.out.write_text(json.dumps(found))
+    return 0 if passed(found) else 1
+
+
+def passed(found: dict[str, Any]) -> bool:
+    """Whether a run found nothing that may not be."""
+    attacked = found["phases"]["attacked"]
+    stalls = attacked["callers_held_up_ms"] or attacked["loop_held_up_ms"]
+    return not (found["problems"] or stalls or found["exit_status"])
+
+
+def add_up(runs: list[dict[str, Any]]) -> int:
+    """Print what several runs found together; the exit status."""
+    outcomes: Counter[str] = Counter()
+    for run in runs:
+        outcomes.update(run["outcomes"])
+    attacked = [run["phases"]["attacked"] for run in runs]
+    lags = [one["loop_lag_ms"]["server"] for one in attacked]
+    print(
+        json.dumps(
+            {
+                "runs": len(runs),
+                "calls": sum(run["calls"] for run in runs),
+                "outcomes": dict(outcomes.most_common()),
+                "problems": sum(run["problems"] for run in runs),
+                "seconds": round(sum(one["seconds"] for one in attacked), 1),
+                "answers": {
+                    name: sum(one["answers"][name] for one in attacked)
+                    for name in (ECHO, HEALTH, GRPC, REST)
+                },
+                "most_ms": {
+                    name: max(one["ms"][name]["max"] for one in attacked)
+                    for name in (ECHO, HEALTH, GRPC, REST)
+                },
+                "loop_lag_ms": {
+                    **{name: sum(one[name] for one in lags) for name in ("over_10", "over_50")},
+                    "max": max(one["max"] for one in lags),
+                },
+                "looks": sum(run["lag_metric"]["looks"] for run in runs),
+                "callers_held_up_ms": [x for one in attacked for x in one["callers_held_up_ms"]],
+                "loop_held_up_ms": [x for one in attacked for x in one["loop_held_up_ms"]],
+            }
+        )
+    )
+    return 0 if all(map(passed, runs)) else 1
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ def closed_loop(
 
 
 def open_loop(
-    methods: list[Any], requests: list[bytes], rate: float, seconds: float
+    methods: list[Any], requests: list[bytes], rate: float, seconds: float, seed: int = 0
 ) -> tuple[list[float], Counter[str]]:
     """Latencies of answered calls from when they were due, and how often each status came."""
-    rng = random.Random(0)
+    rng = random.Random(seed)
     latencies: list[float] = []
     statuses: Counter[str] = Counter()
     idle = threading.Condition()

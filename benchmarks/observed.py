@@ -1,14 +1,17 @@
 """What all that observes a server costs its gRPC calls.
 
     python benchmarks/observed.py --model_base_path models/deskdrop [--rounds 200] [--seconds 0.4]
-        [--servers bare plain all | metrics traces ...]
+        [--servers bare plain all | metrics traces ...] [--starts 6]
 
 Starts one `multigate serve` of each kind, all at once, and calls them in turn, in another order
 each round: 16 callers of 100 candidates in a closed loop (`benchmarks/load.py`).  Turns are short
-and many, so that what else the machine does meets all kinds alike.  Kinds:
+and many, so that what else the machine does meets all kinds alike.  With `--starts` all of this is
+done so many times with new processes: where its memory lies makes a process faster or slower than
+its equal for as long as it lives, and no number of rounds tells that from its kind.  Kinds:
 
     bare         without the watch of drift, which is on by default
     plain        as it starts by default
+    again        plain once more, in a process of its own: what equal processes differ by
     rest         plain, with the REST port open
     metrics      plain, with a metrics port that is scraped every second
     traces       plain, with 1 % of the calls traced and sent over OTLP to another process
@@ -18,8 +21,8 @@ and many, so that what else the machine does meets all kinds alike.  Kinds:
     all          all of these together
 
 Prints each kind's calls a second and CPU time a call (of all its processes), median and middle half
-of the rounds, and its ratio to `plain` in the same round: geometric mean with a 95 % interval (t).
-The last line is JSON.
+of the rounds, and its ratio to `plain` in the same round: geometric mean with a 95 % interval (t),
+over the rounds of a single start or over the means of several.  The last line is JSON.
 """
 
 import argparse
@@ -49,7 +52,7 @@ from benchmarks.serve import cpu_seconds
 from benchmarks.servers import NAME, RANK, free_ports, rank_requests
 
 PIECES = ("rest", "metrics", "traces", "impressions", "lines", "config")
-KINDS = ("bare", "plain", *PIECES, "all")
+KINDS = ("bare", "plain", "again", *PIECES, "all")
 CALLERS, CANDIDATES = 16, 100
 SHARE = "0.01"
 PAGE = "/monitoring/prometheus/metrics"
@@ -71,6 +74,7 @@ def flags(kind: str, base: Path, folder: Path, collector: str) -> list[str]:
     of_piece = {
         "bare": ["--watch_rate", "0"],
         "plain": [],
+        "again": [],
         "rest": ["--rest_api_port", "0"],
         "metrics": ["--metrics_port", str(metrics_port)],
         "traces": ["--otlp_endpoint", collector, "--otlp_sampling_rate", SHARE],
@@ -141,7 +145,7 @@ def receiving(counts: dict[str, int]) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{receiver.stdout.readline().strip()}"
     finally:
-        counts["spans"] = int(receiver.communicate()[0] or 0)
+        counts["spans"] = counts.get("spans", 0) + int(receiver.communicate()[0] or 0)
 
 
 @contextlib.contextmanager
@@ -215,15 +219,24 @@ def middle_half(values: Sequence[float]) -> str:
     return f"{middle:.4g} ({low:.4g} to {high:.4g})"
 
 
-def compare(base: Path, kinds: Sequence[str], rounds: int, seconds: float) -> dict[str, Any]:
-    """Measure the kinds, print the table, return the ratios to `plain`."""
-    counts: dict[str, int] = {}
+def one_start(
+    base: Path, kinds: Sequence[str], rounds: int, seconds: float, counts: dict[str, int]
+) -> dict[str, list[dict[str, Any]]]:
+    """Start a server of each kind and call them; figures by kind.
+
+    Args:
+        base: the model's versions.
+        kinds: of `KINDS`.
+        rounds: turns of each.
+        seconds: of a turn.
+        counts: gets what the receiver and the scraper saw.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_requests(folder / "requests", rank_requests(base, CANDIDATES))
         collector = stack.enter_context(receiving(counts))
         servers = {}
-        for kind in kinds:
+        for kind in random.sample(kinds, len(kinds)):
             own = folder / kind
             own.mkdir()
             given = flags(kind, base, own, collector)
@@ -232,20 +245,43 @@ def compare(base: Path, kinds: Sequence[str], rounds: int, seconds: float) -> di
             if "--metrics_port" in given:
                 port = int(given[given.index("--metrics_port") + 1])
                 stack.enter_context(scraping(port, counts))
-        found = in_turns(servers, rounds, seconds)
-    result: dict[str, Any] = {"rounds": rounds, "seconds": seconds, "seen": counts}
+        return in_turns(servers, rounds, seconds)
+
+
+def compare(
+    base: Path, kinds: Sequence[str], rounds: int, seconds: float, starts: int
+) -> dict[str, Any]:
+    """Measure the kinds, print the table, return the ratios to `plain`."""
+    counts: dict[str, int] = {}
+    started = [one_start(base, kinds, rounds, seconds, counts) for _ in range(starts)]
+    result: dict[str, Any] = {
+        "starts": starts,
+        "rounds": rounds,
+        "seconds": seconds,
+        "seen": counts,
+    }
     for kind in kinds:
-        bad = [one["statuses"] for one in found[kind] if one["statuses"].keys() != {"OK"}]
+        found = [one for start in started for one in start[kind]]
+        bad = [one["statuses"] for one in found if one["statuses"].keys() != {"OK"}]
         if bad:
             raise SystemExit(f"{kind}: expected answers alone, received {bad[0]}")
-        calls = [one["calls"] for one in found[kind]]
-        cpu = [1e3 * one["cpu"] for one in found[kind]]
+        calls = [one["calls"] for one in found]
+        cpu = [1e3 * one["cpu"] for one in found]
         line = f"{kind:12} calls/s {middle_half(calls)}, CPU ms {middle_half(cpu)}"
         result[kind] = {"calls": statistics.median(calls), "cpu_ms": statistics.median(cpu)}
-        if kind != "plain" and "plain" in found:
+        if kind != "plain" and "plain" in kinds:
             for name in ("calls", "cpu"):
-                with_all = [one[name] for one in found[kind]]
-                one = ratio(with_all, [one[name] for one in found["plain"]])
+                pairs = [
+                    [[one[name] for one in start[which]] for which in (kind, "plain")]
+                    for start in started
+                ]
+                if starts > 1:
+                    means = [[statistics.geometric_mean(one) for one in pair] for pair in pairs]
+                    one = ratio(*zip(*means, strict=True))
+                    each = [round(ours / theirs, 3) for ours, theirs in means]
+                    result[kind][f"{name}_over_plain_by_start"] = each
+                else:
+                    one = ratio(*pairs[0])
                 result[kind][f"{name}_over_plain"] = [round(value, 4) for value in one]
                 line += f", {name} over plain {one[0]:.3f} ({one[1]:.3f} to {one[2]:.3f})"
         print(line, flush=True)
@@ -257,6 +293,7 @@ def main() -> None:
     parser.add_argument("--model_base_path", type=Path, help="exported versions")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each measurement")
+    parser.add_argument("--starts", type=int, default=1, help="of all servers anew")
     parser.add_argument("--servers", nargs="+", choices=KINDS, default=["bare", "plain", "all"])
     parser.add_argument("--receive", action="store_true", help="only receive spans")
     options = parser.parse_args()
@@ -266,7 +303,8 @@ def main() -> None:
     if options.model_base_path is None:
         parser.error("--model_base_path: required")
     base = options.model_base_path.resolve()
-    print(json.dumps(compare(base, options.servers, options.rounds, options.seconds)))
+    found = compare(base, options.servers, options.rounds, options.seconds, options.starts)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

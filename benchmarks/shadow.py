@@ -1,20 +1,26 @@
 """What the shadow of a version on trial does to the calls that it scores again.
 
-    python benchmarks/shadow.py --model_base_path models/deskdrop [--rounds 30] [--seconds 1.5]
-        [--loads 0.4 0.7] [--shadow 0 10 100]
+    python benchmarks/shadow.py --model_base_path models/deskdrop [--rounds 180] [--seconds 0.4]
+        [--loads 0.35] [--shadow 0 0 10 100]
 
 Starts one `multigate serve` for each percentage of shadow, all at once, each with the newest
-version in production and a copy of it on trial, and the impression log on.  In each round a closed
-loop of 16 callers finds what the first one can answer now; then an open loop (a Poisson process)
-offers each a share of that, in turn, in another order each round.
+version in production and a copy of it on trial, and the impression log on.  The second server
+without shadow differs from the first in nothing: its ratio says what the machine does to one.
 
-Prints p50 and p99 of all calls of a server; the ratio of its p99 to that of the first, with a 95 %
-interval (bootstrap of the rounds); CPU time a call; and how many calls were scored, dropped and
-failed.  The last line is JSON.
+An open loop (a Poisson process) offers each a share of what a closed loop of 16 callers gets from
+the first.  Turns are short and many, in another order each round, so that what else the machine
+does meets all servers alike; all servers get the same calls at the same moments of a turn.  After
+each turn there is a pause, until what waits to be scored by a server that nobody calls is scored:
+else the next server would wait for that.
+
+Prints p50, p90 and p99 of all calls of a server; the ratio of its p99, and of its p90, to those of
+the first, with a 95 % interval (bootstrap of the rounds, the same rounds for both); CPU time a
+call; and how many calls were scored, dropped and failed.  The last line is JSON.
 """
 
 import argparse
 import contextlib
+import gc
 import json
 import random
 import re
@@ -41,6 +47,7 @@ from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.versions.folders import scan
 
+_CAPACITY_SECONDS = 5.0
 SHADOWED = re.compile(r'^multigate_shadow_calls_total\{.*result="(\w+)".*\} (\S+)', re.MULTILINE)
 
 
@@ -70,39 +77,47 @@ class Found:
     cpu: float = 0.0
 
 
-def p99_over(ours: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[float]:
-    """Ratio of the p99 of all rounds, with its 95 % interval."""
+def over(ours: Sequence[np.ndarray], others: Sequence[np.ndarray], share: float) -> list[float]:
+    """Ratio of a quantile of all rounds, with its 95 % interval."""
     draw = np.random.default_rng(0)
 
     def ratio(rounds: np.ndarray) -> float:
         first, second = (
-            np.quantile(np.concatenate([one[place] for place in rounds]), 0.99)
+            np.quantile(np.concatenate([one[place] for place in rounds]), share)
             for one in (ours, others)
         )
         return float(first / second)
 
     count = len(ours)
-    drawn = [ratio(draw.integers(0, count, count)) for _ in range(500)]
+    drawn = [ratio(draw.integers(0, count, count)) for _ in range(1000)]
     return [ratio(np.arange(count)), *np.quantile(drawn, [0.025, 0.975]).tolist()]
 
 
 def in_turns(
-    servers: dict[str, tuple[int, dict[str, Any]]], load: float, rounds: int, seconds: float
+    servers: dict[str, tuple[int, dict[str, Any]]],
+    load: float,
+    rounds: int,
+    seconds: float,
+    pause: float,
 ) -> tuple[dict[str, Found], float]:
-    """Offer all servers a share of what the first can answer; returns what it was at last, too."""
+    """Offer all servers a share of what the first can answer; returns what that is, too."""
     found = {name: Found() for name in servers}
     order, rng = list(servers), random.Random(0)
     with contextlib.ExitStack() as stack:
         methods, requests = callers_of(servers, stack)
-        first, capacity = order[0], 0.0
+        first = order[0]
         for one in methods.values():
             closed_loop(one, requests, CALLERS, 1)  # all ways have been gone before it counts
-        for _ in range(rounds):
-            capacity = len(closed_loop(methods[first], requests, CALLERS, 0.5)[0]) / 0.5
+        answered = len(closed_loop(methods[first], requests, CALLERS, _CAPACITY_SECONDS)[0])
+        capacity = answered / _CAPACITY_SECONDS
+        for place in range(rounds):
             rng.shuffle(order)
             for name in order:
+                time.sleep(pause)
                 before = cpu_seconds(servers[name][0])
-                latencies, statuses = open_loop(methods[name], requests, load * capacity, seconds)
+                latencies, statuses = open_loop(
+                    methods[name], requests, load * capacity, seconds, seed=place
+                )
                 found[name].latencies.append(np.array(latencies))
                 found[name].statuses.update(statuses)
                 found[name].cpu += cpu_seconds(servers[name][0]) - before
@@ -116,13 +131,17 @@ def compare(
     candidates: int,
     rounds: int,
     seconds: float,
+    pause: float,
 ) -> dict[str, Any]:
     """Measure, print the table, return its figures."""
     result: dict[str, Any] = {"candidates": candidates, "rounds": rounds, "seconds": seconds}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_requests(folder / "requests", rank_requests(base, candidates))
-        names = [f"{percent:g}" for percent in percents]
+        names = [
+            f"{percent:g}" + " again" * percents[:place].count(percent)
+            for place, percent in enumerate(percents)
+        ]
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         servers = {}
         for name, percent in zip(names, percents, strict=True):
@@ -133,28 +152,34 @@ def compare(
             arguments += ["--metrics_port", str(ports[name]), "--impression_log", str(own)]
             pid, how = stack.enter_context(served(arguments, own))
             servers[name] = pid, how | {"requests": str(folder / "requests")}
+        gc.collect()
+        gc.freeze()  # of the callers
         for load in loads:
             time.sleep(2)  # what waits is scored
             before = {name: shadowed(port) for name, port in ports.items()}
-            found, capacity = in_turns(servers, load, rounds, seconds)
+            found, capacity = in_turns(servers, load, rounds, seconds, pause)
             time.sleep(2)
             for name, one in found.items():
-                total = np.concatenate(one.latencies)
-                p50, p99 = (1e3 * np.quantile(total, [0.5, 0.99])).tolist()
-                over = p99_over(one.latencies, found[names[0]].latencies)
+                total, first = np.concatenate(one.latencies), found[names[0]].latencies
                 seen = dict(shadowed(ports[name]) - before[name])
-                cpu = 1e3 * one.cpu / one.statuses.total()
+                figures = {
+                    **{f"p{at}_ms": 1e3 * np.quantile(total, at / 100) for at in (50, 90, 99)},
+                    "cpu_ms": 1e3 * one.cpu / one.statuses.total(),
+                }
+                ratios = {f"p{at}_over": over(one.latencies, first, at / 100) for at in (90, 99)}
+                said = [f"{name} {value:.3g}" for name, value in figures.items()]
+                said += [
+                    f"{name} {ratio:.3f} ({low:.3f} to {high:.3f})"
+                    for name, (ratio, low, high) in ratios.items()
+                ]
                 print(
-                    f"load {load:.0%} of some {capacity:.0f} calls/s, shadow {name} %: "
-                    f"{dict(one.statuses)}, p50 {p50:.3g} ms, p99 {p99:.3g} ms, {over[0]:.2f} "
-                    f"({over[1]:.2f} to {over[2]:.2f}) times, CPU {cpu:.3g} ms, shadow {seen}",
+                    f"load {load:.0%} of {capacity:.0f} calls/s, shadow {name} %: "
+                    f"{dict(one.statuses)}, {', '.join(said)}, shadow {seen}",
                     flush=True,
                 )
                 result[f"load {load:g} shadow {name}"] = {
-                    "p50_ms": round(p50, 2),
-                    "p99_ms": round(p99, 2),
-                    "p99_over": [round(value, 3) for value in over],
-                    "cpu_ms": round(cpu, 3),
+                    **{name: round(value, 3) for name, value in figures.items()},
+                    **{name: [round(x, 3) for x in value] for name, value in ratios.items()},
                     "statuses": dict(one.statuses),
                     "shadow": seen,
                 }
@@ -164,11 +189,12 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model_base_path", type=Path, required=True, help="exported versions")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=180)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of each turn")
+    parser.add_argument("--pause", type=float, default=0.2, help="seconds before each turn")
     parser.add_argument("--candidates", type=int, default=100, help="of each call")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.4, 0.7])
-    parser.add_argument("--shadow", type=float, nargs="+", default=[0, 10, 100])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.35])
+    parser.add_argument("--shadow", type=float, nargs="+", default=[0, 0, 10, 100])
     options = parser.parse_args()
     found = compare(
         options.model_base_path,
@@ -177,6 +203,7 @@ def main() -> None:
         options.candidates,
         options.rounds,
         options.seconds,
+        options.pause,
     )
     print(json.dumps(found))
 

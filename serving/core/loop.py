@@ -142,7 +142,12 @@ class Threads:
             if not task.cancel():  # it has started
                 await ended(running)
             raise
-        return running.result()
+        try:
+            return running.result()
+        finally:
+            # An exception knows this frame, and the frame the future with the exception: of such a
+            # circle, what the work had read stays until the garbage collector stops all threads.
+            del running, task
 
     async def run_if(
         self, long: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs

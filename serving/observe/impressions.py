@@ -21,7 +21,7 @@ that do not fit are dropped and counted; no call waits.
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,11 @@ from multigate.serving.observe.side import Side, sampled
 
 _QUEUED_ROWS = 100_000  # some 50 MB with a dozen features
 _POSITION = "position"
+_FIRST = np.zeros(1, np.int64)
+_TOGETHER = 2000
+"""Rows that are made together."""
+_GATHER_SECONDS = 0.5
+"""For which the thread waits, after a call, for others whose rows it makes together with it."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,8 @@ class ImpressionLog:
             if not full:
                 self._queue.append(ranked)
                 self._queued += rows
-                self._changed.notify()
+                if len(self._queue) == 1 or self._queued >= _TOGETHER:
+                    self._changed.notify()
         if full:
             self._metrics.impressions.add(ranked.model, "dropped", by=rows)
 
@@ -140,47 +146,82 @@ class ImpressionLog:
             with self._changed:
                 if not self._queue and not self._closed:
                     self._changed.wait(min(self._files.seconds_per_file, 1.0))
+                if self._queue and self._queued < _TOGETHER and not self._closed:
+                    self._changed.wait(min(self._files.seconds_per_file, _GATHER_SECONDS))
                 calls = list(self._queue)
                 self._queue.clear()
                 self._queued = 0
                 ended = self._closed
-            for ranked in calls:
-                self._keep(ranked)
+            for together in batches(calls, min(_TOGETHER, self._files.rows_per_file)):
+                self._keep(together)
             self._files.finish_old(all_of_them=ended)
 
-    def _keep(self, ranked: Ranked) -> None:
+    def _keep(self, calls: list[Ranked]) -> None:
         try:
-            table = rows_of(self._files.pyarrow, ranked)
+            table = rows_of(self._files.pyarrow, calls)
         except Exception:
-            LOG.exception("impressions of request %s cannot be logged", ranked.request_id)
-            self._metrics.impressions.add(ranked.model, "dropped", by=len(ranked.order))
+            if len(calls) > 1:  # each alone: one may be the only one that fails
+                for ranked in calls:
+                    self._keep([ranked])
+                return
+            LOG.exception("impressions of request %s cannot be logged", calls[0].request_id)
+            self._metrics.impressions.add(calls[0].model, "dropped", by=len(calls[0].order))
             return
-        self._files.add(ranked.model, ranked.schema, table)
+        self._files.add(calls[0].model, calls[0].schema, table)
 
 
-def rows_of(pa: Any, ranked: Ranked, features: Collection[str] | None = None) -> Any:
-    """A call as an Arrow table of K rows, best first.
+def batches(calls: Iterable[Ranked], rows: int) -> Iterator[list[Ranked]]:
+    """Calls in a row that are of one version, up to so many rows, or one call of more."""
+    batch: list[Ranked] = []
+    held = 0
+    for call in calls:
+        size = len(call.order)
+        other = batch and (call.contract is not batch[0].contract or call.model != batch[0].model)
+        if batch and (other or call.version != batch[0].version or held + size > rows):
+            yield batch
+            batch, held = [], 0
+        batch.append(call)
+        held += size
+    if batch:
+        yield batch
+
+
+def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None = None) -> Any:
+    """Calls of one version as an Arrow table, each call's rows best first.
+
+    Arrow takes some 10 us for a column, however short: calls are cheaper together.
 
     Args:
         pa: the package pyarrow.
-        ranked: the call.
+        calls: of the same contract and version, with rows.
         features: that have a column; None: all of them.
     """
-    order, contract = ranked.order, ranked.contract
+    contract, sizes = calls[0].contract, [len(call.order) for call in calls]
+    which = np.repeat(np.arange(len(calls)), sizes)
+
+    def by_call(values: Any, kind: Any) -> Any:
+        """A column with one value for all rows of a call."""
+        return pa.array(values, kind).take(pa.array(which))
+
+    def by_row(name: str) -> np.ndarray:
+        """Outputs of the answers' items."""
+        return np.concatenate([call.outputs[name][call.order] for call in calls])
+
+    times = [round(call.at * 1e6) for call in calls]
     columns = {
-        "ranked/time": pa.array(
-            np.full(len(order), round(ranked.at * 1e6)), pa.timestamp("us", "UTC")
+        "ranked/time": by_call(times, pa.timestamp("us", "UTC")),
+        "ranked/request_id": by_call([call.request_id for call in calls], pa.string()),
+        "ranked/model_version": by_call([call.version for call in calls], pa.int64()),
+        "ranked/position": pa.array(np.concatenate([np.arange(size) for size in sizes])),
+        "ranked/candidate": pa.array(
+            np.concatenate([_places(call) for call in calls]).astype(np.int64)
         ),
-        "ranked/request_id": pa.array([ranked.request_id] * len(order), pa.string()),
-        "ranked/model_version": pa.array(np.full(len(order), ranked.version, np.int64)),
-        "ranked/position": pa.array(np.arange(len(order))),
-        "ranked/candidate": pa.array(_places(ranked).astype(np.int64)),
-        "ranked/score": pa.array(ranked.outputs[SCORE][order]),
+        "ranked/score": pa.array(by_row(SCORE)),
     }
-    columns |= _side(pa, ranked.side, len(order))
+    for name, (kind, values) in _sides(pa, [call.side for call in calls]).items():
+        columns[name] = by_call(values, kind)
     for task in contract.tasks:
-        columns[f"ranked/score/{task}"] = pa.array(ranked.outputs[task][order])
-    same = np.zeros(len(order), np.int64)
+        columns[f"ranked/score/{task}"] = pa.array(by_row(task))
     for name, feature in contract.features.items():
         if features is not None and name not in features:
             continue
@@ -188,39 +229,37 @@ def rows_of(pa: Any, ranked: Ranked, features: Collection[str] | None = None) ->
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
             continue
-        places, kind = order if feature.side == "item" else same, _type(pa, feature)
-        inputs = ranked.inputs
-        if inputs[name].ndim == 1 and inputs[name].dtype != object:  # without a Python object each
-            present = inputs.get(name + PRESENT)
-            missing = None if present is None else ~present[places]
-            columns[column] = pa.array(inputs[name][places], kind, mask=missing)
-        elif isinstance(feature, IdListFeature) and places is same:  # long, and the same K times
-            array = pa.array(_values(name, feature, inputs, same[:1]), kind)
-            columns[column] = array.take(pa.array(same))
+        of_item, kind = feature.side == "item", _type(pa, feature)
+        places = [call.order if of_item else _FIRST for call in calls]
+        inputs = [call.inputs for call in calls]
+        if inputs[0][name].ndim == 1 and inputs[0][name].dtype != object:
+            numbers = np.concatenate(
+                [one[name][at] for one, at in zip(inputs, places, strict=True)]
+            )
+            missing = None
+            if name + PRESENT in inputs[0]:
+                present = name + PRESENT
+                missing = ~np.concatenate(
+                    [one[present][at] for one, at in zip(inputs, places, strict=True)]
+                )
+            made = pa.array(numbers, kind, mask=missing)  # without a Python object each
         else:
-            columns[column] = pa.array(_values(name, feature, inputs, places), kind)
+            texts: list[Any] = []
+            for one, at in zip(inputs, places, strict=True):
+                texts += _values(name, feature, one, at)
+            made = pa.array(texts, kind)
+        columns[column] = made if of_item else made.take(pa.array(which))
     return pa.table(columns)
 
 
-def _side(pa: Any, side: Side | None, rows: int) -> dict[str, Any]:
-    """What the rows say of the trial."""
-    values = (
-        {"trial": None, "group": None, "canary": None, "shadow": None}
-        if side is None
-        else {
-            "trial": side.trial.version,
-            "group": side.group,
-            "canary": side.trial.canary,
-            "shadow": side.shadowed,
-        }
-    )
-    types = {
-        "trial": pa.int64(),
-        "group": pa.string(),
-        "canary": pa.float64(),
-        "shadow": pa.bool_(),
+def _sides(pa: Any, sides: Sequence[Side | None]) -> dict[str, tuple[Any, list[Any]]]:
+    """What the rows say of the trial: type and values by call."""
+    return {
+        "ranked/trial": (pa.int64(), [side and side.trial.version for side in sides]),
+        "ranked/group": (pa.string(), [side and side.group for side in sides]),
+        "ranked/canary": (pa.float64(), [side and side.trial.canary for side in sides]),
+        "ranked/shadow": (pa.bool_(), [side and side.shadowed for side in sides]),
     }
-    return {f"ranked/{name}": pa.array([values[name]] * rows, kind) for name, kind in types.items()}
 
 
 def _places(ranked: Ranked) -> np.ndarray:

@@ -65,7 +65,7 @@ class RowFiles:
             raise ServingError(f"--impression_log {folder}: cannot be written to")
         self._folder = folder
         self._name = name
-        self._rows_per_file = rows_per_file
+        self.rows_per_file = rows_per_file
         self.seconds_per_file = seconds_per_file
         self._count = count
         self._files = 0
@@ -78,7 +78,7 @@ class RowFiles:
         file.tables.append(table)
         file.rows += len(table)
         file.bytes += table.nbytes
-        if file.rows >= self._rows_per_file or file.bytes >= _BYTES_PER_FILE:
+        if file.rows >= self.rows_per_file or file.bytes >= _BYTES_PER_FILE:
             self._finish(key)
 
     def finish_old(self, all_of_them: bool = False) -> None:

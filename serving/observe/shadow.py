@@ -274,7 +274,7 @@ class Shadow:
         if self._files is None:
             return
         pa, known = self._files.pyarrow, rows >= 0
-        table = rows_of(pa, ranked, {contract.user, contract.item})
+        table = rows_of(pa, [ranked], {contract.user, contract.item})
         size = len(table)
         added = {
             "shadow/version": pa.array([number] * size, pa.int64()),
@@ -341,8 +341,9 @@ def pairs_agreement(
         return None
     ours, theirs = outputs[SCORE][best], others[SCORE][rows]
     same = np.sign(ours[:, None] - ours) == np.sign(theirs[:, None] - theirs)
-    first, second = np.triu_indices(len(best), 1)
-    return float(same[first, second].mean())
+    # Each pair stands there twice, and each item beside itself.
+    count = len(best)
+    return float(np.count_nonzero(same) - count) / (count * (count - 1))
 
 
 def overlap_of(

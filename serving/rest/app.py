@@ -83,6 +83,8 @@ _UNREAD = {408, 413, 415}
 _CLOSE = (b"connection", b"close")
 _LINGER = (1.0, 16 << 20)
 """Seconds and bytes for which a refused body is still read."""
+_SHORT_ANSWER = 1 << 13
+"""Bytes of a message that the loop itself writes as JSON, in some 1 ms."""
 _JSON = b"application/json"
 _RANKING, _PREDICTION = "/multigate.RankingService/", "/tensorflow.serving.PredictionService/"
 
@@ -383,10 +385,11 @@ class RestApp:
         request = get_model_status_pb2.GetModelStatusRequest(model_spec=_tf_model_spec(target))
         return await self._write(to_json, await self._methods.status(request, caller))
 
-    async def _write(self, make: Callable[..., Any], *response: Any) -> bytes:
-        """A message's JSON, made in a thread: an answer may hold many thousands of numbers."""
+    async def _write(self, make: Callable[..., Any], response: Any, *given: Any) -> bytes:
+        """A message's JSON, made in a thread where it holds many thousands of numbers."""
         with step("write"):
-            return await self._threads.run(lambda: write(make(*response)))
+            large = response.ByteSize() > _SHORT_ANSWER
+            return await self._threads.run_if(large, lambda: write(make(response, *given)))
 
 
 async def _gone(receive: Receive) -> None:

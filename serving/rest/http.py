@@ -7,6 +7,7 @@ application through several more tasks per request.
 import asyncio
 import json
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -30,10 +31,16 @@ _LOOK_EVERY = 1.0
 """Seconds between looks at all connections."""
 _LONGEST_HEAD = 1 << 14
 """Bytes."""
+_UNREAD = (1 << 16, 1 << 15)
+"""Bytes that the kernel and the loop each hold for a client that does not read, before its next
+request waits; the kernel's own limit is megabytes, which are many answers to nobody."""
 _BACKLOG = 2048
 """Connections that wait to be accepted."""
-_ACCEPTED = 64
+_ACCEPTED = 16
 """Of these, accepted in one step of the loop: a flood of them holds up other calls a little."""
+_MOST_HEADERS = 128
+"""Lines of a head: 3,000 of them, which 16 KiB hold, took the loop 10 ms."""
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 _FREE_CHUNKS = 128
 _CHUNK = 1 << 10
 """A body has at most `_FREE_CHUNKS` chunks, and one for each `_CHUNK` bytes.  Each takes 20 us: the
@@ -41,7 +48,7 @@ _CHUNK = 1 << 10
 
 
 class _Parser(h11.Connection):
-    """h11's parser, which reads no body in tiny chunks."""
+    """h11's parser, which reads no head of many lines and no body in tiny chunks."""
 
     _chunks = 0
     _bytes = 0
@@ -50,8 +57,14 @@ class _Parser(h11.Connection):
         """The next event.
 
         Raises:
-            h11.RemoteProtocolError: it is not as HTTP has it, or chunks are too small.
+            h11.RemoteProtocolError: it is not as HTTP has it, a head has too many lines, or
+                chunks are too small.
         """
+        if self.their_state is h11.IDLE:
+            data = self.trailing_data[0]
+            end = _END_OF_HEAD.search(data)
+            if data.count(b"\n", 0, end.start() if end else len(data)) > _MOST_HEADERS:
+                raise h11.RemoteProtocolError(f"head: expected at most {_MOST_HEADERS} lines")
         event = super().next_event()
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start
@@ -75,6 +88,9 @@ class _Connection(H11Protocol):
         self.conn = _Parser(h11.SERVER, _LONGEST_HEAD)
         self.head_since: float | None = time.monotonic()
         self.unread_since: float | None = None
+        kernel, ours = _UNREAD
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, kernel)
+        transport.set_write_buffer_limits(high=ours)
         if len(self.connections) > self.max_connections:
             transport.abort()
 

@@ -11,6 +11,7 @@ from multigate.serving.core.wire import numbers_of
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2
 from multigate.serving.rest.documents import read_object
+from multigate.serving.rest.lists import put_lists, take_lists
 
 _DEEPEST = 20
 _SIGNATURES = "signature_def"
@@ -26,14 +27,22 @@ def read_message(body: bytes, kind: str) -> Any:
     Raises:
         InvalidRequestError: the body is not such a message.
     """
-    values = read_object(body)
-    message = getattr(ranking_pb2, kind)()
     try:
-        return json_format.ParseDict(values, message, max_recursion_depth=_DEEPEST)
+        return _filled(read_object(body), getattr(ranking_pb2, kind)())
+    except InvalidRequestError:
+        raise
     except Exception as error:  # ParseError, and whatever a value of a wrong type raises in it
         # A text may hold half a surrogate pair, which no message and no answer can carry.
         reason = " ".join(str(error).encode(errors="replace").decode().split())
-        raise InvalidRequestError(f"body: expected a {kind} as JSON: {reason:.500}") from None
+    # Raised here, it does not keep the first error, whose frames hold all that the body said.
+    raise InvalidRequestError(f"body: expected a {kind} as JSON: {reason:.500}")
+
+
+def _filled(document: dict[str, Any], message: Message) -> Message:
+    lists = take_lists(document)
+    json_format.ParseDict(document, message, max_recursion_depth=_DEEPEST)
+    put_lists(message, lists)
+    return message
 
 
 def rank_answer(response: Any) -> dict[str, Any]:

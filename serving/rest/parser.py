@@ -1,8 +1,10 @@
-"""Reads JSON bodies: small ones in a thread, large ones in a process of their own.
+"""Reads JSON bodies: tiny ones in the loop, the others in two processes beside this one.
 
-json.loads keeps the interpreter until it is done: 4 MiB of empty lists take a second, in whichever
-thread.  A body over `SMALL` is therefore read in a child process, whose answer is the request
-message's bytes; reading these costs what it costs gRPC.
+Whoever reads JSON keeps the interpreter, in whichever thread: a thread that competes with the loop
+for it makes each system call of the loop wait, and all calls with it.  A body over `TINY` is
+therefore read in a child process, whose answer is the request message's bytes; reading these costs
+what it costs gRPC.  Bodies over `MIDDLE`, the worst of which take seconds, have a child of their
+own, so that the others do not wait for them.
 
 `concurrent.futures.ProcessPoolExecutor` was considered: server processes under `--workers` are
 daemons, which may have no children of multiprocessing.
@@ -22,7 +24,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from multigate.serving.core.loop import Threads
 from multigate.serving.core.status import InvalidRequestError, OverloadedError
 from multigate.serving.core.tracing import step
 from multigate.serving.protos import ranking_pb2
@@ -32,8 +33,10 @@ from multigate.serving.rest.tensors import Signatures, read_predict
 
 LOG = logging.getLogger("multigate.serving")
 
-SMALL = 1 << 15
-"""Bytes of a body that is read in this process: the worst takes some 10 ms."""
+TINY = 1 << 12
+"""Bytes of a body that is read in the loop: the worst takes some 1.5 ms."""
+MIDDLE = 1 << 16
+"""Bytes of a body that the first child reads: the worst takes some 20 ms."""
 _LONGEST = 30.0
 """Seconds after which a child that does not answer is replaced; the worst 4 MiB take two."""
 
@@ -41,60 +44,82 @@ _LONGEST = 30.0
 class JsonReader:
     """Reads request bodies for the loop."""
 
-    def __init__(self, threads: Threads, max_waiting: int) -> None:
-        """Make a reader whose child process is not started yet.
+    def __init__(self, max_waiting: int) -> None:
+        """Make a reader whose child processes are not started yet.
 
         Args:
-            threads: for small bodies.
-            max_waiting: most large bodies that wait for the child.
+            max_waiting: most bodies that wait for each child.
         """
-        self._threads = threads
-        self._max_waiting = max_waiting
-        self._waiting = 0
-        self._child = _Child()
-        # One thread: the child reads one body at a time, and takes no more than one core.
-        self._asking = ThreadPoolExecutor(1, "json")
+        self._middle, self._large = _Lane(max_waiting, nice=0), _Lane(max_waiting, nice=5)
 
     def start(self) -> None:
-        """Start the child, so that the first large body does not wait for it."""
-        self._asking.submit(self._child.start)
+        """Start the children, so that the first bodies do not wait for them."""
+        self._middle.start()
+        self._large.start()
 
     def close(self) -> None:
-        """End the child."""
-        self._child.close()
-        self._asking.shutdown(cancel_futures=True)
-        self._child.close()
+        """End the children."""
+        self._middle.close()
+        self._large.close()
 
     async def message(self, body: bytes, kind: str) -> Any:
         """A message of the RankingService.
 
         Raises:
             InvalidRequestError: the body is not such a message.
-            OverloadedError: too many large bodies wait.
+            OverloadedError: too many bodies of its size wait.
         """
         with step("parse", bytes=len(body)):
-            if len(body) <= SMALL:
-                return await self._threads.run(read_message, body, kind)
-            data = await self._ask("message", body, kind)
-        return getattr(ranking_pb2, kind).FromString(data)
+            if len(body) <= TINY:
+                return read_message(body, kind)
+            data = await self._lane(body).ask("message", body, kind)
+            return getattr(ranking_pb2, kind).FromString(data)
 
     async def predict(self, body: bytes, signatures: Signatures) -> tuple[Any, bool]:
         """A PredictRequest, and whether it came in row format.
 
         Raises:
             InvalidRequestError: the body is not what the signature takes.
-            OverloadedError: too many large bodies wait.
+            OverloadedError: too many bodies of its size wait.
         """
         with step("parse", bytes=len(body)):
-            if len(body) <= SMALL:
-                return await self._threads.run(read_predict, body, signatures)
-            data, rows = await self._ask("predict", body, signatures)
-        return predict_pb2.PredictRequest.FromString(data), rows
+            if len(body) <= TINY:
+                return read_predict(body, signatures)
+            data, rows = await self._lane(body).ask("predict", body, signatures)
+            return predict_pb2.PredictRequest.FromString(data), rows
 
-    async def _ask(self, *question: Any) -> Any:
+    def _lane(self, body: bytes) -> "_Lane":
+        return self._middle if len(body) <= MIDDLE else self._large
+
+
+class _Lane:
+    """Bodies that wait for one child, which reads one after the other."""
+
+    def __init__(self, max_waiting: int, nice: int) -> None:
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._child = _Child(nice)
+        # One thread: the child reads one body at a time, and takes no more than one core.
+        self._asking = ThreadPoolExecutor(1, "json")
+
+    def start(self) -> None:
+        self._asking.submit(self._child.start)
+
+    def close(self) -> None:
+        self._child.close()
+        self._asking.shutdown(cancel_futures=True)
+        self._child.close()
+
+    async def ask(self, *question: Any) -> Any:
+        """The child's answer.
+
+        Raises:
+            InvalidRequestError: it refuses the body.
+            OverloadedError: too many wait.
+        """
         if self._waiting >= self._max_waiting:
             raise OverloadedError(
-                f"{self._waiting} bodies over {SMALL} bytes wait to be read already; try again "
+                f"{self._waiting} bodies over {TINY} bytes wait to be read already; try again "
                 "later, or call another server"
             )
         self._waiting += 1
@@ -102,7 +127,10 @@ class JsonReader:
         asked = self._asking.submit(self._child.ask, question)
         # It may be done already, and is then called at once.
         asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
-        answer = await asyncio.wrap_future(asked)
+        try:
+            answer = await asyncio.wrap_future(asked)
+        finally:
+            del asked  # an exception would know it, and it the exception
         if isinstance(answer, str):
             raise InvalidRequestError(answer)
         return answer[0] if len(answer) == 1 else answer
@@ -112,9 +140,10 @@ class JsonReader:
 
 
 class _Child:
-    """The process that reads large bodies; started anew where it has died."""
+    """A process that reads bodies; started anew where it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int) -> None:
+        self._nice = nice
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -128,7 +157,7 @@ class _Child:
             ours, its = Pipe()
             with its:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(its.fileno())],
+                    [sys.executable, "-m", __name__, str(its.fileno()), str(self._nice)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[its.fileno()],
                 )
@@ -150,7 +179,7 @@ class _Child:
                 return pipe.recv()
             LOG.error("a JSON body was not read within %g s; its reader is replaced", _LONGEST)
         except (EOFError, OSError):
-            LOG.warning("the process that reads large JSON bodies has ended; another one follows")
+            LOG.warning("the process that reads JSON bodies has ended; another one follows")
         self._end()
         raise OverloadedError("the body could not be read; try again, or call another server")
 
@@ -181,11 +210,17 @@ def _read(kind: str, body: bytes, about: Any) -> Any:
         return str(error)
 
 
-def main(pipe: Connection, read: Callable[..., Any] = _read) -> None:
-    """Answer until the other end is closed, at a lower priority than the calls."""
+def main(pipe: Connection, nice: int, read: Callable[..., Any] = _read) -> None:
+    """Answer until the other end is closed.
+
+    Args:
+        pipe: to the server.
+        nice: by how much the priority is lower than that of the calls.
+        read: answers a question.
+    """
     for one in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group
         signal.signal(one, signal.SIG_IGN)
-    os.nice(5)
+    os.nice(nice)
     gc.disable()  # a body makes millions of objects, and no circles
     with suppress(EOFError, OSError):
         while True:
@@ -193,4 +228,4 @@ def main(pipe: Connection, read: Callable[..., Any] = _read) -> None:
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    main(Connection(int(sys.argv[1])), int(sys.argv[2]))

@@ -16,8 +16,8 @@ from multigate.serving.rest.methods import Methods
 from multigate.serving.rest.parser import JsonReader
 from multigate.serving.versions.ranker_version import RankerVersion
 
-_THREADS = 2
-"""For JSON: each competes with the loop for the interpreter."""
+_THREADS = 1
+"""For large answers and the page of metrics: each competes with the loop for the interpreter."""
 
 
 class RestServer:
@@ -49,7 +49,7 @@ class RestServer:
         bound = listener(options.host, options.rest_api_port, shared, "--rest_api_port")
         self.port: int = bound.getsockname()[1]
         self._threads = Threads(_THREADS)
-        self._reader = JsonReader(self._threads, options.max_queued_calls)
+        self._reader = JsonReader(options.max_queued_calls)
         app = RestApp(
             gate,
             methods,

@@ -421,7 +421,8 @@ class VersionManager(Generic[V]):
         try:
             self._check_schema(folder, saved_model)
             rest = time.sleep if self._loaded else lambda seconds: None  # nobody calls yet
-            warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop, rest)
+            replay, first = options.enable_model_warmup, not self._loaded
+            warm_up(saved_model, folder, replay, self._check_stop, first, rest)
             loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
             loaded.experts = experts_per_row(folder)
             loaded.exported_at = (folder / GRAPH).stat().st_mtime

@@ -6,19 +6,20 @@ first callers would wait for that.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from multigate.serving.core.layout import Arrays
+from multigate.serving.core.layout import DEFAULT, RANK, Arrays
 from multigate.serving.core.tensors import decode
 from multigate.serving.protos.tensorflow_messages import prediction_log_pb2
 from multigate.serving.versions.folders import GOLDEN, WARMUP
 from multigate.serving.versions.records import read_records
 from multigate.serving.versions.saved_model import LoadError, SavedModel, Signature
 
+_REQUESTS = ("predict_log", "classify_log", "regress_log")
 RUNS = 2  # the first run of a signature makes its executor
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # tolerances of golden scores: CPUs differ in the order of sums
 SAME_IDS = 0.9  # share of golden items: almost equal scores may swap places
@@ -29,6 +30,7 @@ def warm_up(
     folder: Path,
     replay: bool = True,
     check_stop: Callable[[], None] = lambda: None,
+    everything: bool = True,
     rest: Callable[[float], None] = lambda seconds: None,
 ) -> int:
     """Warm a version up and check its golden request.
@@ -38,6 +40,8 @@ def warm_up(
         folder: its folder.
         replay: whether to replay the recorded requests.
         check_stop: called between requests; raises LoadError to cancel.
+        everything: whether to run the signatures of tf.Examples and those that no record names,
+            too, which takes a second longer: too long where versions replace each other quickly.
         rest: called after each request with the seconds that it took, so that the calls of other
             versions get their turn.
 
@@ -53,31 +57,54 @@ def warm_up(
     if not replay or not path.exists():
         return 0
     count = 0
+    cold = dict(saved_model.signatures)
+    last: dict[str, Arrays] = {}
+    """By signature, the inputs recorded last."""
+
+    def run(name: str, inputs: Arrays) -> None:
+        check_stop()
+        began = time.monotonic()
+        for _ in range(RUNS):
+            saved_model.signatures[name](inputs)
+        cold.pop(name, None)
+        rest(time.monotonic() - began)
+
     try:
         for record in read_records(path):
             log = prediction_log_pb2.PredictionLog.FromString(record)
-            if log.WhichOneof("log_type") != "predict_log":
-                continue
-            request = log.predict_log.request
-            signature = saved_model.signatures[
-                request.model_spec.signature_name or "serving_default"
-            ]
-            inputs = {
-                name: decode(name, tensor, signature.inputs[name])
-                for name, tensor in request.inputs.items()
-            }
-            check_stop()
-            began = time.monotonic()
-            for _ in range(RUNS):
-                signature(inputs)
-            count += 1
-            rest(time.monotonic() - began)
+            recorded = _recorded(log, saved_model, _REQUESTS if everything else _REQUESTS[:1])
+            if recorded is not None:
+                run(*recorded)
+                count += 1
+                last.update([recorded])
+        # `watch` and `gates` are in no record; they take features as the default or `rank` does.
+        default = saved_model.signatures.get(DEFAULT)
+        for name, signature in list(cold.items()) if everything else ():
+            by_row = default is not None and signature.inputs.keys() <= default.inputs.keys()
+            given = last.get(DEFAULT if by_row else RANK, {})
+            if signature.inputs.keys() <= given.keys():
+                run(name, {one: given[one] for one in signature.inputs})
     except LoadError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise LoadError(f"{path}: request {count}: cannot be replayed: {reason:.300}") from error
     return count
+
+
+def _recorded(log: Any, saved_model: SavedModel, kinds: Sequence[str]) -> tuple[str, Arrays] | None:
+    """Signature and inputs of a recorded request; None where it is of another kind."""
+    kind = log.WhichOneof("log_type")
+    if kind not in kinds:
+        return None
+    request = getattr(log, kind).request
+    name = request.model_spec.signature_name or DEFAULT
+    specs = saved_model.signatures[name].inputs
+    if kind == "predict_log":
+        return name, {one: decode(one, value, specs[one]) for one, value in request.inputs.items()}
+    examples = [one.SerializeToString() for one in request.input.example_list.examples]
+    (given,) = specs
+    return name, {given: np.array(examples, object)}
 
 
 def check_golden(saved_model: SavedModel, path: Path) -> None:

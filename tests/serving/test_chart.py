@@ -1,7 +1,9 @@
 """The Helm chart: rendered, it is the manifests of deploy/, and what Kubernetes accepts."""
 
+import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -11,7 +13,10 @@ import pytest
 import yaml
 from tests.registries import fetch
 
+from multigate.verbs.command import make_parser
+
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "operations.md").read_text()
 CHART = ROOT / "deploy" / "chart"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 KUBERNETES, OPERATOR = "1.31.0", "0.85.0"
@@ -33,6 +38,7 @@ EVERYTHING = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "operator"}},
     "alerts": {"enabled": True},
     "dashboard": {"enabled": True},
+    "tools": {"enabled": True, "shown": "name: shown\n"},
 }
 
 
@@ -186,6 +192,48 @@ def test_what_can_be_switched_on(rendered):
     assert found["PrometheusRule", "multigate"]["spec"] == alerts
     board = found["ConfigMap", "multigate-dashboard"]["data"]["multigate.json"]
     assert json.loads(board) == json.loads((CHART / "monitoring" / "dashboard.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # Helm may have to be built
+def test_the_commands_of_a_trial_run_in_a_pod_of_the_chart(helm, tmp_path):
+    """What docs/operations.md has `kubectl exec` run is there: pod, program, files, server."""
+    section = PAGE.partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
+    lines = [shlex.split(line) for line in re.findall(r"^(?:helm|kubectl) .*", section, re.M)]
+    install, upgrade, *commands = lines
+    shown = tmp_path / "shown.yaml"
+    shown.write_text("name: shown\n")
+    values = [word.replace("=shown.yaml", f"={shown}") for word in upgrade[5:]]
+    command = ["template", install[2], CHART, "--kube-version", KUBERNETES, *install[4:], *values]
+    found = by_name(helm(*command))
+    pod = found["Deployment", "multigate-tools"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == VALUES["nightly"]["image"]
+    nightly = found["CronJob", "multigate-nightly"]["spec"]["jobTemplate"]["spec"]["template"]
+    theirs = {one["name"]: one for one in nightly["spec"]["volumes"]}
+    ours = {one["name"]: one for one in pod["volumes"]}
+    for name in ("runs", "config", "impressions"):
+        assert ours[name] == theirs[name]
+    shown_by = found["ConfigMap", ours["shown"]["configMap"]["name"]]["data"]
+    files = {"/config": {"model.yaml"}, "/shown": set(shown_by)}
+    mounts = {one["mountPath"]: one.get("readOnly", False) for one in container["volumeMounts"]}
+    assert [words[5] for words in commands] == [
+        *("publish", "examples", "trial", "publish", "publish", "models")
+    ]
+    for words in commands:
+        assert words[:5] == ["kubectl", "exec", "deployment/multigate-tools", "--", "multigate"]
+        given = {key: value for key, value in itertools.pairwise(words) if key.startswith("--")}
+        for key, value in given.items():
+            if not value.startswith("/"):
+                continue
+            mount = f"/{value.split('/')[1]}"
+            assert not (mounts[mount] and key in ("--out", "--base")), words
+            assert mount not in files or value.removeprefix(f"{mount}/") in files[mount]
+        if "--target" in given:
+            name, port = given["--target"].split(":")
+            ports = found["Service", name]["spec"]["ports"]
+            assert int(port) in [one["port"] for one in ports if one["name"] == "grpc"]
+        assert make_parser().parse_args(words[5:])
 
 
 @pytest.mark.slow

@@ -176,10 +176,11 @@ def page(base, stored, run_server, tmp_path_factory, until):
     log = tmp_path_factory.mktemp("impressions")
     pause = "multigate.serving.feature_store.circuit_breaker.PAUSE_SECONDS"
     watching = {"watch_rate": 1.0, "watch_seconds": 0.0}
+    tracing = {"otlp_endpoint": "http://127.0.0.1:1", "otlp_sampling_rate": 1.0}  # nobody is there
     writing = {"impression_log": log, "impression_log_rows": 1}
     with (
         pytest.MonkeyPatch.context() as patch,
-        run_server(base, metrics_port=0, **watching, **writing) as running,
+        run_server(base, metrics_port=0, **watching, **writing, **tracing) as running,
         RankClient(running.target, timeout=120) as client,
     ):
         patch.setattr("multigate.serving.observe.drift._LEAST_CALLS", 30)
@@ -206,7 +207,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
         thread.join()
         wanted = {
             *("multigate_share_shift", "multigate_score_stability_index"),
-            "multigate_thread_failures_total",
+            *("multigate_thread_failures_total", "multigate_spans_total"),
         }
 
         def all_there():

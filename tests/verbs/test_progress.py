@@ -150,10 +150,10 @@ def test_publication_in_a_store_shows_a_bar(words_of, terminal, bucket):
     assert last_line(text) == ""
 
 
-def test_features_show_a_bar_while_they_are_loaded(words_of, terminal, tmp_path):
+def test_features_show_a_bar_while_they_are_loaded(words_of, terminal, tmp_path, lacking):
     program = shutil.which("redis-server")
     if program is None:
-        pytest.skip("redis-server is not installed")
+        lacking("redis-server is not installed")
     path = tmp_path / "redis.sock"
     options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
     redis = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)

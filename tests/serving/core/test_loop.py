@@ -5,6 +5,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -80,6 +81,31 @@ def test_work_that_raises_stop_iteration_ends_its_call(call, threads):
     with pytest.raises(RuntimeError, match="the work raised StopIteration"):
         running.result(120)
     assert ended.is_set()
+
+
+def test_what_failing_work_had_read_does_not_wait_for_the_garbage_collector(call, until):
+    """The collector stopped all threads for 15 ms to free the documents of refused calls."""
+
+    class Document:
+        pass
+
+    read = []
+
+    def work():
+        document = Document()
+        read.append(weakref.ref(document))
+        raise ValueError("no such document")
+
+    gc.disable()
+    try:
+        running, ended = call(work)
+        with pytest.raises(ValueError, match="no such document"):
+            running.result(120)
+        assert ended.wait(120)
+        del running
+        until(lambda: read[0]() is None)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

@@ -85,11 +85,11 @@ def examples(tmp_path, contract):
 
 
 @pytest.fixture(scope="module")
-def server_of_redis(tmp_path_factory, until):
+def server_of_redis(tmp_path_factory, until, lacking):
     """A Redis of its own on a socket: its address, a client, and a context in which it hangs."""
     program = shutil.which("redis-server")
     if program is None:
-        pytest.skip("redis-server is not installed")
+        lacking("redis-server is not installed")
     folder = tmp_path_factory.mktemp("redis")
     socket = folder / "redis.sock"
     options = ["--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)]

@@ -1,21 +1,25 @@
 """The log of what was ranked, and its way back through the pipeline."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs.config import Config
 from multigate.configs.errors import ServingError
 from multigate.configs.sections.base import parse
+from multigate.configs.version_folders import Trial
 from multigate.pipeline import job
 from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.layout import SCORE
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.observe import impressions
-from multigate.serving.observe.impressions import ImpressionLog, Ranked, sampled
+from multigate.serving.observe.impressions import ImpressionLog, Ranked, batches, rows_of, sampled
+from multigate.serving.observe.side import Side
 
 COLUMNS = {
     "topic": ["news", None, "sport"],
@@ -201,6 +205,44 @@ def test_rows_that_do_not_fit_together_end_no_thread(tmp_path, contract, helpers
         ("fine", "written"): 2,
         ("fine", "dropped"): None,
     }
+
+
+def ranked_of(contract, helpers, seed, rows, **others):
+    """An answer to a random request."""
+    random = np.random.default_rng(seed)
+    outputs = {
+        task: random.normal(size=rows).astype(np.float32) for task in (*contract.tasks, SCORE)
+    }
+    return Ranked(
+        **{"model": "m", "version": 1, "schema": "s", "contract": contract, "at": 0.5 + seed},
+        request_id=f"r{seed}",
+        inputs=helpers.sample_inputs(contract, rows, users=1, seed=seed),
+        outputs=outputs,
+        order=random.permutation(rows)[: 1 + rows // 2],
+        **others,
+    )
+
+
+def test_rows_made_together_are_those_made_one_by_one(contract, helpers):
+    side = Side(Trial(2, 50.0, 10.0), "canary", True)
+    calls = [ranked_of(contract, helpers, seed, 1 + seed) for seed in range(12)]
+    calls += [ranked_of(contract, helpers, 12, 5, side=side)]
+    calls += [ranked_of(contract, helpers, 13, 5, places=np.array([9, 7, 0, 3, 2]))]
+    together = rows_of(pa, calls)
+    assert together.equals(pa.concat_tables([rows_of(pa, [one]) for one in calls]))
+    assert any(together[feature].null_count for feature in ("country", "topic", "age"))
+    few = rows_of(pa, calls, {"user_id"})
+    assert few.equals(together.select(few.column_names))
+
+
+def test_calls_of_one_version_are_made_into_rows_together(contract, helpers):
+    other = contract.model_copy()
+    calls = [ranked_of(contract, helpers, seed, 7) for seed in range(5)]  # four rows each
+    calls += [ranked_of(other, helpers, 5, 7), ranked_of(other, helpers, 6, 7)]
+    calls += [dataclasses.replace(calls[-1], version=2), dataclasses.replace(calls[-1], model="n")]
+    assert [len(one) for one in batches(calls, 12)] == [3, 2, 2, 1, 1]
+    assert [len(one) for one in batches(calls[:5], 1)] == [1] * 5
+    assert [one for batch in batches(calls, 9) for one in batch] == calls
 
 
 def test_versions_with_tasks_and_features_in_another_order_share_a_file(

@@ -61,7 +61,7 @@ def test_hostile_calls_fail_nobody_else_and_never_the_server(
     found = json.loads(attacker.stdout.splitlines()[-1])
     assert found["unexpected"] == 0, found["problems"]
     assert sum(sum(one.values()) for one in found["seen"].values()) >= calls
-    assert len(found["seen"]) == 21
+    assert len(found["seen"]) == 22
     statuses = {status for one in found["seen"].values() for status in one}
     assert {"400", "404", "405", "408", "413", "415", "closed", "left"} <= statuses
     assert not others.problems

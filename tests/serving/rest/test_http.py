@@ -1,11 +1,13 @@
 """HTTP itself: sizes, pieces, slow clients, tokens, deadlines, caps and the drain."""
 
 import asyncio
+import gc
 import itertools
 import json
 import socket
 import struct
 import sys
+import threading
 import urllib.request
 from asyncio import selector_events
 from concurrent import futures
@@ -16,10 +18,10 @@ import h11
 import pytest
 
 from multigate.configs.errors import ServingError
-from multigate.serving.core.loop import CALLS, Threads
+from multigate.serving.core.loop import CALLS
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import InvalidRequestError
-from multigate.serving.rest import app, http
+from multigate.serving.rest import app, http, parser
 from multigate.serving.rest.parser import JsonReader
 from multigate.serving.rpc.server import Server
 
@@ -166,6 +168,86 @@ def test_a_body_in_tiny_chunks_is_refused_before_they_are_all_read(served, monke
     assert 128 < len(read) < 300
 
 
+def test_a_head_of_many_lines_is_refused_before_they_are_read(served, monkeypatch):
+    read, next_event = [], h11.Connection.next_event
+
+    def count(connection):
+        read.append(1)
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+    with served.rest.connect() as connection:
+        connection.sendall(post("small:rank", b"{}", "Content-Length: 2", *["a:b"] * 3000))
+        line, answer = read_answer(connection)
+        assert line == "HTTP/1.1 400 Bad Request"
+        assert answer == {"error": "HTTP: Invalid HTTP request received."}
+        assert ended(connection)
+    assert len(read) < 5  # one for each piece in which the first lines come
+    with served.rest.connect() as connection:
+        body = b'{"limit":\n' + b"\n" * 500 + b"-1}"
+        length = f"Content-Length: {len(body)}"
+        connection.sendall(post("small:rank", body, length, *["a:b"] * 100))
+        line, answer = read_answer(connection)
+        assert (line, answer["error"][:5]) == ("HTTP/1.1 400 Bad Request", "candi")
+
+
+@pytest.mark.parametrize(("size", "here"), [(1000, True), (20_000, False), (200_000, False)])
+def test_only_tiny_bodies_are_read_in_this_process_and_in_the_loop(served, monkeypatch, size, here):
+    """A thread that reads JSON competes with the loop for the interpreter."""
+    threads, read_message = [], parser.read_message
+
+    def note(body, kind):
+        threads.append(threading.current_thread().name)
+        return read_message(body, kind)
+
+    monkeypatch.setattr(parser, "read_message", note)
+    body = {"candidates": {"item_id": {"texts": {"values": ["x" * size]}}}}
+    status, answer = served.rest.post("small:rank", body)
+    assert (status, "user_id" in answer["error"]) == (400, True), answer
+    assert threads == ["calls"] * here
+
+
+@pytest.mark.parametrize("body", [b'{"inputs": [%s 0]}' % (b"[]," * 1000), b" " * 20_000 + b"["])
+def test_refused_bodies_leave_nothing_to_the_garbage_collector(served, until, body):
+    """It stopped all threads for 15 ms to free what a circle of exception and future kept."""
+    served.rest.post("small:rank", body)
+    until(lambda: not served.server.gate.admitted)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            assert served.rest.post("small:rank", body)[0] == 400
+        until(lambda: not served.server.gate.admitted)
+        assert gc.collect() < 20 * 20
+    finally:
+        gc.enable()
+
+
+def test_bodies_do_not_wait_for_larger_ones():
+    held, begun = threading.Event(), threading.Event()
+
+    def hold(question):
+        begun.set()
+        held.wait(120)
+        return "no such message"
+
+    async def read():
+        reader = JsonReader(max_waiting=1)
+        reader._large._child.ask = hold
+        reader._middle._child.ask = lambda question: "no such message"
+        large = asyncio.create_task(reader.message(b" " * (1 << 18), "RankRequest"))
+        await asyncio.to_thread(begun.wait, 120)
+        with pytest.raises(InvalidRequestError, match="no such message"):
+            await reader.message(b" " * (1 << 15), "RankRequest")
+        assert not large.done()
+        held.set()
+        with pytest.raises(InvalidRequestError, match="no such message"):
+            await large
+        reader.close()
+
+    asyncio.run(read())
+
+
 def test_a_body_may_have_some_small_chunks_and_any_number_of_larger_ones(served):
     small = [b"%c" % one for one in b'{"limit": -1}']
     for chunks in (small, [b" " * 1024] * 500 + small, [b" "] * 100 + small):
@@ -198,7 +280,7 @@ def test_a_flood_of_connections_is_accepted_a_few_at_a_time(served, monkeypatch)
     connections, steps = CALLS.submit(flood()).result(120)
     for one in connections:
         one.close()
-    assert max(after - before for before, after in itertools.pairwise(steps)) == 64
+    assert max(after - before for before, after in itertools.pairwise(steps)) == 16
 
 
 def test_a_broken_chunk_ends_the_connection(served):
@@ -234,6 +316,24 @@ def test_a_head_that_does_not_arrive_ends_its_connection(served, monkeypatch):
         slow.sendall(STATUS[:20])
         for connection in (silent, slow):
             assert ended(connection)
+
+
+def test_a_client_that_does_not_read_gets_no_further_answers_made(served, monkeypatch, until):
+    """Forty answers were made for a client that takes none: the kernel holds megabytes."""
+    application, made = served.server._rest._http._server.config.loaded_app, []
+    page = b"x" * 50_000
+    monkeypatch.setattr(application, "_metrics_page", lambda: made.append(1) or page)
+    open_ones = served.server._rest._http._server.server_state.connections
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", served.rest.port))
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n" * 40)
+        until(lambda: any(one.flow.write_paused for one in list(open_ones)))
+        assert len(made) < 8
+        received = 0
+        while received < 40 * len(page):
+            received += len(connection.recv(1 << 16))
+    until(lambda: len(made) == 40)
 
 
 def test_a_look_at_the_connections_that_fails_is_counted_and_not_the_last(
@@ -389,8 +489,9 @@ def test_a_large_body_that_is_read_at_once_leaves_its_place_among_those_that_wai
             return asked
 
     async def read():
-        reader = JsonReader(Threads(1), max_waiting=1)
-        reader._asking, reader._child.ask = AtOnce(1), lambda question: "no such message"
+        reader = JsonReader(max_waiting=1)
+        reader._middle._asking = AtOnce(1)
+        reader._middle._child.ask = lambda question: "no such message"
         for _ in range(3):
             with pytest.raises(InvalidRequestError, match="no such message"):
                 await reader.message(b" " * (1 << 16), "RankRequest")

@@ -283,9 +283,10 @@ def demo(tmp_path_factory, publish, run_server):
         yield running
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl absent: apt-get install curl")
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_pages_examples_are_answered(demo, example):
+def test_the_pages_examples_are_answered(demo, example, lacking):
+    if shutil.which("curl") is None:
+        lacking("curl is not installed")
     command = shlex.split(example.replace("localhost:8501", f"127.0.0.1:{demo.server.rest_port}"))
     done = subprocess.run([*command, "--silent"], capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)

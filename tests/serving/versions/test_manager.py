@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tensorflow_serving.apis import get_model_status_pb2
+from tensorflow_serving.apis import get_model_status_pb2, prediction_log_pb2
 
 from multigate.configs.contract import FrozenContract
 from multigate.configs.errors import ServingError
@@ -448,6 +448,32 @@ def test_versions_that_are_loaded_and_closed_give_their_memory_back(
     publish(tmp_path, 2)
     until(lambda: states[-1] == {1: "END", 2: "AVAILABLE"}, "the memory of a closed version")
     manager.close()
+
+
+def test_warm_up_runs_all_signatures_that_are_recorded_or_take_what_is(watched, tmp_path):
+    """The first Classify took half a second of a core; other calls waited for it."""
+    folder = tmp_path / "1"
+    shutil.copytree(watched, folder)
+    with (folder / "assets.extra/tf_serving_warmup_requests").open("ab") as file:
+        for kind, signature in (("classify_log", "classify"), ("regress_log", "regress")):
+            log = prediction_log_pb2.PredictionLog()
+            request = getattr(log, kind).request
+            request.model_spec.signature_name = signature
+            request.input.example_list.examples.add()
+            data, checksum = log.SerializeToString(), bytes(4)
+            file.write(len(data).to_bytes(8, "little") + checksum + data + checksum)
+    loaded, ran = saved_model.SavedModel.load(1, folder), set()
+
+    def noted(name, run):
+        return lambda *inputs, **given: ran.add(name) or run(*inputs, **given)
+
+    for name, signature in loaded.signatures.items():
+        signature._run = noted(name, signature._run)
+    assert warmup.warm_up(loaded, folder, everything=False) == 2
+    assert ran == {"rank"}
+    assert warmup.warm_up(loaded, folder) == 4
+    assert ran == {"rank", "classify", "regress", "watch", "rank_items"}
+    loaded.retire()
 
 
 def test_warm_up_rests_after_each_request_where_other_versions_serve(
