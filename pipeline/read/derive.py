@@ -167,29 +167,48 @@ def explode(chunk: Chunk, rule: Explode | None) -> Chunk:
     if rule is None or not chunk.columns:
         return chunk
     names = [name for name in rule.columns if name in chunk.frame.columns]
-    lists = chunk.frame.with_columns(as_lists(chunk.frame[n], rule.separator) for n in names)
-    lengths = [pl.col(name).list.len() for name in names]
-    frame = lists.with_columns(
+    frame = chunk.frame.with_columns(
+        *(as_lists(chunk.frame[name], rule.separator) for name in names),
         __line=chunk.line,
         __text=chunk.text,
-        __length=pl.max_horizontal(lengths) if names else pl.lit(0),
-        __least=pl.min_horizontal(lengths) if names else pl.lit(0),
     )
-    uneven = frame.filter(pl.col("__least") != pl.col("__length"))
+    uneven = frame.filter(~_is_even(names))
     rejects = [
         reject(line, f"{' and '.join(names)}: expected lists of one length", text)
         for line, text in uneven.select("__line", "__text").iter_rows()
     ]
-    even = frame.filter((pl.col("__least") == pl.col("__length")) & (pl.col("__length") > 0))
-    places = pl.int_ranges(0, pl.col("__length")).alias(PLACE)
-    rows = even.with_columns(places).explode(*names, PLACE)
+    rows = row_for_each(frame, names, PLACE)
     return replace(
         chunk,
-        frame=rows.drop("__line", "__text", "__length", "__least"),
+        frame=rows.drop("__line", "__text"),
         line=rows["__line"].alias(chunk.line.name),
         text=rows["__text"].alias(chunk.text.name),
         rejects=pl.concat([chunk.rejects, *rejects]) if rejects else chunk.rejects,
     )
+
+
+def row_for_each(frame: pl.DataFrame, names: Sequence[str], place: str) -> pl.DataFrame:
+    """One row for each value of the lists of a row.
+
+    Args:
+        frame: rows (B,).
+        names: of columns of lists. Rows whose lists differ in length, or are empty, vanish.
+        place: name of a new column, the value's place in its list, from 0.
+    """
+    lengths = _lengths(names)
+    rows = frame.filter(_is_even(names) & (lengths[0] > 0))
+    return rows.with_columns(pl.int_ranges(0, lengths[0]).alias(place)).explode(*names, place)
+
+
+def _lengths(names: Sequence[str]) -> list[pl.Expr]:
+    """How many values the lists of a row have; 0 where there is no list or no such column."""
+    return [pl.col(name).list.len().fill_null(0) for name in names] or [pl.lit(0)]
+
+
+def _is_even(names: Sequence[str]) -> pl.Expr:
+    """Whether a row's lists have one length."""
+    lengths = _lengths(names)
+    return pl.all_horizontal(length == lengths[0] for length in lengths)
 
 
 def as_lists(column: pl.Series, separator: str) -> pl.Series:

@@ -12,7 +12,7 @@ import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import decides
 from multigate.jobs.onboarding.tables.raw import Table
-from multigate.pipeline.read.derive import as_lists
+from multigate.pipeline.read.derive import as_lists, member, row_for_each
 from multigate.pipeline.read.json_lines import as_text
 
 _MARKS = ("|", " ", ",", ";")
@@ -114,18 +114,11 @@ def _unfolded(
     first, frame = columns[0], table.frame
     lists = [as_lists(frame[one], mark or "|").alias(one) for one in columns]
     each = float(lists[0].list.len().mean() or 0.0)
-    frame = frame.with_columns(lists)
-    lengths = [pl.col(name).list.len() for name in columns]
-    even = pl.max_horizontal(lengths) == pl.min_horizontal(lengths)
-    frame = frame.filter(even & (pl.max_horizontal(lengths) > 0))
     place = _free("place", {*frame.columns, *derive})
-    frame = frame.with_columns(pl.int_ranges(0, pl.col(first).list.len()).alias(place))
-    frame = frame.explode(*columns, place)
+    frame = row_for_each(frame.with_columns(lists), columns, place)
     for name, rule in derive.items():
         if "member" in rule:
-            inside = pl.col("of").list.contains(pl.col("one")).fill_null(False).cast(pl.Int64)
-            both = {"one": frame[first], "of": as_lists(frame[name], mark or "|")}
-            made = pl.DataFrame(both).select(inside).to_series()
+            made = member(frame[first], frame[name], mark or "|")
         else:
             made = frame[first].str.extract(rule["pattern"], 1)
         frame = frame.with_columns(made.alias(name))

@@ -1,11 +1,11 @@
 """Columns that the configuration derives, in logs of each format and in side tables."""
 
-import json
 from datetime import UTC, datetime
 
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.read.log_file import write
 
 from multigate.configs import ConfigError, DataError
 from multigate.pipeline.job import run
@@ -43,23 +43,11 @@ DERIVED = {
 }
 
 
-def write(folder, kind):
-    frame = pl.DataFrame(ROWS, NAMES, orient="row")
-    if kind == "csv":
-        frame.write_csv(folder / "log.csv")
-    elif kind == "parquet":
-        frame.write_parquet(folder / "log.parquet")
-    else:
-        lines = [json.dumps(dict(zip(NAMES, row, strict=True))) for row in ROWS]
-        (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
-    return {"pipeline.log.format": {"type": kind}, "pipeline.log.files": [f"log.{kind}"]}
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_derived_columns_stand_where_a_files_own_may(
     kind, impression_config, read_examples, tmp_path
 ):
-    changes = DERIVED | write(tmp_path, kind)
+    changes = DERIVED | write(tmp_path, kind, NAMES, ROWS)
     run(impression_config(**changes), tmp_path, tmp_path / "out")
     names = ["user", "item", "topic", "hour", "weekday"]
     rows = read_examples(tmp_path / "out").sort("meta/time").select(names).rows()
@@ -72,7 +60,7 @@ def test_derived_columns_stand_where_a_files_own_may(
 
 
 def test_a_side_tables_key_and_features_may_be_derived(impression_config, read_examples, tmp_path):
-    changes = DERIVED | write(tmp_path, "csv")
+    changes = DERIVED | write(tmp_path, "csv", NAMES, ROWS)
     (tmp_path / "items.csv").write_text("page,Maker\n/item/7,Acme\n/item/8, acme \n/item/9,Zeta\n")
     maker = {"kind": "id", "side": "item", "source": "items"}
     changes |= {
@@ -92,7 +80,7 @@ def test_a_side_tables_key_and_features_may_be_derived(impression_config, read_e
 
 
 def test_a_missing_source_is_named_as_the_files_column(impression_config, tmp_path):
-    changes = DERIVED | write(tmp_path, "csv")
+    changes = DERIVED | write(tmp_path, "csv", NAMES, ROWS)
     changes["pipeline.log.derive"] = changes["pipeline.log.derive"] | {
         "user": {"join": ["device", "regoin"]}
     }
@@ -102,7 +90,7 @@ def test_a_missing_source_is_named_as_the_files_column(impression_config, tmp_pa
 
 
 def test_a_user_without_any_part_is_missing(impression_config, read_examples, tmp_path):
-    changes = DERIVED | write(tmp_path, "csv")
+    changes = DERIVED | write(tmp_path, "csv", NAMES, ROWS)
     with (tmp_path / "log.csv").open("a") as file:
         file.write("1700200001,,,x,/item/1,0\n")
     run(impression_config(**changes), tmp_path, tmp_path / "out")

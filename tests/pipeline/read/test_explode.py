@@ -2,9 +2,9 @@
 
 import json
 
-import polars as pl
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.read.log_file import write
 
 from multigate.configs import ConfigError
 from multigate.pipeline.job import run
@@ -37,22 +37,9 @@ EXPLODED = {
 }
 
 
-def write(folder, kind):
-    frame = pl.DataFrame(ROWS, NAMES, orient="row")
-    if kind == "csv":
-        lists = [pl.col(n).cast(pl.List(pl.String)).list.join(";") for n in NAMES[2:]]
-        frame.with_columns(lists).write_csv(folder / "log.csv")
-    elif kind == "parquet":
-        frame.write_parquet(folder / "log.parquet")
-    else:
-        lines = [json.dumps(dict(zip(NAMES, row, strict=True))) for row in ROWS]
-        (folder / "log.jsonl").write_text("\n".join(lines) + "\n")
-    return {"pipeline.log.format": {"type": kind}, "pipeline.log.files": [f"log.{kind}"]}
-
-
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_a_request_becomes_one_row_for_each_item(kind, impression_config, read_examples, tmp_path):
-    changes = EXPLODED | write(tmp_path, kind)
+    changes = EXPLODED | write(tmp_path, kind, NAMES, ROWS)
     run(impression_config(**changes), tmp_path, tmp_path / "out")
     rows = read_examples(tmp_path / "out").sort("meta/time", "slot")
     assert rows.select("user_id", "item_id", "price", "slot", "label/click").rows() == [
@@ -69,7 +56,7 @@ def test_a_request_becomes_one_row_for_each_item(kind, impression_config, read_e
 
 
 def test_one_bad_item_rejects_its_own_row(impression_config, read_examples, tmp_path):
-    changes = EXPLODED | write(tmp_path, "csv")
+    changes = EXPLODED | write(tmp_path, "csv", NAMES, ROWS)
     with (tmp_path / "log.csv").open("a") as file:
         file.write("1700300000,u9,7;x;8,1;2;3,8\n")
     run(impression_config(**changes), tmp_path, tmp_path / "out")
@@ -77,6 +64,20 @@ def test_one_bad_item_rejects_its_own_row(impression_config, read_examples, tmp_
     assert rows.select("item_id", "slot", "label/click").rows() == [(7, 0, 0), (8, 2, 1)]
     reasons = [one["reason"] for one in pq.read_table(tmp_path / "out" / "rejects").to_pylist()]
     assert "item: expected an integer" in reasons
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_missing_list_beside_others_rejects_the_row(
+    kind, impression_config, read_examples, tmp_path
+):
+    missing = (1_700_300_000, "u9", ["7", "8"], None, ["7"])
+    changes = EXPLODED | write(tmp_path, kind, NAMES, [*ROWS, missing])
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    assert len(read_examples(tmp_path / "out")) == 5
+    rejects = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
+    assert [one["reason"] for one in rejects] == 2 * [
+        "shown and prices: expected lists of one length"
+    ]
 
 
 def test_a_place_is_that_of_an_exploded_column(impression_config):
