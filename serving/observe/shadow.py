@@ -40,7 +40,7 @@ from multigate.serving.observe.impressions import Ranked, rows_of
 from multigate.serving.observe.row_files import RowFiles
 from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import ParsedRequest
-from multigate.serving.versions.batching import join_calls, split_call
+from multigate.serving.versions.batching import divide, join_calls, split_call
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 
@@ -239,11 +239,8 @@ class Shadow:
             other.saved_model.release()
         if not np.isfinite(outputs[SCORE]).all():
             raise ValueError("a score is not finite")
-        ends = np.cumsum([one.rows for one in requests])
-        return [
-            (other, one, {name: values[end - one.rows : end] for name, values in outputs.items()})
-            for one, end in zip(requests, ends.tolist(), strict=True)
-        ]
+        each = divide(outputs, [one.rows for one in requests])
+        return [(other, one, its) for one, its in zip(requests, each, strict=True)]
 
     def _run_in_parts(self, other: RankerVersion, requests: list[ParsedRequest]) -> Arrays:
         """Outputs for the rows of all requests."""

@@ -196,7 +196,7 @@ class Batcher:
                     join_calls([entry.inputs for entry in batch], self._layout), batch
                 )
                 if all(_finite(values) for values in outputs.values()):
-                    return _by_entry(outputs, batch)
+                    return [*divide(outputs, [entry.rows for entry in batch])]
             except TooLateError as error:
                 return [error] * len(batch)
             except Exception as error:
@@ -271,6 +271,20 @@ def join_calls(calls: Sequence[Arrays], layout: Layout) -> Arrays:
     return joined
 
 
+def divide(outputs: Arrays, rows: Sequence[int]) -> list[Arrays]:
+    """Divide the outputs of joined calls by call.
+
+    Args:
+        outputs: arrays of (sum of N_i, ...).
+        rows: N_i of each call.
+    """
+    ends = np.cumsum(rows).tolist()
+    return [
+        {name: values[end - count : end] for name, values in outputs.items()}
+        for end, count in zip(ends, rows, strict=True)
+    ]
+
+
 def split_call(
     inputs: Arrays, rows: int, max_rows: int, layout: Layout
 ) -> list[tuple[Arrays, int]]:
@@ -313,12 +327,3 @@ def _widen(array: np.ndarray, width: int, dtype: str) -> np.ndarray:
 
 def _finite(values: np.ndarray) -> bool:
     return values.dtype.kind != "f" or bool(np.isfinite(values).all())
-
-
-def _by_entry(outputs: Arrays, batch: Sequence[_Entry]) -> list[Outcome]:
-    """Divide the outputs of a joined run by entry."""
-    ends = np.cumsum([entry.rows for entry in batch]).tolist()
-    return [
-        {name: values[end - entry.rows : end] for name, values in outputs.items()}
-        for entry, end in zip(batch, ends, strict=True)
-    ]
