@@ -366,9 +366,8 @@ class VersionManager(Generic[V]):
             if not isinstance(error, LoadError):  # a bug of ours; other versions still load
                 LOG.exception("model %s version %d cannot be loaded", self.name, version)
                 message = f"{folder}: {error!r}"
-            if (
-                not folder.is_dir()
-            ):  # put on trial, or promoted, meanwhile: the same files elsewhere
+            # Put on trial, or promoted, meanwhile: the same files are elsewhere.
+            if not folder.is_dir():
                 files = ()
             self._record(version, VersionRecord("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
@@ -420,8 +419,9 @@ class VersionManager(Generic[V]):
             raise LoadError(f"{folder}: cannot be read: {error}") from None
         try:
             self._check_schema(folder, saved_model)
-            rest = time.sleep if self._loaded else lambda seconds: None  # nobody calls yet
-            replay, first = options.enable_model_warmup, not self._loaded
+            first = not self._loaded  # nobody calls yet
+            rest = (lambda seconds: None) if first else time.sleep
+            replay = options.enable_model_warmup
             warm_up(saved_model, folder, replay, self._check_stop, first, rest)
             loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
             loaded.experts = experts_per_row(folder)
