@@ -22,6 +22,9 @@ from rows import Row, Rows, cell, replace_table
 from settings import DSELECT_ENTROPY, DSELECT_GAMMA, entropy_weight, meets_k
 from two_tasks import configuration, measure_checkpoint
 
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.statistics import Statistics
+
 K = 2
 LEARNING_RATE = 1e-3
 OURS = 0.001
@@ -93,6 +96,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
     return found | {
         "meets_k": meets_k(found["experts"], K),
         "users": "tenth",
+        "rows": Statistics.read(ExamplesFolder(examples).statistics).rows["train"],
         "tuned": False,
         "learning_rate": LEARNING_RATE,
     }

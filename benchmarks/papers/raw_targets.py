@@ -25,6 +25,9 @@ from settings import TARGETS, meets_k, with_targets
 from trimmed_lasso import signed
 from two_tasks import configuration, k_cell, measure_checkpoint
 
+from multigate.configs.files import ExamplesFolder
+from multigate.configs.statistics import Statistics
+
 WEIGHT = 0.1
 """Of watching; rating has the rest."""
 GATES = ("topk", "moesart", "softmax")
@@ -91,6 +94,7 @@ def measure(run: Row, examples: Path, work: Path) -> Row:
     found = measure_checkpoint(checkpoint, given, WEIGHT)
     return found | {
         "meets_k": meets_k(found["experts"], K[run["gate"]]),
+        "rows": Statistics.read(ExamplesFolder(examples).statistics).rows["train"],
         "tuned": False,
         "learning_rate": RATES[run["users"]],
         "patience": PATIENCE,

@@ -46,7 +46,7 @@ def test_the_entropy_weight_is_the_sum_over_the_batch(study: Any, static: bool) 
 def test_meeting_k_is_the_mean_of_each_task(study: Any) -> None:
     meets_k = study("settings").meets_k
     assert meets_k({"watch": 2.0, "rating": 1.3}, 2)
-    assert meets_k({"watch": 2.0000002}, 2)
+    assert meets_k({"watch": 2.03}, 2)
     assert not meets_k({"watch": 6.88, "rating": 2.0}, 2)
     assert meets_k({"watch": 16.0}, None) is None
 
@@ -116,3 +116,48 @@ def test_the_pages_tables_are_what_the_rows_say(
     monkeypatch.setattr(study("rows"), "PAGE", page)
     study("tables").write()
     assert page.read_text() == (ROOT / "docs/results/papers.md").read_text()
+
+
+def test_the_best_trial_is_among_those_that_met_k(study: Any) -> None:
+    tuned = study("tuned")
+
+    def row(trial: int, loss: float, met: bool | None, model: str = "dselect_k") -> dict[str, Any]:
+        return {"model": model, "weight": 0.9, "trial": trial, "val_loss": loss, "meets_k": met}
+
+    rows = [row(0, 0.1, False), row(1, 0.3, True), row(2, 0.2, True), row(0, 0.0, True, "topk")]
+    assert tuned.best_trial(rows, "dselect_k", 0.9)["trial"] == 2
+    assert tuned.best_trial(rows[:1], "dselect_k", 0.9)["trial"] == 0  # none met k
+    assert tuned.best_trial([row(4, 1.0, None, "softmax")], "softmax", 0.9)["trial"] == 4
+    with pytest.raises(LookupError, match=r"dselect_k at 0.1: expected trials"):
+        tuned.best_trial(rows, "dselect_k", 0.1)
+
+
+def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(study: Any) -> None:
+    tuned = study("tuned")
+    steps = list(tuned.plan(["hash", "topk"], [0.9, 0.1], 2, 1))
+    assert [(kind, run["model"], run["weight"]) for kind, run in steps] == [
+        (kind, model, weight)
+        for model in ("topk", "hash")
+        for weight in (0.9, 0.1)
+        for kind in ("trial", "trial", "final")
+    ]
+    trials = [steps[0][1]]
+    finals = [steps[2][1], {"model": "topk", "weight": 0.9, "seed": 0, "setting": "ours"}]
+    found = tuned.left(steps, trials, finals)
+    assert (found["done"], found["left"]) == (2, 10)
+    assert found["next"] == steps[1][1]
+
+
+def test_every_space_names_settings_that_the_gate_has(study: Any, tmp_path: Path) -> None:
+    from multigate.configs.config import Config
+    from multigate.configs.sections.base import parse
+    from multigate.jobs.tune import check
+
+    tuned, two_tasks = study("tuned"), study("two_tasks")
+    for model in (*tuned.FIRST, *tuned.REST):
+        values = tuned.make_values()
+        if model in two_tasks.GATES:
+            values["model"]["gate"] = {"name": model} | two_tasks.GATES[model]
+        rates = {"train.learning_rate": {"low": 5e-5, "high": 5e-4, "log": True}}
+        values["tune"] = {"space": rates | tuned.SPACES.get(model, {})}
+        check(parse(Config, values, "test"))
