@@ -9,6 +9,9 @@ is the expected MSE, with experts drawn from the router, which is what training 
 data need an unbalanced split (about three to one), so a capacity of half the batch gets in the
 way of estimators that do not correct for it.
 
+The paper states neither its batch size nor what its baseline averages: --batch draws that many of
+the 100 points for each step, and --baseline chooses the average (`BASELINES`).
+
 All seeds and temperatures of one estimator train side by side as leading axes of one tf.function,
 through `model.gates.sampled.assignment.assign` and `model.gates.sampled.estimators`, which is what
 the sampled gate runs.  To reach, by the paper: among the estimators with capacity, only skip_iw
@@ -19,6 +22,7 @@ it.
 import argparse
 import json
 import time
+from typing import Any
 
 import keras
 import numpy as np
@@ -39,6 +43,9 @@ STRATEGIES = (
     ("skip", True),
     ("skip_iw", True),
 )
+BASELINES = ("weighted", "plain", "none")
+"""Moving average of the weighted loss of the rows kept, or of the plain loss of all rows drawn,
+kept or not; or no average: the baseline is 0."""
 SOLVED = 0.02
 DECAY = 0.99
 
@@ -58,12 +65,24 @@ def train(
     temperatures: tuple[float, ...],
     seeds: int,
     steps: int,
+    batch: int | None = None,
+    baseline_of: str = "weighted",
 ) -> np.ndarray:
     """Final MSE (2, temperatures, seeds): at each point's likeliest expert, and expected under p.
 
     The leading axis N = temperatures * seeds holds independent models.
+
+    Args:
+        strategy: see `assign`.
+        sinkhorn_proposal: see `assign`.
+        gating: train the router through the experts' outputs instead of by REINFORCE.
+        temperatures: of the proposal.
+        seeds: of each temperature.
+        steps: of training.
+        batch: points of a step, drawn anew for each model; None: all.
+        baseline_of: one of `BASELINES`.
     """
-    x, y = (np.tile(v, (len(temperatures) * seeds, 1)) for v in points())  # (N, B)
+    x, y = (np.tile(v, (len(temperatures) * seeds, 1)) for v in points())  # (N, points)
     tau = np.repeat(temperatures, seeds).astype("float32")[:, None, None]
     N = len(x)
     rng = np.random.default_rng(1)
@@ -75,24 +94,41 @@ def train(
     adam = keras.optimizers.Adam(0.1)
     adam.build([theta])
 
-    def forward() -> tuple[tf.Tensor, tf.Tensor]:
+    def forward(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Predictions of both experts and the router's logits, each (N, B, 2)."""
         slope, intercept = theta[:, None, 0:4:2], theta[:, None, 1:4:2]
         logit = theta[:, 4:5] * x + theta[:, 5:6]  # (N, B)
         return slope * x[..., None] + intercept, tf.stack([logit, tf.zeros_like(logit)], axis=-1)
 
+    def draw_points() -> tuple[tf.Tensor, tf.Tensor]:
+        """The x and y (N, B) of one step, without replacement."""
+        if batch is None:
+            return tf.constant(x), tf.constant(y)
+        order = keras.random.uniform(x.shape, seed=generator)
+        chosen = tf.math.top_k(order, batch).indices  # (N, B)
+        return tuple(tf.gather(v, chosen, batch_dims=1) for v in (x, y))
+
+    def averaged(losses: tf.Tensor, draw: Any) -> tf.Tensor:
+        """What the baseline averages, (N,)."""
+        if baseline_of == "plain":
+            return tf.stop_gradient(tf.reduce_mean(losses, -1))
+        if baseline_of == "none":
+            return tf.zeros((N,))
+        return expected_loss(losses, draw.importance, draw.kept)
+
     # XLA cannot call the host, which solves matchings, and sorts slowly, which skipping does.
     @tf.function(jit_compile=strategy == "none")
     def run(count: tf.Tensor) -> None:
         for _ in tf.range(count):
+            some_x, some_y = draw_points()
             with tf.GradientTape() as tape:
-                outputs, logits = forward()
+                outputs, logits = forward(some_x)
                 draw = assign(logits, tau, strategy, sinkhorn_proposal, generator)
                 weights = tf.one_hot(draw.expert, 2)
                 p = tf.nn.softmax(logits)
                 if gating:
                     weights = weights * p
-                losses = tf.square(tf.reduce_sum(weights * outputs, -1) - y)  # (N, B)
+                losses = tf.square(tf.reduce_sum(weights * outputs, -1) - some_y)  # (N, B)
                 log_prob = None if gating else draw.log_prob
                 total = sampled_loss(
                     losses, draw.importance, draw.kept, log_prob, baseline[:, None]
@@ -103,11 +139,10 @@ def train(
                     total += 0.01 * balance
                 objective = tf.reduce_sum(total)
             adam.apply([tape.gradient(objective, theta)], [theta])
-            mean = expected_loss(losses, draw.importance, draw.kept)
-            baseline.assign(DECAY * baseline + (1 - DECAY) * mean)
+            baseline.assign(DECAY * baseline + (1 - DECAY) * averaged(losses, draw))
 
     run(tf.constant(steps))
-    outputs, logits = forward()
+    outputs, logits = forward(tf.constant(x))
     p = tf.nn.softmax(logits)
     likeliest = tf.one_hot(tf.argmax(logits, -1), 2)
     scaled = outputs * p if gating else outputs
@@ -122,6 +157,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", nargs="+", help="names of the rows to run, as printed")
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--batch", type=int, help="points of a step; all 100 by default")
+    parser.add_argument("--baseline", default="weighted", choices=BASELINES)
     options = parser.parse_args()
     temperatures = tuple(options.temperatures)
     results: dict[str, dict[str, list[int] | list[float]]] = {}
@@ -135,7 +172,14 @@ def main() -> None:
                 continue
             began = time.perf_counter()
             error, expected = train(
-                strategy, balanced, gating, temperatures, options.seeds, options.steps
+                strategy,
+                balanced,
+                gating,
+                temperatures,
+                options.seeds,
+                options.steps,
+                options.batch,
+                options.baseline,
             )
             solved = [int(n) for n in (error < SOLVED).sum(axis=1)]
             means = [round(float(v), 4) for v in expected.mean(axis=1)]

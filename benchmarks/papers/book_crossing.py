@@ -123,6 +123,8 @@ def make_values() -> dict[str, Any]:
         },
         "model": {
             "embedding_dim": 64,
+            "wide": None,
+            "id_dropout": 0.0,
             "experts": {"count": 9, "units": [128], "dropout": 0.5},
             "gate": {"name": "moesart", "num_selected": 4, "trimmed_lasso_weight": 0.1},
             "towers": {"units": [256]},

@@ -13,7 +13,7 @@ import json
 import shutil
 from pathlib import Path
 
-from rows import RESULTS, Row, Rows, cell, replace_table
+from rows import Row, Rows, cell, replace_table
 from two_tasks import GATES
 
 from multigate.configs import load
@@ -111,7 +111,7 @@ def write_table(rows: list[Row]) -> None:
             f"| {model} | {' | '.join(cells)} | {mean_auc(found):.3f} | {experts:.1f} "
             f"| {len(found)} |"
         )
-    replace_table(RESULTS.parent / "papers.md", "deskdrop", lines)
+    replace_table("deskdrop", lines)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/papers/movielens.py --data FOLDER --work FOLDER              # some hours
     python benchmarks/papers/movielens.py --data FOLDER --work FOLDER --gates topk moesart --seeds 2
+    python benchmarks/papers/movielens.py --data FOLDER --work FOLDER --setting paper
     python benchmarks/papers/movielens.py --table         # the page's tables from the rows so far
 
 FOLDER of the data holds the publisher's ratings.dat.  Every run is early-stopped on the validation
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import two_tasks
+from settings import without_additions
 
 from multigate.configs import load
 
@@ -52,8 +54,11 @@ def make_examples(data: Path, work: Path) -> Path:
 
 
 def make_values() -> dict[str, Any]:
-    """The preset with the paper's towers (S6.2), trained until it stops improving."""
-    values = load("movielens").model_dump(mode="json")
+    """The preset with the paper's towers (S6.2), trained until it stops improving.
+
+    Without the wide term and the dropped ids, which the preset takes from the defaults.
+    """
+    values = without_additions(load("movielens").model_dump(mode="json"))
     values["model"]["towers"] = {"units": [256]}
     values["train"] |= {"epochs": 60, "patience": 4}
     return values

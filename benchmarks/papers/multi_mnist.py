@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from rows import RESULTS, Row, Rows, cell, replace_table
+from rows import Row, Rows, cell, replace_table
 
 from multigate.model import gates
 from multigate.model.gates.parts.base import derive_seed
@@ -237,7 +237,7 @@ def measure(run: Row, folder: Path, epochs: int) -> Row:
     }
 
 
-def write_tables(rows: list[Row]) -> None:
+def write_table(rows: list[Row]) -> None:
     """One table per data set, lowest loss first, into docs/results/papers.md."""
     for name in SETS:
         lines = [
@@ -261,7 +261,7 @@ def write_tables(rows: list[Row]) -> None:
                 f"| {len(found)} | {np.mean([row['best_epoch'] for row in found]):.0f} "
                 f"| {', '.join(f'{value:g}' for value in published) if published else ''} |"
             )
-        replace_table(RESULTS.parent / "papers.md", f"multi-{name}", lines)
+        replace_table(f"multi-{name}", lines)
 
 
 def main() -> None:
@@ -285,7 +285,7 @@ def main() -> None:
             for model in options.gates
         ]
         rows.run(wanted, lambda run: measure(run, options.data, options.epochs))
-    write_tables(rows.read())
+    write_table(rows.read())
     print(json.dumps({"rows": len(rows.read())}))
 
 

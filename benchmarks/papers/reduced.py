@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 from book_crossing import plain
+from settings import without_additions
 
 from multigate.configs import load
 
@@ -45,8 +46,11 @@ def make_examples(data: Path, work: Path) -> Path:
 
 
 def make_values() -> dict[str, Any]:
-    """The preset, made small; gate, task weights and seed are put into it."""
-    values = load("movielens").model_dump(mode="json")
+    """The preset, made small; gate, task weights and seed are put into it.
+
+    Without the wide term and the dropped ids, which the preset takes from the defaults.
+    """
+    values = without_additions(load("movielens").model_dump(mode="json"))
     values["model"]["embedding_dim"] = 32
     values["model"]["experts"] |= {"count": 8, "units": [64]}
     values["model"]["towers"] = {"units": [64]}

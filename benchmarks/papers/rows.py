@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "papers"
+PAGE = RESULTS.parent / "papers.md"
+"""The page that the tables stand on."""
 
 Row = dict[str, Any]
 
@@ -72,15 +74,15 @@ def cell(values: list[float], digits: int) -> str:
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
-def replace_table(page: Path, name: str, lines: list[str]) -> None:
-    """Put a table in the place that a page marks for it.
+def replace_table(name: str, lines: list[str]) -> None:
+    """Put a table in the place that `PAGE` marks for it.
 
     The page has `<!-- NAME -->` before and `<!-- end NAME -->` after the table.
     """
-    text = page.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(f"<!-- {name} -->\n")
     _, after = rest.split(f"<!-- end {name} -->\n")
     table = "\n".join(lines) + "\n"
-    page.write_text(
+    PAGE.write_text(
         f"{before}<!-- {name} -->\n{table}<!-- end {name} -->\n{after}", encoding="utf-8"
     )

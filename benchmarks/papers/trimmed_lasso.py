@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 import reduced
-from rows import RESULTS, Row, Rows, cell, mean_and_error, replace_table
+from rows import Row, Rows, cell, mean_and_error, replace_table
 from two_tasks import configuration, mean, measure_checkpoint
 
 KEY = ("lasso", "seed")
@@ -93,7 +93,7 @@ def write_table(rows: list[Row]) -> None:
             f"| {format(mean(found, 'tail'), '.3f') if lasso else ''} "
             f"| {mean(found, 'best_epoch'):.0f} | {len(found)} |"
         )
-    replace_table(RESULTS.parent / "papers.md", "trimmed_lasso", lines)
+    replace_table("trimmed_lasso", lines)
 
 
 def signed(values: list[float]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import reduced
-from rows import RESULTS, Row, Rows, replace_table
+from rows import Row, Rows, replace_table
 from two_tasks import configuration, measure_checkpoint
 
 KEY = ("gate", "trial")
@@ -151,7 +151,7 @@ def write_table(rows: list[Row]) -> None:
         gap = losses[0] - losses[1]
         lines.append(f"| {best_of} | {' | '.join(cells)} | {gap[0]:+.2f} {limits(gap, '+.2f')} |")
     lines += ["", f"{len(both)} trials of each gate."]
-    replace_table(RESULTS.parent / "papers.md", "tuning", lines)
+    replace_table("tuning", lines)
 
 
 def limits(values: np.ndarray, form: str) -> str:

@@ -1,6 +1,8 @@
 """What the tables of two tasks share: the gates' options, a run, and the table.
 
-Every gate's options are fixed beforehand and the same in every table; nothing is tuned.
+Every gate's options are fixed beforehand and the same in every table; nothing is tuned.  `--setting
+paper` takes the papers' instead, see `settings.py`: raw labels, towers that start at 0, 100 epochs
+with patience 25, and the options of `PAPER_GATES`.
 """
 
 import argparse
@@ -9,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rows import RESULTS, Row, Rows, cell, replace_table
+from rows import Row, Rows, cell, replace_table
+from settings import DSELECT_ENTROPY, SETTINGS, entropy_weight, meets_k, raw_examples
 
 from multigate.configs.baselines import baseline
 from multigate.configs.config import Config
@@ -46,9 +49,17 @@ GATES: dict[str, dict[str, Any]] = {
         "entropy_weight": 0.001,
     },
 }
+_WEAKEST = DSELECT_ENTROPY[0]
+PAPER_GATES: dict[str, dict[str, Any]] = {
+    "dselect_k": {"entropy_weight": entropy_weight(_WEAKEST, static=False)},
+    "dselect_k_static": {"entropy_weight": entropy_weight(_WEAKEST, static=True)},
+    "switch": {"noise": "logits", "balance_weight": 0.0},
+}
+"""What a paper's setting changes in `GATES`."""
+PAPER_TRAINING = {"epochs": 100, "patience": 25}
 FIRST = ("moesart", "topk", "softmax", "dselect_k", "shared_bottom")
 WEIGHTS = (0.9, 0.1)
-KEY = ("model", "weight", "seed")
+KEY = ("model", "weight", "seed", "setting")
 
 
 def main(
@@ -74,6 +85,7 @@ def main(
     arguments.add_argument("--gates", nargs="+", default=list(FIRST), help="models, in order")
     arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
     arguments.add_argument("--seeds", type=int, default=1, help="seeds 0, 1, ... of each")
+    arguments.add_argument("--setting", default="ours", choices=SETTINGS)
     arguments.add_argument("--table", action="store_true", help="only write the page's tables")
     options = arguments.parse_args()
     rows = Rows(name, KEY)
@@ -81,13 +93,16 @@ def main(
         if options.data is None or options.work is None:
             arguments.error("--data and --work are needed to run; --table writes what there is")
         wanted = [
-            {"model": model, "weight": weight, "seed": seed}
+            {"model": model, "weight": weight, "seed": seed, "setting": options.setting}
             for weight in options.weights
             for seed in range(options.seeds)
             for model in options.gates
         ]
         examples = make_examples(options.data, options.work)
         values = make_values()
+        if options.setting == "paper":
+            examples = raw_examples(examples)
+            values["train"] |= PAPER_TRAINING
         rows.run(
             wanted,
             lambda run: measure(run, configuration(run, values, examples), examples, options.work),
@@ -112,6 +127,8 @@ def configuration(run: Row, values: dict[str, Any], examples: Path) -> Config:
     if run["model"] in GATES:
         k = values["model"]["gate"]["num_selected"]
         gate = {"name": run["model"]} | GATES[run["model"]]
+        if run.get("setting") == "paper":
+            gate |= PAPER_GATES.get(run["model"], {})
         if "num_selected" in gate:
             gate["num_selected"] = k
         values["model"]["gate"] = gate
@@ -128,10 +145,17 @@ def measure(run: Row, config: Config, examples: Path, work: Path) -> Row:
 
     # A run that was cut off goes on where it was.
     name = f"{run['model']}-{run['weight']:g}-{run['seed']}".replace(":", "-")
-    checkpoint = work / name
+    checkpoint = work / (name if run["setting"] == "ours" else f"{name}-{run['setting']}")
     if not checkpoint.exists():
         train.train(config, examples, checkpoint, progress=False, resume=True)
-    return measure_checkpoint(checkpoint, examples, run["weight"])
+    found = measure_checkpoint(checkpoint, examples, run["weight"])
+    return found | {
+        "meets_k": meets_k(found["experts"], getattr(config.model.gate, "num_selected", None)),
+        "rows": Statistics.read(ExamplesFolder(examples).statistics).rows["train"],
+        "patience": config.train.patience,
+        "learning_rate": config.train.learning_rate,
+        "tuned": False,
+    }
 
 
 def measure_checkpoint(checkpoint: Path, examples: Path, weight: float) -> Row:
@@ -167,29 +191,36 @@ def write_tables(
     name: str, rows: list[Row], published: dict[tuple[str, float], tuple[float, float, float]]
 ) -> None:
     """One table per setting of the weights, best first, into docs/results/papers.md."""
-    page = RESULTS.parent / "papers.md"
     for weight in WEIGHTS:
         lines = [
-            "| model | test loss x 100 | AUC x 100 | MSE | experts a row | seeds | best epoch "
-            "| paper: loss, AUC, MSE |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| model | setting | test loss x 100 | AUC x 100 | MSE | experts a row | meets k "
+            "| seeds | best epoch | paper: loss, AUC, MSE |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
-        by_model: dict[str, list[Row]] = {}
+        by_model: dict[tuple[str, str], list[Row]] = {}
         for row in rows:
             if row["weight"] == weight:
-                by_model.setdefault(row["model"], []).append(row)
-        for model, found in sorted(by_model.items(), key=lambda item: mean(item[1], "loss")):
+                by_model.setdefault((row["model"], row["setting"]), []).append(row)
+        for (model, setting), found in sorted(
+            by_model.items(), key=lambda item: mean(item[1], "loss")
+        ):
             theirs = published.get((model, weight))
             lines.append(
-                f"| {model} "
+                f"| {model} | {setting} "
                 f"| {cell([100 * row['loss'] for row in found], 2)} "
                 f"| {cell([100 * row['auc'] for row in found], 2)} "
                 f"| {cell([row['mse'] for row in found], 4)} "
-                f"| {mean(found, 'experts_per_row'):.1f} | {len(found)} "
+                f"| {mean(found, 'experts_per_row'):.1f} | {k_cell(found)} | {len(found)} "
                 f"| {mean(found, 'best_epoch'):.0f} "
                 f"| {', '.join(f'{value:g}' for value in theirs) if theirs else ''} |"
             )
-        replace_table(page, f"{name} {weight:g}", lines)
+        replace_table(f"{name} {weight:g}", lines)
+
+
+def k_cell(rows: list[Row]) -> str:
+    """Whether the routing of all runs met k; empty for models without k."""
+    met = {row["meets_k"] for row in rows}
+    return "" if met == {None} else "yes" if met == {True} else "**no**"
 
 
 def mean(rows: list[Row], name: str) -> float:

@@ -1,0 +1,48 @@
+"""Write all tables of docs/results/papers.md from the rows that exist.
+
+    python benchmarks/papers/tables.py
+
+The same as `--table` of every script here.
+"""
+
+import json
+
+import book_crossing
+import deskdrop
+import dselect_grid
+import inference_modes
+import movielens
+import multi_mnist
+import raw_targets
+import toy_skip
+import trimmed_lasso
+import tuning
+import two_tasks
+from rows import Rows
+
+
+def write() -> dict[str, int]:
+    """Write them; gives the number of rows by table."""
+    counts = {}
+    for study in (movielens, book_crossing):
+        rows = Rows(study.__name__, two_tasks.KEY).read()
+        two_tasks.write_tables(study.__name__, rows, study.PUBLISHED)
+        counts[study.__name__] = len(rows)
+    for study in (
+        raw_targets,
+        inference_modes,
+        dselect_grid,
+        toy_skip,
+        trimmed_lasso,
+        tuning,
+        deskdrop,
+        multi_mnist,
+    ):
+        rows = Rows(study.__name__, study.KEY).read()
+        study.write_table(rows)
+        counts[study.__name__] = len(rows)
+    return counts
+
+
+if __name__ == "__main__":
+    print(json.dumps(write()))

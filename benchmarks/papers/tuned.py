@@ -1,0 +1,190 @@
+"""MovieLens 1M with equal tuning for every model, then several seeds: the table to believe.
+
+    python benchmarks/papers/tuned.py --data FOLDER --work FOLDER                 # days
+    python benchmarks/papers/tuned.py --data FOLDER --work FOLDER --models topk --weights 0.9
+    python benchmarks/papers/tuned.py --plan              # runs left, and their hours; runs nothing
+
+FOLDER of the data holds the publisher's ratings.dat.  For each setting of the task weights and each
+model, `multigate tune` draws 8 settings at random, the same number for all: the learning rate, from
+the paper's range, and the gate's own setting (`SPACES`).  Trial n of every model has the same
+learning rate.  The trial with the lowest validation loss is taken; if the gate has a k, of those
+whose routing met it, as in the papers.  Its settings are then trained with seeds 0, 1, ....
+
+Order: the five models of the first question at both weights, then the others.  A trial is a row of
+docs/results/papers/tuned_trials.jsonl, a final run a row of movielens.jsonl with setting `tuned`.
+The same command goes on where it was cut off: a row is never run again, and a final run goes on
+within its epochs (a trial begins anew).
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import movielens
+import two_tasks
+from rows import Row, Rows
+from settings import DSELECT_ENTROPY, entropy_weight, meets_k
+from two_tasks import KEY, WEIGHTS, configuration, measure, measure_checkpoint
+
+FIRST = ("softmax", "topk", "dselect_k", "comet", "moesart")
+REST = (
+    "vmoe",
+    "switch",
+    "xmoe",
+    "expert_choice",
+    "hash",
+    "shared_bottom",
+    "single_task:watch",
+    "single_task:rating",
+)
+TRIAL_KEY = ("model", "weight", "trial")
+TRIALS, SEEDS = 8, 3
+EPOCHS, PATIENCE = 60, 10
+_RATES = {"low": 5e-5, "high": 5e-4, "log": True}
+_ENTROPIES = [entropy_weight(strength, static=False) for strength in DSELECT_ENTROPY]
+SPACES: dict[str, dict[str, Any]] = {
+    "moesart": {"model.gate.trimmed_lasso_weight": {"choices": [0.0, 0.01, 0.1, 1.0, 10.0]}},
+    # From our old weight to the paper's largest.
+    "dselect_k": {"model.gate.entropy_weight": {"choices": [0.001, 0.1, 1.0, *_ENTROPIES]}},
+    "comet": {"model.gate.entropy_weight": {"choices": [0.001, 0.1, 1.0, *_ENTROPIES]}},
+    "switch": {"model.gate.balance_weight": {"choices": [0.0, 0.001, 0.01, 0.1]}},
+    "xmoe": {"model.gate.temperature": {"low": 0.03, "high": 1.0, "log": True}},
+}
+"""The gate's own setting, for gates that have one."""
+SECONDS = {"softmax": 190.0, "dselect_k": 100.0, "comet": 100.0}
+"""Of an epoch over all rows on two cores that share their time with other work; others: 90."""
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--data", type=Path, help="folder of ratings.dat")
+    arguments.add_argument("--work", type=Path, help="folder for examples and checkpoints")
+    arguments.add_argument("--models", nargs="+", default=[*FIRST, *REST], help="in order")
+    arguments.add_argument("--weights", nargs="+", type=float, default=list(WEIGHTS))
+    arguments.add_argument("--trials", type=int, default=TRIALS, help="of each model")
+    arguments.add_argument("--seeds", type=int, default=SEEDS, help="of each model's best trial")
+    arguments.add_argument("--plan", action="store_true", help="only say what is left")
+    options = arguments.parse_args()
+    trials, finals = Rows("tuned_trials", TRIAL_KEY), Rows("movielens", KEY)
+    steps = list(plan(options.models, options.weights, options.trials, options.seeds))
+    if options.plan:
+        print(json.dumps(left(steps, trials.read(), finals.read())))
+        return
+    if options.data is None or options.work is None:
+        arguments.error("--data and --work are needed to run; --plan says what is left")
+    examples = movielens.make_examples(options.data, options.work)
+    for kind, run in steps:
+        if kind == "trial":
+            trials.run([run], lambda key: measure_trial(key, examples, options.work))
+            continue
+        best = best_trial(trials.read(), run["model"], run["weight"])
+        finals.run([run], lambda key, best=best: measure_final(key, best, examples, options.work))
+    two_tasks.write_tables("movielens", finals.read(), movielens.PUBLISHED)
+    print(json.dumps(left(steps, trials.read(), finals.read())))
+
+
+def plan(
+    models: list[str], weights: list[float], trials: int, seeds: int
+) -> Iterator[tuple[str, Row]]:
+    """Every run in its order, each `trial` or `final` with the values of its key."""
+    for group in (
+        [model for model in models if model in FIRST],
+        [model for model in models if model not in FIRST],
+    ):
+        for weight in weights:
+            for model in group:
+                key = {"model": model, "weight": weight}
+                for trial in range(trials):
+                    yield "trial", key | {"trial": trial}
+                for seed in range(seeds):
+                    yield "final", key | {"seed": seed, "setting": "tuned"}
+
+
+def left(steps: list[tuple[str, Row]], trials: list[Row], finals: list[Row]) -> dict[str, Any]:
+    """How many runs are done and left, and the hours of these, at some 20 epochs each."""
+    done = {
+        "trial": {tuple(row[name] for name in TRIAL_KEY) for row in trials},
+        "final": {tuple(row[name] for name in KEY) for row in finals},
+    }
+    keys = {"trial": TRIAL_KEY, "final": KEY}
+    open_runs = [
+        run for kind, run in steps if tuple(run[name] for name in keys[kind]) not in done[kind]
+    ]
+    seconds = sum(20 * SECONDS.get(run["model"], 90.0) for run in open_runs)
+    return {
+        "done": len(steps) - len(open_runs),
+        "left": len(open_runs),
+        "hours": round(seconds / 3600, 1),
+        "next": open_runs[0] if open_runs else None,
+    }
+
+
+def make_values() -> dict[str, Any]:
+    """As in the other tables, with a longer patience."""
+    values = movielens.make_values()
+    values["train"] |= {"epochs": EPOCHS, "patience": PATIENCE}
+    return values
+
+
+def measure_trial(run: Row, examples: Path, work: Path) -> Row:
+    """One random draw of `multigate tune`, whose seed is the trial's number."""
+    from multigate.configs.config import Config
+    from multigate.configs.sections.base import parse
+    from multigate.jobs.tune import tune
+
+    base = {"model": run["model"], "weight": run["weight"], "seed": 0}
+    values = configuration(base, make_values(), examples).model_dump(mode="json")
+    values["tune"] = {
+        "space": {"train.learning_rate": _RATES} | SPACES.get(run["model"], {}),
+        "trials": 1,
+        "sampler": "random",
+        "prune": False,
+        "seed": run["trial"],
+    }
+    measured: dict[str, Any] = {}
+
+    def finish(checkpoint: Path) -> dict[str, Any]:
+        measured.update(measure_checkpoint(checkpoint, examples, run["weight"]))
+        return measured
+
+    name = f"{run['model']}-{run['weight']:g}-{run['trial']}".replace(":", "-")
+    out = work / f"trial-{name}"
+    # A search that was cut off is begun anew: its one trial is all that it has.
+    shutil.rmtree(out, ignore_errors=True)
+    found = tune(parse(Config, values, "tuned"), examples, out, finish)
+    shutil.rmtree(out)
+    k = values["model"]["gate"].get("num_selected")
+    return {
+        "settings": found["best"]["settings"],
+        "meets_k": meets_k(measured["experts"], k),
+    } | measured
+
+
+def best_trial(trials: list[Row], model: str, weight: float) -> Row:
+    """The trial with the lowest validation loss, of those that met k where one did.
+
+    Raises:
+        LookupError: no trial of this model and weight yet.
+    """
+    found = [row for row in trials if (row["model"], row["weight"]) == (model, weight)]
+    if not found:
+        raise LookupError(f"{model} at {weight:g}: expected trials before the seeds; received none")
+    kept = [row for row in found if row["meets_k"] is not False]
+    best: Row = min(kept or found, key=lambda row: row["val_loss"])
+    return best
+
+
+def measure_final(run: Row, best: Row, examples: Path, work: Path) -> Row:
+    """Train the best trial's settings with another seed."""
+    from multigate.jobs.tune import with_settings
+
+    config = with_settings(configuration(run, make_values(), examples), best["settings"])
+    found = measure(run, config, examples, work)
+    return found | {"tuned": True, "trial": best["trial"], "settings": best["settings"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The studies of the papers' claims: units, raw labels, inference modes, and the page's tables."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/papers"))
+    return importlib.import_module
+
+
+def test_the_papers_entropy_weights_in_our_unit(study: Any) -> None:
+    settings = study("settings")
+    per_example = [settings.entropy_weight(s, static=False) for s in settings.DSELECT_ENTROPY]
+    assert per_example == pytest.approx([12.8, 128, 1280])
+    static = [settings.entropy_weight(s, static=True) for s in settings.DSELECT_ENTROPY]
+    assert static == [0.1, 1, 10]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_the_entropy_weight_is_the_sum_over_the_batch(study: Any, static: bool) -> None:
+    # The authors' loss: lambda * sum over the batch (if any) and the selectors of the entropy.
+    import keras
+
+    from multigate.model import gates
+
+    strength, B = 0.1, 128
+    weight = study("settings").entropy_weight(strength, static=static, batch=B)
+    gate = gates.make("dselect_k", 8, 2, static, entropy_weight=weight, seed=1)
+    x = np.random.default_rng(0).normal(size=(B, 5)).astype("float32")
+    routing = gate(keras.ops.convert_to_tensor(x), training=True)
+    # Bits start near 1/2, so that each of the two selectors is near uniform over eight experts.
+    entropies = 2 * np.log(8) * (1 if static else B)
+    assert float(routing.losses["entropy"]) == pytest.approx(strength * entropies, rel=2e-2)
+
+
+def test_meeting_k_is_the_mean_of_each_task(study: Any) -> None:
+    meets_k = study("settings").meets_k
+    assert meets_k({"watch": 2.0, "rating": 1.3}, 2)
+    assert meets_k({"watch": 2.03}, 2)
+    assert not meets_k({"watch": 6.88, "rating": 2.0}, 2)
+    assert meets_k({"watch": 16.0}, None) is None
+
+
+def test_raw_examples_have_the_labels_as_they_are(study: Any, tmp_path: Path) -> None:
+    settings = study("settings")
+    examples = tmp_path / "examples"
+    (examples / "train").mkdir(parents=True)
+    (examples / "train" / "part").write_text("rows", encoding="utf-8")
+    tasks = {"watch": {"type": "binary"}, "rating": {"type": "regression"}}
+    contract = {"contract": {"tasks": tasks}}
+    statistics = {
+        "tasks": {
+            "watch": {"mean": 0.5, "std": 0.5, "count": 4},
+            "rating": {"mean": 3.5, "std": 1.1, "count": 2},
+        }
+    }
+    (examples / "contract.json").write_text(json.dumps(contract), encoding="utf-8")
+    (examples / "statistics.json").write_text(json.dumps(statistics), encoding="utf-8")
+    raw = settings.with_targets(examples, "raw")
+    found = json.loads((raw / "statistics.json").read_text(encoding="utf-8"))["tasks"]
+    assert found["rating"] == {"mean": 0.0, "std": 1.0, "count": 2}
+    assert found["watch"] == statistics["tasks"]["watch"]
+    assert (raw / "train" / "part").read_text(encoding="utf-8") == "rows"
+    assert json.loads((examples / "statistics.json").read_text()) == statistics
+    assert settings.raw_examples(examples) == raw  # made once
+    assert settings.with_targets(examples, "standardised") == examples
+
+
+def test_the_tables_model_has_nothing_that_the_papers_lack(study: Any) -> None:
+    for name in ("movielens", "reduced", "book_crossing"):
+        model = study(name).make_values()["model"]
+        assert (model["wide"], model["id_dropout"]) == (None, 0.0), name
+
+
+def test_modes_of_inference_on_a_known_router(study: Any) -> None:
+    import keras
+
+    modes = study("inference_modes")
+    g = np.array([[0.1, 0.5, 0.1, 0.3]], "float32")
+    logits = keras.ops.convert_to_tensor(np.log(g))
+    found = {m: np.asarray(modes.weights_of(logits, m, 2)) for m in modes.MODES}
+    np.testing.assert_allclose(found["dense"], g, rtol=1e-5)
+    np.testing.assert_allclose(found["renormalised"], [[0, 0.625, 0, 0.375]], rtol=1e-5)
+    np.testing.assert_allclose(found["equal"], [[0, 0.5, 0, 0.5]])
+
+
+@pytest.mark.parametrize("gate", ["topk", "moesart", "softmax"])
+def test_each_gates_own_mode_is_what_it_does_at_inference(study: Any, gate: str) -> None:
+    import keras
+
+    from multigate.model import gates
+
+    modes = study("inference_modes")
+    made = gates.make(gate, 8, 2, seed=3)
+    x = keras.ops.convert_to_tensor(np.random.default_rng(0).normal(size=(6, 5)).astype("float32"))
+    own = np.asarray(made(x).weights)
+    made.route = modes.routed_by(made, modes.OWN[gate], 2)
+    np.testing.assert_allclose(np.asarray(made(x).weights), own, rtol=1e-5)
+
+
+def test_the_pages_tables_are_what_the_rows_say(
+    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "papers.md"
+    shutil.copy(ROOT / "docs/results/papers.md", page)
+    monkeypatch.setattr(study("rows"), "PAGE", page)
+    study("tables").write()
+    assert page.read_text() == (ROOT / "docs/results/papers.md").read_text()
+
+
+def test_the_best_trial_is_among_those_that_met_k(study: Any) -> None:
+    tuned = study("tuned")
+
+    def row(trial: int, loss: float, met: bool | None, model: str = "dselect_k") -> dict[str, Any]:
+        return {"model": model, "weight": 0.9, "trial": trial, "val_loss": loss, "meets_k": met}
+
+    rows = [row(0, 0.1, False), row(1, 0.3, True), row(2, 0.2, True), row(0, 0.0, True, "topk")]
+    assert tuned.best_trial(rows, "dselect_k", 0.9)["trial"] == 2
+    assert tuned.best_trial(rows[:1], "dselect_k", 0.9)["trial"] == 0  # none met k
+    assert tuned.best_trial([row(4, 1.0, None, "softmax")], "softmax", 0.9)["trial"] == 4
+    with pytest.raises(LookupError, match=r"dselect_k at 0.1: expected trials"):
+        tuned.best_trial(rows, "dselect_k", 0.1)
+
+
+def test_the_plan_tunes_the_first_models_at_both_weights_before_the_rest(study: Any) -> None:
+    tuned = study("tuned")
+    steps = list(tuned.plan(["hash", "topk"], [0.9, 0.1], 2, 1))
+    assert [(kind, run["model"], run["weight"]) for kind, run in steps] == [
+        (kind, model, weight)
+        for model in ("topk", "hash")
+        for weight in (0.9, 0.1)
+        for kind in ("trial", "trial", "final")
+    ]
+    trials = [steps[0][1]]
+    finals = [steps[2][1], {"model": "topk", "weight": 0.9, "seed": 0, "setting": "ours"}]
+    found = tuned.left(steps, trials, finals)
+    assert (found["done"], found["left"]) == (2, 10)
+    assert found["next"] == steps[1][1]
+
+
+def test_every_space_names_settings_that_the_gate_has(study: Any, tmp_path: Path) -> None:
+    from multigate.configs.config import Config
+    from multigate.configs.sections.base import parse
+    from multigate.jobs.tune import check
+
+    tuned, two_tasks = study("tuned"), study("two_tasks")
+    for model in (*tuned.FIRST, *tuned.REST):
+        values = tuned.make_values()
+        if model in two_tasks.GATES:
+            values["model"]["gate"] = {"name": model} | two_tasks.GATES[model]
+        rates = {"train.learning_rate": {"low": 5e-5, "high": 5e-4, "log": True}}
+        values["tune"] = {"space": rates | tuned.SPACES.get(model, {})}
+        check(parse(Config, values, "test"))
