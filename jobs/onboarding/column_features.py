@@ -10,6 +10,7 @@ from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
+    as_births,
     as_times,
     decides,
     is_prose,
@@ -71,7 +72,7 @@ def column_features(
             made.left_out[name] = policy
             continue
         side, why, is_decided = _side(frame, roles, name)
-        times = as_times(column)
+        times = as_times(column) or as_births(column)
         if times is not None:
             # What differs from row to row of an item may be when something was done with it.
             late = _late(times.values, frame["__time"]) if is_decided else 1.0
@@ -106,7 +107,7 @@ def column_features(
                     )
                     continue
                 why = f"of the table {table.files[0]}, by its column {key!r}"
-                times = as_times(column)
+                times = as_times(column) or as_births(column)
                 if times is not None:
                     of_rows = roles.frame.select("__time", id=pl.col(getattr(roles, side))).join(
                         pl.DataFrame({"id": as_text(table.frame[key]), "then": times.values}),
@@ -260,7 +261,8 @@ def _add_age(
         "side": side,
         **place,
         "age": times.unit,
-        "transform": "log1p",
+        # Ages of people are of one magnitude, those of offers of several.
+        **({} if times.old else {"transform": "log1p"}),
         "missing": "indicator",
     }
     made.notes[f"contract.features.{name}"] = f"seconds since the time in {column.name!r}; {why}"

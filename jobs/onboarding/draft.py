@@ -11,6 +11,7 @@ from multigate.jobs.onboarding.column_features import column_features
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
+from multigate.jobs.onboarding.feedback.weights import guess_weight
 from multigate.jobs.onboarding.log_section import pipeline_section
 from multigate.jobs.onboarding.tables.raw import Table, find_tables
 from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
@@ -42,6 +43,7 @@ def draft(data: Place, name: str) -> Draft:
     progress.step("columns and roles")
     log = unfold(log)
     roles = guess_roles(log, others)
+    guess_weight(roles)
     progress.step("labels")
     labels = feedback_columns(roles) if roles.event is None else feedback_events(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
