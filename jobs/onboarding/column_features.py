@@ -359,8 +359,17 @@ def _useless(column: Column, ids: int | None) -> str | None:
         return reason
     each = ids if ids is not None else column.rows
     names = column.number is None or (column.whole and column.distinct > 1000)
+    if column.is_list and not vector_size(column) and _are_measures(column):
+        return "its lists hold measures and are of several lengths, so that they are no vectors"
     if names and not column.is_list and not is_prose(column) and separator(column) is None:
         share = 0.5 if ids is not None else 0.3
         if column.distinct > share * each:
             return f"its {column.distinct} values hardly repeat"
     return None
+
+
+def _are_measures(column: Column) -> bool:
+    """Whether a list's values are numbers with a fraction."""
+    values = column.raw.drop_nulls().head(1000).explode().drop_nulls().cast(pl.String)
+    numbers = values.cast(pl.Float64, strict=False)
+    return not numbers.null_count() and float((numbers % 1 != 0).mean() or 0.0) > 0.5

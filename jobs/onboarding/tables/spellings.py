@@ -15,7 +15,8 @@ from multigate.pipeline.read.derive import flag, number, spelled_time
 from multigate.pipeline.read.json_lines import as_text
 
 _YES_NO = (
-    *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("sí", "no"), ("si", "no")),
+    *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off")),
+    *(("sí", "no"), ("si", "no"), ("sì", "no")),
     *(("s", "n"), ("ja", "nein"), ("j", "n"), ("ja", "nee"), ("oui", "non"), ("o", "n")),
     *(("sim", "não"), ("sim", "nao"), ("tak", "nie"), ("ano", "ne"), ("да", "нет")),
     *(("wahr", "falsch"), ("vrai", "faux"), ("verdadero", "falso"), ("是", "否")),
