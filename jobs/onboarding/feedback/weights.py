@@ -31,7 +31,7 @@ def guess_weight(roles: Roles) -> None:
         number = column.number
         if name in roles.named or number is None or column.flag or column.distinct < 2:
             continue
-        mean = float(number.mean() or 0.0)  # type: ignore[arg-type]
+        mean = float(number.mean() or 0.0)
         if column.lowest < 0 or not re.search(_WORDS, snake(name)):
             continue
         owned = any(decides(roles.frame, one, name) > DECIDED for one in (roles.user, roles.item))
