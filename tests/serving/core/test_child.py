@@ -94,7 +94,7 @@ def test_idle_priority(work):
     child.close()
 
 
-def test_it_ends_with_a_process_that_is_killed(work, tmp_path):
+def test_it_ends_with_a_process_that_is_killed(work, tmp_path, until):
     """And finishes what it has under way."""
     done = tmp_path / "done"
     program = (
@@ -104,13 +104,12 @@ def test_it_ends_with_a_process_that_is_killed(work, tmp_path):
         "print(child.ask(1)[0], flush=True)\n"
         "sys.stdin.read()\n"
     )
-    parent = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    pid = int(parent.stdout.readline())
-    # The child holds the other end of the pipe of standard output until it has ended.
-    parent.kill()
-    assert parent.stdout.read() == ""
-    parent.wait(240)
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        # The child holds the other end of the pipe of standard output until it has ended.
+        assert parent.stdout.read() == ""
     assert done.exists()
-    assert not lives(pid)
+    until(lambda: not lives(pid), "its end")
