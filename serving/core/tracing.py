@@ -77,10 +77,9 @@ class Tracing:
 
         A caller that sends a trace context has decided already.
         """
-        carrier: dict[str, str] = {}
-        for key, value in metadata:  # of all calls: as little as there is to do
-            if key in _HEADERS and isinstance(value, str):
-                carrier[key] = value
+        carrier = {
+            key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)
+        }
         found = _PARENT.fullmatch(carrier["traceparent"]) if "traceparent" in carrier else None
         if found is not None:
             sampled = bool(int(found[1], 16) & _SAMPLED)

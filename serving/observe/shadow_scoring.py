@@ -5,6 +5,7 @@ loaded once more than in the server: models of one server share no memory betwee
 """
 
 import gc
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -273,6 +274,7 @@ def main(pipe: Connection, options: ServerOptions) -> None:
     Raises:
         EOFError: the server has closed the pipe.
     """
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU is the server's
     logs.configure(options.log_format)
     scorer = Scorer(options)
     try:
