@@ -106,12 +106,11 @@ class Child:
         """End the process; the next question starts another."""
         with self._lock:
             process, self._process = self._process, None
-            pipe, self._pipe = self._pipe, None
+            # Not closed: another thread may wait at it.  It closes with its last reference.
+            self._pipe = None
         if process is not None:
             process.kill()
             process.wait()
-        if pipe is not None:
-            pipe.close()
 
 
 def take_priority(priority: Priority) -> None:
