@@ -264,6 +264,7 @@ class VersionManager(Generic[V]):
                 or (self._should_try(version, folder) and self._load(version, folder))
             ):
                 wanted.add(version)
+                self._loaded[version].folder = folder  # a promotion moves it
         if not wanted:
             return  # keep the versions that there are, rather than none
         if trial is None:  # a trial that began between the two: its version is in neither
@@ -311,6 +312,7 @@ class VersionManager(Generic[V]):
         ):
             self._metrics.trial.forget(self.name)
             return
+        self._loaded[version].folder = folder
         if trial != before:
             LOG.info(
                 "model %s version %d is on trial: canary %g %% of the users, shadow %g %% of the "
