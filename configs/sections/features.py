@@ -346,9 +346,10 @@ class NumberFeature(Frozen):
     pattern: Pattern | None = None
     """Take only this part of the column's text, as for an id."""
     age: Literal["s", "ms", "us", "iso"] | None = None
-    """The column holds times in this unit, such as the day when an item was listed, and the number
-    is the seconds from then to the impression, 0 where that is later. A time without a zone is in
-    `log.time_zone`. Requests hold the seconds; values of a feature store grow with the clock."""
+    """The column holds times in this unit, from 1900 on, such as the day when an item was listed or
+    a user was born, and the number is the seconds from then to the impression, 0 where that is
+    later. A time without a zone is in `log.time_zone`. Requests hold the seconds; values of a
+    feature store grow with the clock."""
     count: Count | None = None
     """Count the user's or the item's past events instead of reading a column."""
     since: Since | None = None

@@ -53,7 +53,10 @@ class CsvFormat(_Format):
 
 
 class JsonLinesFormat(_Format):
-    """One JSON object a line, possibly compressed."""
+    """One JSON object a line, possibly compressed.
+
+    `user.id` is the key `id` of the object `user`; of a list of objects, the list of their values.
+    """
 
     type: Literal["jsonl"]
 

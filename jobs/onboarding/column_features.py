@@ -10,6 +10,7 @@ from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
+    as_births,
     as_times,
     decides,
     is_prose,
@@ -71,7 +72,7 @@ def column_features(
             made.left_out[name] = policy
             continue
         side, why, is_decided = _side(frame, roles, name)
-        times = as_times(column)
+        times = as_times(column) or as_births(column)
         if times is not None:
             # What differs from row to row of an item may be when something was done with it.
             late = _late(times.values, frame["__time"]) if is_decided else 1.0
@@ -106,7 +107,7 @@ def column_features(
                     )
                     continue
                 why = f"of the table {table.files[0]}, by its column {key!r}"
-                times = as_times(column)
+                times = as_times(column) or as_births(column)
                 if times is not None:
                     of_rows = roles.frame.select("__time", id=pl.col(getattr(roles, side))).join(
                         pl.DataFrame({"id": as_text(table.frame[key]), "then": times.values}),
@@ -260,7 +261,8 @@ def _add_age(
         "side": side,
         **place,
         "age": times.unit,
-        "transform": "log1p",
+        # Ages of people are of one magnitude, those of offers of several.
+        **({} if times.old else {"transform": "log1p"}),
         "missing": "indicator",
     }
     made.notes[f"contract.features.{name}"] = f"seconds since the time in {column.name!r}; {why}"
@@ -357,8 +359,17 @@ def _useless(column: Column, ids: int | None) -> str | None:
         return reason
     each = ids if ids is not None else column.rows
     names = column.number is None or (column.whole and column.distinct > 1000)
+    if column.is_list and not vector_size(column) and _are_measures(column):
+        return "its lists hold measures and are of several lengths, so that they are no vectors"
     if names and not column.is_list and not is_prose(column) and separator(column) is None:
         share = 0.5 if ids is not None else 0.3
         if column.distinct > share * each:
             return f"its {column.distinct} values hardly repeat"
     return None
+
+
+def _are_measures(column: Column) -> bool:
+    """Whether a list's values are numbers with a fraction."""
+    values = column.raw.drop_nulls().head(1000).explode().drop_nulls().cast(pl.String)
+    numbers = values.cast(pl.Float64, strict=False)
+    return not numbers.null_count() and float((numbers % 1 != 0).mean() or 0.0) > 0.5

@@ -6,11 +6,13 @@ ydata-profiling was considered: it describes columns, and drafts neither roles n
 from typing import Any
 
 from multigate.configs import progress
+from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
+from multigate.jobs.onboarding.feedback.weights import guess_weight
 from multigate.jobs.onboarding.log_section import pipeline_section
 from multigate.jobs.onboarding.tables.raw import Table, find_tables
 from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
@@ -42,6 +44,7 @@ def draft(data: Place, name: str) -> Draft:
     progress.step("columns and roles")
     log = unfold(log)
     roles = guess_roles(log, others)
+    guess_weight(roles)
     progress.step("labels")
     labels = feedback_columns(roles) if roles.event is None else feedback_events(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
@@ -99,7 +102,11 @@ def _spell(
     rules = {name: rule for name, rule in table.derive.items() if name in read} | derive
     if rules:
         section["derive"] = rules
-    told = "; ".join(f"{n!r}: {why}" for n, why in table.spellings.items() if n in rules)
+    alike: dict[str, list[str]] = {}  # reasons that differ in their examples only
+    for name, why in table.spellings.items():
+        if name in rules:
+            alike.setdefault(why.partition(", such as")[0], []).append(name)
+    told = "; ".join(f"{listed(names)}: {table.spellings[names[0]]}" for names in alike.values())
     if told:
         where = "log" if "shape" in section else section["files"][0]
         made.notes["pipeline.derive"] = "; ".join(

@@ -61,6 +61,8 @@ def pipeline_section(
         made.notes["pipeline.log.known_after"] = (
             "an assumption: how long after the impression its feedback is complete"
         )
+    if roles.weight is not None:
+        columns["weight"] = roles.weight
     if labels.value is not None:
         columns["value"] = labels.value
     read["columns"] = columns

@@ -32,7 +32,8 @@ def parse_json(
         lines: records, (B,).
         wanted: the names to read. A list of values stays a list, and becomes a text with `|`
             between the values where the same name also holds plain values. `user.id` is the value
-            of a key of this name, else of `id` in the object, or the text of one, under `user`.
+            of a key of this name, else of `id` in the object, or the text of one, under `user`; in
+            a list of objects, the list of theirs.
         single: those of them that hold no lists.
 
     Returns:
@@ -94,8 +95,17 @@ def key_names(row: dict[str, Any], above: str = "") -> list[str]:
     found: list[str] = []
     for name, value in row.items():
         inner = key_names(value, f"{above}{name}.") if isinstance(value, dict) else []
+        if isinstance(value, list):
+            inner = [f"{above}{name}.{key}" for key in _keys_of_list(value)]
         found += inner or [above + name]
     return found
+
+
+def _keys_of_list(value: list[Any]) -> list[str]:
+    """The keys of single values in a list of objects."""
+    rows = [part for part in value if isinstance(part, dict)]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if not any(isinstance(row.get(key), dict | list) for row in rows)]
 
 
 def _inner(names: Collection[str]) -> dict[str, list[str]]:
@@ -147,7 +157,35 @@ def _of_objects(
         _scatter(nothing.cast(column.dtype).alias(column.name), places, column)
         for column in columns
     ]
-    return found, {int(places[at]): reason for at, reason in wrong.items()}
+    reasons = {int(places[at]): reason for at, reason in wrong.items()}
+    places = objects.str.contains(r"^\[\s*\{").fill_null(False).arg_true()
+    if len(places):
+        lists = _of_lists(objects.gather(places), names)
+        for at, column in enumerate(found):
+            values = lists[column.name]
+            if column.name in single:
+                reason = f"{column.name}: expected one value, received a list"
+                reasons |= dict.fromkeys(places.filter(values.is_not_null()).to_list(), reason)
+            elif column.dtype == _LIST or not column.count():
+                found[at] = _scatter(column.cast(_LIST), places, values)
+            else:
+                found[at] = _scatter(column, places, as_text(values))
+    return found, reasons
+
+
+def _of_lists(texts: pl.Series, names: list[str]) -> pl.DataFrame:
+    """The values of each list of objects, as lists, (b, names); null in rows that are but texts."""
+    kind = pl.List(pl.Struct(dict.fromkeys(names, pl.String())))
+    try:
+        lists = texts.str.json_decode(kind)
+    except pl.exceptions.PolarsError:
+        if len(texts) == 1:
+            return pl.DataFrame(schema=dict.fromkeys(names, _LIST)).clear(1)
+        half = len(texts) // 2
+        return pl.concat([_of_lists(texts[:half], names), _of_lists(texts[half:], names)])
+    return pl.DataFrame(
+        [lists.list.eval(pl.element().struct.field(name)).alias(name) for name in names]
+    )
 
 
 def _read(texts: pl.Series, wanted: list[str], without: Reasons) -> tuple[pl.DataFrame, Reasons]:
@@ -240,7 +278,9 @@ def _lists(
         value = json.loads(text, object_pairs_hook=_first_of_each)[name]
         parts = value if isinstance(value, list) else [value]
         if isinstance(value, dict) or any(isinstance(part, list | dict) for part in parts):
-            reasons[at] = f"{name}: expected a value, received nested JSON"
+            keys = _keys_of_list(parts)
+            hint = f"; its key {min(keys)!r} holds a value" if keys else ""
+            reasons[at] = f"{name}: expected a value, received nested JSON{hint}"
         elif isinstance(value, list) and single:
             reasons[at] = f"{name}: expected one value, received a list"
         is_list.append(isinstance(value, list) and at not in reasons)
@@ -274,6 +314,8 @@ def _with_lists(column: pl.Series, places: pl.Series, lists: pl.Series) -> pl.Se
 
 def _scatter(column: pl.Series, places: pl.Series, values: pl.Series) -> pl.Series:
     """The column with other values in some places."""
+    if not len(places):
+        return column
     given = pl.DataFrame({"at": places.cast(pl.UInt32), "given": values, "is": True})
     rows = column.alias("own").to_frame().with_row_index("at")
     joined = rows.join(given, on="at", how="left", maintain_order="left")

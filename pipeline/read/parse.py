@@ -19,7 +19,10 @@ from multigate.configs.contract import (
 from multigate.pipeline.read.json_lines import as_text
 
 _LONGEST_ID = 1024
-_EARLIEST, _LATEST = 0, 4_102_444_800_000_000  # 1970 and 2100, in microseconds
+_LATEST = 4_102_444_800_000_000  # 2100, in microseconds
+BIRTHS = 1900
+"""The first year of times that ages are measured from, such as dates of birth."""
+_EARLIEST = {1970: 0, BIRTHS: -2_208_988_800_000_000}  # in microseconds
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -73,7 +76,9 @@ def coalesce(*columns: pl.Series) -> pl.Series:
     return frame.select(pl.coalesce(pl.all())).to_series()
 
 
-def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC") -> Parsed:
+def parse_time(
+    raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC", first_year: int = 1970
+) -> Parsed:
     """Parse times to microseconds UTC.
 
     Args:
@@ -83,6 +88,7 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
         unknown: the number that means an unknown time; it becomes null.
         zone: of texts and timestamps without one. Of the hour that autumn repeats, the first one
             counts; the hour that spring skips is no time.
+        first_year: 1970, before which no log begins, or `BIRTHS`; earlier times are bad.
     """
     kind = pl.Datetime("us", "UTC")
     if isinstance(raw.dtype, pl.Datetime):
@@ -123,8 +129,8 @@ def parse_time(raw: pl.Series, unit: str, unknown: int | None, zone: str = "UTC"
             stands = (whole == unknown).fill_null(False)
             given, times = _without(given, stands), _without(times, stands)
     bad = _reasons(times.is_null() & given.is_not_null(), f"expected {expected}")
-    outside = (times < _EARLIEST) | (times >= _LATEST)
-    reasons = coalesce(bad, _reasons(outside, "outside the years 1970 to 2100"))
+    outside = (times < _EARLIEST[first_year]) | (times >= _LATEST)
+    reasons = coalesce(bad, _reasons(outside, f"outside the years {first_year} to 2100"))
     return Parsed(_without(times, outside).cast(kind), reasons)
 
 
@@ -238,7 +244,7 @@ def parse_feature(raw: pl.Series, feature: Feature, zone: str = "UTC") -> Parsed
         return _parse_vector(raw, feature)
     if isinstance(feature, NumberFeature):
         if feature.age is not None:
-            return parse_time(raw, feature.age, None, zone)
+            return parse_time(raw, feature.age, None, zone, BIRTHS)
         number = parse_number(raw)
         # The model reads float32: a number outside its range would be infinite.
         narrow = number.values.cast(pl.Float32)

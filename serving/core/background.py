@@ -104,7 +104,8 @@ def freeze_garbage_collector() -> None:
     """Have the garbage collector ignore all objects that exist now, such as imported modules.
 
     With TensorFlow there are half a million of them.  A full collection, which loading a version
-    triggers, would stop every thread for some 200 ms to look at each.
+    triggers, would stop every thread for some 200 ms to look at each.  What is frozen and becomes
+    part of a circle stays: this is for what lives as long as the process.
     """
     gc.collect()
     gc.freeze()

@@ -7,8 +7,8 @@ one look at a context variable per step.  `serving.observe.spans` makes spans of
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 """W3C's traceparent."""
 _SAMPLED = 1
+_HEADERS = frozenset({"traceparent", "tracestate"})
 
 
 @dataclass
@@ -77,16 +78,14 @@ class Tracing:
         A caller that sends a trace context has decided already.
         """
         carrier = {
-            key: value
-            for key, value in metadata
-            if key in {"traceparent", "tracestate"} and isinstance(value, str)
+            key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)
         }
-        found = _PARENT.fullmatch(carrier.get("traceparent", ""))
-        if found is None:
-            carrier = {}
-            sampled = random.random() < self._rate
-        else:
+        found = _PARENT.fullmatch(carrier["traceparent"]) if "traceparent" in carrier else None
+        if found is not None:
             sampled = bool(int(found[1], 16) & _SAMPLED)
+        else:
+            sampled = random.random() < self._rate
+            carrier = {}
         trace = Trace(carrier) if sampled else None
         _CURRENT.set(trace)
         return trace
@@ -97,15 +96,26 @@ def current() -> Trace | None:
     return _CURRENT.get()
 
 
-@contextmanager
-def step(name: str, **attributes: Any) -> Iterator[None]:
-    """Record the block as a step of the current call."""
+class _Step:
+    """A block that is recorded."""
+
+    __slots__ = ("_attributes", "_began", "_name", "_trace")
+
+    def __init__(self, trace: Trace, name: str, attributes: dict[str, Any]) -> None:
+        self._trace, self._name, self._attributes = trace, name, attributes
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._trace.add(self._name, self._began, time.perf_counter(), **self._attributes)
+
+
+_NO_STEP = nullcontext()
+"""For calls that are not traced, which pay for a look and nothing else."""
+
+
+def step(name: str, **attributes: Any) -> AbstractContextManager[None]:
+    """A block that is recorded as a step of the current call, if that is traced."""
     trace = _CURRENT.get()
-    if trace is None:
-        yield
-        return
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        trace.add(name, began, time.perf_counter(), **attributes)
+    return _NO_STEP if trace is None else _Step(trace, name, attributes)

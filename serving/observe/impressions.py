@@ -48,7 +48,7 @@ _POSITION = "position"
 _FIRST = np.zeros(1, np.int64)
 _TOGETHER = 2000
 """Rows that are made together."""
-_GATHER_SECONDS = 0.5
+_GATHER_SECONDS = 2.0
 """For which the thread waits, after a call, for others whose rows it makes together with it."""
 
 

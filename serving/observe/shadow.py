@@ -1,12 +1,13 @@
 """Shadow: the other version of a trial scores the calls that one version answered.
 
-A call only puts references into a bounded queue, after its answer is made.  A thread of low
-priority reads the request again, with the features that the other version's store has, runs it, and
-compares the scores.  No call waits for it, and what fails here fails no call.
+A call only puts references into a bounded queue, after its answer is made.  A thread sends what is
+queued to a process (`serving.observe.shadow_scoring`), which reads the requests again, with the
+features that the other version's store has, runs them together, compares the scores and writes
+rows.  No call waits for it, and what fails there fails no call.
 
-It gives way to calls.  While any is in flight, the thread works a small share of the time and rests
-for the remainder: after each step, and none is long, because large requests are run in parts and
-small ones are joined, which costs less.  What does not fit into that is dropped and counted.
+The process runs while a trial has a shadow.  It has the system's idle priority: it takes no core
+that the server wants, and shares no interpreter with it.  What it does not get done is dropped and
+counted.  A process that dies or hangs is replaced, after a pause that doubles.
 
 Each call's rows go to `FOLDER/MODEL/shadow/shadow-*.parquet`, one row per item of the answer: the
 user, the item, the columns `ranked/...` of the impression log, and
@@ -25,50 +26,58 @@ calls must be here.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from multigate.serving.core.background import SupervisedThread, lower_priority
-from multigate.serving.core.layout import RANK, SCORE, Arrays
+from multigate.serving.core.child import Child, ChildError
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.core.status import LOG
-from multigate.serving.observe.impressions import Ranked, rows_of
-from multigate.serving.observe.row_files import RowFiles
-from multigate.serving.request.order import rank_order
+from multigate.serving.core.status import LOG, RequestError
+from multigate.serving.observe.agreement import places_of
+from multigate.serving.observe.impressions import Ranked
+from multigate.serving.observe.shadow_scoring import (
+    Agreement,
+    Answer,
+    AnsweredCall,
+    Outcome,
+    Question,
+    Wanted,
+)
 from multigate.serving.request.rank_request import ParsedRequest
-from multigate.serving.versions.batching import divide, join_calls, split_call
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 
 ShadowResult = Literal["scored", "dropped", "failed"]
 """What became of a call that two versions are to score."""
-_QUEUED_CALLS = 64
-_BUSY_SHARE = 0.1
-"""Of the time that the thread works while calls are in flight."""
-_RUN_ROWS = 400
-"""Most rows of one run, which nothing interrupts."""
-_LOOK_SECONDS = 0.005
-"""Between two looks, in a rest, whether calls are still in flight."""
-_COMPARED_ITEMS = 200
-"""Items of a call, the best first, whose pairs are compared: 20,000 pairs take a millisecond."""
+_QUEUED_CALLS = 256
+_TOGETHER_ROWS = 800
+"""Rows of calls that are sent together."""
+_GATHER_SECONDS = 0.1
+"""For which the thread waits, after a call, for others that it sends together with it."""
+_LOOK_SECONDS = 1.0
+"""Between two looks at the trials, while no call comes."""
+_LONGEST = 600.0
+"""Seconds after which a process that does not answer is replaced: a busy machine slows it."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds until a process that ended is replaced."""
 _WARN_AGAIN = 60.0
 """Seconds."""
 _CLOSING_SECONDS = 5.0
-"""How long a server that stops waits for the thread, whose run may hang."""
+"""How long a server that stops waits for what is queued."""
+_KILLED_SECONDS = 5.0
+"""How long it waits for the thread once the process is ended."""
 
 
 @dataclass(frozen=True)
-class _Call:
-    """An answered call that the other version is to score."""
+class _Queued:
+    """An answered call that the other version is to score; holds references, no copies."""
 
     ranked: Ranked
     parsed: ParsedRequest
-    read: Callable[[RankerVersion], ParsedRequest]
-    """Reads the request for another version."""
+    request: Any
+    user: Any
 
     @property
     def answered_by(self) -> tuple[str, int, int]:
@@ -76,73 +85,80 @@ class _Call:
         assert self.ranked.side is not None
         return self.ranked.model, self.ranked.version, self.ranked.side.trial.version
 
+    def sent(self) -> AnsweredCall:
+        """What the process needs of it."""
+        contract, inputs = self.ranked.contract, self.ranked.inputs
+        ids = contract.user, contract.item
+        needed = {name: array for name, array in inputs.items() if name.startswith(ids)}
+        return AnsweredCall(
+            replace(self.ranked, contract=None, inputs=needed),  # type: ignore[arg-type]
+            places_of(self.parsed),
+            self.request.SerializeToString(),
+            None if self.user is None else self.user.SerializeToString(),
+        )
+
 
 class Shadow:
-    """Scores calls of all models on the other version of their trial."""
+    """Has calls of all models scored on the other version of their trial."""
 
-    def __init__(
-        self,
-        options: ServerOptions,
-        models: Models,
-        metrics: ServerMetrics,
-        in_flight: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Start the thread.
+    def __init__(self, options: ServerOptions, models: Models, metrics: ServerMetrics) -> None:
+        """Start the thread; the process follows with the first trial that has a shadow.
 
         Args:
             options: of the server.
             models: of the server.
             metrics: counts the calls.
-            in_flight: how many calls the server handles now.
-
-        Raises:
-            ServingError: the impression log cannot be written to.
         """
+        self._options = options
         self._models = models
         self._metrics = metrics
-        self._in_flight = in_flight
-        self._files: RowFiles | None = None
-        if options.impression_log is not None:
-            self._files = RowFiles(
-                options.impression_log,
-                "shadow/shadow",
-                options.impression_log_rows,
-                options.impression_log_seconds,
-                lambda model, result, rows: metrics.shadow_rows.add(model, result, by=rows),
-            )
+        self._child = Child("multigate.serving.observe.shadow_scoring", "idle", _LONGEST, options)
         self._changed = threading.Condition()
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[_Queued] = deque()
+        self._queued_rows = 0
         self._closed = False
         self._ending = threading.Event()
+        self._pause = _FIRST_PAUSE
         self._warned: dict[str, float] = {}
         """Monotonic seconds of the last warning, by model."""
         self._thread = SupervisedThread("shadow", self._run, metrics.thread_failed)
         self._thread.start()
 
-    def add(
-        self,
-        ranked: Ranked,
-        parsed: ParsedRequest,
-        read: Callable[[RankerVersion], ParsedRequest],
-    ) -> None:
-        """Queue a call, if its side says so and there is room; never waits."""
+    @property
+    def pid(self) -> int | None:
+        """Of the process that scores; None while none does."""
+        return self._child.pid
+
+    def add(self, ranked: Ranked, parsed: ParsedRequest, request: Any, user: Any = None) -> None:
+        """Queue a call, if its side says so and there is room; never waits.
+
+        Args:
+            ranked: the call.
+            parsed: its request, as the answering version read it.
+            request: the RankRequest, which nobody changes any more.
+            user: the RecommendRequest whose user and context it has; None: its own.
+        """
         if ranked.side is None or not ranked.side.shadowed or not len(ranked.order):
             return
         with self._changed:
             full = self._closed or len(self._queue) >= _QUEUED_CALLS
             if not full:
-                self._queue.append(_Call(ranked, parsed, read))
-                self._changed.notify()
+                self._queue.append(_Queued(ranked, parsed, request, user))
+                self._queued_rows += parsed.rows
+                if len(self._queue) == 1 or self._queued_rows >= _TOGETHER_ROWS:
+                    self._changed.notify()
         if full:
             self._count(ranked, "dropped")
 
     def close(self) -> None:
-        """Score what is queued and write it, then stop."""
+        """Have what is queued scored and written, for a limited time, then stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._ending.set()
         self._thread.join(_CLOSING_SECONDS)
+        self._child.close()
+        self._thread.join(_KILLED_SECONDS)
 
     def _count(self, ranked: Ranked, result: ShadowResult) -> None:
         assert ranked.side is not None
@@ -153,38 +169,111 @@ class Shadow:
         while True:
             with self._changed:
                 if not self._queue and not self._closed:
-                    pause = 1.0 if self._files is None else min(self._files.seconds_per_file, 1.0)
-                    self._changed.wait(pause)
+                    self._changed.wait(self._seconds_to_look())
+                if self._queue and self._queued_rows < _TOGETHER_ROWS and not self._closed:
+                    self._changed.wait(_GATHER_SECONDS)
                 calls = self._next_calls()
                 ended = self._closed and not calls
-            self._process(calls)
-            if self._files is not None:
-                self._files.finish_old(all_of_them=ended)
             if ended:
-                return
+                break
+            wanted = self._wanted()
+            if calls:
+                self._process(calls, wanted)
+            elif wanted:
+                self._ask(Question(wanted))
+            else:
+                self._finish()
+        self._finish()
 
-    def _next_calls(self) -> list[_Call]:
+    def _seconds_to_look(self) -> float:
+        return min(self._options.impression_log_seconds, _LOOK_SECONDS)
+
+    def _next_calls(self) -> list[_Queued]:
         """Take calls from the queue that one run can score: of one model, and one other version."""
-        calls: list[_Call] = []
+        calls: list[_Queued] = []
         rows = 0
         while self._queue:
             first, rows = self._queue[0], rows + self._queue[0].parsed.rows
-            if calls and (rows > _RUN_ROWS or first.answered_by != calls[0].answered_by):
+            if calls and (rows > _TOGETHER_ROWS or first.answered_by != calls[0].answered_by):
                 break
             calls.append(self._queue.popleft())
+            self._queued_rows -= first.parsed.rows
         return calls
 
-    def _rest(self, began: float) -> None:
-        """Give way after a step that began then: rest as long as the busy share asks for."""
-        now = time.monotonic()
-        until = now + (now - began) * (1 / _BUSY_SHARE - 1)
-        while self._in_flight() and (left := until - time.monotonic()) > 0:
-            if self._ending.wait(min(left, _LOOK_SECONDS)):
-                return
+    def _wanted(self) -> list[Wanted]:
+        """The versions that score calls in the trials under way."""
+        found = []
+        for name in self._models.managers():
+            trial = self._models.trial(name)
+            if trial is None or not trial[0].shadow:
+                continue
+            found.append(_of(trial[1]))
+            if trial[0].canary and (other := self._version(name, None)) is not None:
+                found.append(other)
+        return found
 
-    def _failed(self, call: _Call, error: Exception) -> None:
+    def _version(self, model: str, number: int | None) -> Wanted | None:
+        """A version of a model, None being the one in production; None where it is not loaded."""
+        try:
+            loaded: RankerVersion = self._models.manager(model).acquire(number)
+        except RequestError:
+            return None
+        loaded.saved_model.release()
+        return _of(loaded)
+
+    def _process(self, calls: Sequence[_Queued], wanted: list[Wanted]) -> None:
+        """Have calls scored that one version answered, and count what becomes of them."""
+        model, answered, trial = calls[0].answered_by
+        other = self._version(model, None if answered == trial else trial)
+        if other is None or other.number == answered:
+            outcomes: Sequence[Outcome] = [f"version {trial} is no longer on trial"] * len(calls)
+        else:
+            versions = wanted if other in wanted else [*wanted, other]
+            sent = [call.sent() for call in calls]
+            answer = self._ask(Question(versions, other, sent))
+            outcomes = answer.outcomes or ["the process that scores has ended"] * len(calls)
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, Agreement):
+                self._agrees(call.ranked, outcome)
+            else:
+                self._failed(call.ranked, outcome)
+
+    def _ask(self, question: Question) -> Answer:
+        """The answer of the process; an empty one where it has ended, after a pause."""
+        try:
+            answer: Answer = self._child.ask(question)
+        except ChildError as error:
+            if not self._closed:
+                LOG.warning(
+                    "shadow: the process that scores %s; another one follows in %g s",
+                    error,
+                    self._pause,
+                )
+                self._ending.wait(self._pause)
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            return Answer()
+        self._pause = _FIRST_PAUSE
+        for model, result, rows in answer.rows:
+            self._metrics.shadow_rows.add(model, result, by=rows)
+        return answer
+
+    def _finish(self) -> None:
+        """Have the files finished, and end the process, if there is one."""
+        if self._child.pid is not None:
+            self._ask(Question(last=True))
+            self._child.end()
+
+    def _agrees(self, ranked: Ranked, found: Agreement) -> None:
+        """Count a call that both versions have scored."""
+        assert ranked.side is not None
+        labels = ranked.model, str(ranked.side.trial.version)
+        if found.pairs is not None:
+            self._metrics.shadow_pairs.observe(found.pairs, *labels)
+        self._metrics.shadow_overlap.observe(found.overlap, *labels)
+        self._count(ranked, "scored")
+
+    def _failed(self, ranked: Ranked, reason: str) -> None:
         """Count a failure, and log it: of many in a row one a minute."""
-        ranked = call.ranked
         self._count(ranked, "failed")
         now = time.monotonic()
         if now - self._warned.get(ranked.model, -_WARN_AGAIN) < _WARN_AGAIN:
@@ -194,164 +283,10 @@ class Shadow:
             "model %s: shadow: request %s cannot be scored by the other version: %s",
             ranked.model,
             ranked.request_id,
-            error,
+            reason,
         )
 
-    def _process(self, calls: list[_Call]) -> None:
-        """Score calls together; if that fails, each alone."""
-        if not calls:
-            return
-        try:
-            scored = self._score(calls)
-        except Exception as error:
-            if len(calls) == 1:
-                self._failed(calls[0], error)
-            else:
-                for call in calls:
-                    self._process([call])
-            return
-        for call, one in zip(calls, scored, strict=True):
-            began = time.monotonic()
-            try:
-                self._compare(call, *one)
-                self._count(call.ranked, "scored")
-            except Exception as error:
-                self._failed(call, error)
-            self._rest(began)
 
-    def _score(self, calls: list[_Call]) -> list[tuple[RankerVersion, ParsedRequest, Arrays]]:
-        """The other version, and for each call what it reads and scores."""
-        ranked = calls[0].ranked
-        assert ranked.side is not None
-        trial = ranked.side.trial.version
-        manager = self._models.manager(ranked.model)
-        other = manager.acquire(None if ranked.version == trial else trial)
-        try:
-            if other.number == ranked.version:
-                raise LookupError(f"version {trial} is no longer on trial")
-            requests = []
-            for call in calls:
-                began = time.monotonic()
-                requests.append(call.read(other))
-                self._rest(began)
-            outputs = self._run_in_parts(other, requests)
-        finally:
-            other.saved_model.release()
-        if not np.isfinite(outputs[SCORE]).all():
-            raise ValueError("a score is not finite")
-        each = divide(outputs, [one.rows for one in requests])
-        return [(other, one, its) for one, its in zip(requests, each, strict=True)]
-
-    def _run_in_parts(self, other: RankerVersion, requests: list[ParsedRequest]) -> Arrays:
-        """Outputs for the rows of all requests."""
-        signature = other.saved_model.signatures[RANK]
-        assert signature.layout is not None
-        joined = join_calls([one.inputs for one in requests], signature.layout)
-        rows, parts = sum(one.rows for one in requests), []
-        for part, _ in split_call(joined, rows, _RUN_ROWS, signature.layout):
-            began = time.monotonic()
-            parts.append(signature(part))
-            self._rest(began)
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _compare(
-        self, call: _Call, other: RankerVersion, parsed: ParsedRequest, outputs: Arrays
-    ) -> None:
-        """Compare the scores of both versions, and write the rows of the other one."""
-        ranked = call.ranked
-        assert ranked.side is not None
-        trial = ranked.side.trial.version
-        number, contract = other.number, other.contract
-        rows, positions = aligned(call.parsed, ranked.order, parsed, outputs)
-        pairs = pairs_agreement(call.parsed, ranked.outputs, parsed, outputs)
-        overlap = overlap_of(call.parsed, ranked.order, parsed, rank_order(outputs, parsed))
-        if pairs is not None:
-            self._metrics.shadow_pairs.observe(pairs, ranked.model, str(trial))
-        self._metrics.shadow_overlap.observe(overlap, ranked.model, str(trial))
-        if self._files is None:
-            return
-        pa, known = self._files.pyarrow, rows >= 0
-        table = rows_of(pa, [ranked], {contract.user, contract.item})
-        size = len(table)
-        added = {
-            "shadow/version": pa.array([number] * size, pa.int64()),
-            "shadow/position": pa.array(positions, pa.int64(), mask=~known),
-            "shadow/pairs": pa.array([pairs] * size, pa.float64()),
-            "shadow/overlap": pa.array([overlap] * size, pa.float64()),
-        }
-        for name in (SCORE, *contract.tasks):
-            column = "shadow/score" if name == SCORE else f"shadow/score/{name}"
-            added[column] = pa.array(outputs[name][rows], pa.float32(), mask=~known)
-        for name, values in added.items():
-            table = table.append_column(name, values)
-        self._files.add(ranked.model, ranked.schema, table)
-
-
-def _places(parsed: ParsedRequest) -> np.ndarray:
-    """(N,) where the scored candidates stand in the request."""
-    return np.arange(parsed.rows) if parsed.places is None else parsed.places
-
-
-def _rows_at(places: np.ndarray, other: ParsedRequest) -> np.ndarray:
-    """The rows of the other version at places of the request, (K,); -1 where it has none."""
-    theirs = _places(other)
-    rows = np.full(1 + max(int(places.max(initial=-1)), int(theirs.max(initial=-1))), -1)
-    rows[theirs] = np.arange(len(theirs))
-    found: np.ndarray = rows[places]
-    return found
-
-
-def aligned(
-    parsed: ParsedRequest, order: np.ndarray, other: ParsedRequest, outputs: Arrays
-) -> tuple[np.ndarray, np.ndarray]:
-    """What the other version has for the items of an answer.
-
-    Args:
-        parsed: the request, as the answering version read it.
-        order: (K,) its answer.
-        other: the request, as the other version read it.
-        outputs: (N,) each, of the other version.
-
-    Returns:
-        (K,) its rows, -1 where it has none; (K,) their places in its order of all candidates.
-    """
-    rows = _rows_at(_places(parsed)[order], other)
-    positions = np.empty(other.rows, np.int64)
-    positions[np.argsort(-outputs[SCORE], kind="stable")] = np.arange(other.rows)
-    return rows, positions[rows]
-
-
-def pairs_agreement(
-    parsed: ParsedRequest, outputs: Arrays, other: ParsedRequest, others: Arrays
-) -> float | None:
-    """Share of the pairs of candidates that two versions put in the same order.
-
-    A tie agrees with a tie alone.  Of many candidates, those count that the first version has best.
-
-    Returns:
-        None with fewer than two candidates that both can score.
-    """
-    best = np.argsort(-outputs[SCORE], kind="stable")
-    rows = _rows_at(_places(parsed)[best], other)
-    best, rows = best[rows >= 0][:_COMPARED_ITEMS], rows[rows >= 0][:_COMPARED_ITEMS]
-    if len(best) < 2:
-        return None
-    ours, theirs = outputs[SCORE][best], others[SCORE][rows]
-    same = np.sign(ours[:, None] - ours) == np.sign(theirs[:, None] - theirs)
-    # Each pair stands there twice, and each item beside itself.
-    count = len(best)
-    return float(np.count_nonzero(same) - count) / (count * (count - 1))
-
-
-def overlap_of(
-    parsed: ParsedRequest, order: np.ndarray, other: ParsedRequest, others: np.ndarray
-) -> float:
-    """Share of an answer's items that are in another answer to the same request, too.
-
-    Args:
-        parsed: the request, as the first version read it.
-        order: (K,) its answer, K > 0.
-        other: as the second version read it.
-        others: its answer.
-    """
-    return float(np.isin(_places(parsed)[order], _places(other)[others]).mean())
+def _of(version: RankerVersion) -> Wanted:
+    assert version.folder is not None  # a server's versions have one
+    return Wanted(version.model, version.number, version.folder, version.exported_at)

@@ -5,25 +5,16 @@ for it makes each system call of the loop wait, and all calls with it.  A body o
 therefore read in a child process, whose answer is the request message's bytes; reading these costs
 what it costs gRPC.  Bodies over `MIDDLE`, the worst of which take seconds, have a child of their
 own, so that the others do not wait for them.
-
-`concurrent.futures.ProcessPoolExecutor` was considered: server processes under `--workers` are
-daemons, which may have no children of multiprocessing.
 """
 
 import asyncio
 import gc
 import logging
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
+from multigate.serving.core.child import Child, ChildError, Priority
 from multigate.serving.core.status import InvalidRequestError, OverloadedError
 from multigate.serving.core.tracing import step
 from multigate.serving.protos import ranking_pb2
@@ -50,7 +41,7 @@ class JsonReader:
         Args:
             max_waiting: most bodies that wait for each child.
         """
-        self._middle, self._large = _Lane(max_waiting, nice=0), _Lane(max_waiting, nice=5)
+        self._middle, self._large = _Lane(max_waiting, "as the server"), _Lane(max_waiting, "lower")
 
     def start(self) -> None:
         """Start the children, so that the first bodies do not wait for them."""
@@ -95,10 +86,10 @@ class JsonReader:
 class _Lane:
     """Bodies that wait for one child, which reads one after the other."""
 
-    def __init__(self, max_waiting: int, nice: int) -> None:
+    def __init__(self, max_waiting: int, priority: Priority) -> None:
         self._max_waiting = max_waiting
         self._waiting = 0
-        self._child = _Child(nice)
+        self._child = Child(__name__, priority, _LONGEST)
         # One thread: the child reads one body at a time, and takes no more than one core.
         self._asking = ThreadPoolExecutor(1, "json")
 
@@ -124,7 +115,7 @@ class _Lane:
             )
         self._waiting += 1
         loop = asyncio.get_running_loop()
-        asked = self._asking.submit(self._child.ask, question)
+        asked = self._asking.submit(self._ask, question)
         # It may be done already, and is then called at once.
         asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._done))
         try:
@@ -135,68 +126,20 @@ class _Lane:
             raise InvalidRequestError(answer)
         return answer[0] if len(answer) == 1 else answer
 
-    def _done(self) -> None:
-        self._waiting -= 1
-
-
-class _Child:
-    """A process that reads bodies; started anew where it has died."""
-
-    def __init__(self, nice: int) -> None:
-        self._nice = nice
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
-        self._closed = False
-
-    def start(self) -> None:
-        """Start the process if it does not run."""
-        with self._lock:
-            if self._closed or self._process is not None:
-                return
-            ours, its = Pipe()
-            with its:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(its.fileno()), str(self._nice)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=[its.fileno()],
-                )
-            self._pipe = ours
-
-    def ask(self, question: Any) -> Any:
+    def _ask(self, question: Any) -> Any:
         """The child's answer: a tuple, or why the body is refused.
 
         Raises:
             OverloadedError: the child died or hangs; the next question starts another.
         """
         try:
-            self.start()
-            pipe = self._pipe
-            if pipe is None:
-                raise EOFError
-            pipe.send(question)
-            if pipe.poll(_LONGEST):
-                return pipe.recv()
-            LOG.error("a JSON body was not read within %g s; its reader is replaced", _LONGEST)
-        except (EOFError, OSError):
-            LOG.warning("the process that reads JSON bodies has ended; another one follows")
-        self._end()
+            return self._child.ask(question)
+        except ChildError as error:
+            LOG.warning("the process that reads JSON bodies %s; another one follows", error)
         raise OverloadedError("the body could not be read; try again, or call another server")
 
-    def close(self) -> None:
-        """End the process for good."""
-        self._closed = True
-        self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            process, self._process = self._process, None
-            pipe, self._pipe = self._pipe, None
-        if process is not None:
-            process.kill()
-            process.wait()
-        if pipe is not None:
-            pipe.close()
+    def _done(self) -> None:
+        self._waiting -= 1
 
 
 def _read(kind: str, body: bytes, about: Any) -> Any:
@@ -210,22 +153,15 @@ def _read(kind: str, body: bytes, about: Any) -> Any:
         return str(error)
 
 
-def main(pipe: Connection, nice: int, read: Callable[..., Any] = _read) -> None:
+def main(pipe: Connection) -> None:
     """Answer until the other end is closed.
 
     Args:
         pipe: to the server.
-        nice: by how much the priority is lower than that of the calls.
-        read: answers a question.
+
+    Raises:
+        EOFError: it is closed.
     """
-    for one in (signal.SIGINT, signal.SIGTERM):  # they reach the whole process group
-        signal.signal(one, signal.SIG_IGN)
-    os.nice(nice)
     gc.disable()  # a body makes millions of objects, and no circles
-    with suppress(EOFError, OSError):
-        while True:
-            pipe.send(read(*pipe.recv()))
-
-
-if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    while True:
+        pipe.send(_read(*pipe.recv()))

@@ -102,7 +102,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             return await self._rank(request, request_id, ranker, call)
 
         answered = await self._canary.answer(spec, side, call, work)
-        self._note(answered, side, lambda ranker: ranker.reader.read(request))
+        self._note(answered, side, request)
         return answered.response
 
     async def Recommend(self, request: Any, context: Any) -> Any:
@@ -118,11 +118,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
 
         response, answered, ranking = await self._canary.answer(spec, side, call, work)
         if answered is not None:
-            self._note(
-                answered,
-                side,
-                lambda ranker: ranker.reader.read(ranking, ranker.reader.read_user(request)),
-            )
+            self._note(answered, side, ranking, request)
         return response
 
     async def GetContract(self, request: Any, context: Any) -> Any:
@@ -220,12 +216,16 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         return _Answered(response, ranker, parsed, outputs, order)
 
     def _note(
-        self,
-        answered: "_Answered",
-        side: Side | None,
-        read: Callable[[RankerVersion], ParsedRequest],
+        self, answered: "_Answered", side: Side | None, request: Any, user: Any = None
     ) -> None:
-        """Hand an answer to what observes the answers: impression log, drift, shadow."""
+        """Hand an answer to what observes the answers: impression log, drift, shadow.
+
+        Args:
+            answered: the answer.
+            side: of the call.
+            request: the RankRequest.
+            user: the RecommendRequest whose user it is; None: the RankRequest's own.
+        """
         ranker, parsed, outputs = answered.ranker, answered.parsed, answered.outputs
         if self._drift is not None and (side is None or ranker.number != side.trial.version):
             self._drift.add(ranker, parsed.inputs, outputs)
@@ -250,7 +250,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         if impressions is not None:
             impressions.add(ranked)
         if self._shadow is not None:
-            self._shadow.add(ranked, parsed, read)
+            self._shadow.add(ranked, parsed, request, user)
 
     async def _recommend(
         self, request: Any, request_id: str, ranker: RankerVersion, call: Call

@@ -153,9 +153,7 @@ class Server:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
             self._drift = DriftMonitor(self.options, self.metrics)
-            self._shadow = Shadow(
-                self.options, self.models, self.metrics, lambda: self.gate.in_flight
-            )
+            self._shadow = Shadow(self.options, self.models, self.metrics)
             self.configs = self.configs or _configs(self.options)
             self.models.apply(self.configs)
             self.port = CALLS.submit(self._open()).result()
@@ -468,6 +466,7 @@ def serve(options: ServerOptions) -> None:
             if not first.is_set():
                 raise
             return  # a signal asked for it
+        freeze_garbage_collector()  # what was imported and made since, too
         where = listening(options.host, server.port, server.rest_port)
         print(f"serving {server.describe()} on {where}", flush=True)
         wait_for(first)

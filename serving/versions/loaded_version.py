@@ -20,6 +20,8 @@ class LoadedVersion(ABC):
         self.model = model
         """Name of the model."""
         self.saved_model = saved_model
+        self.folder: Path | None = None
+        """Where its files lie; None where it has none."""
         self.loaded_at = time.time()
         """Seconds since 1970."""
         self.exported_at = 0.0

@@ -264,6 +264,7 @@ class VersionManager(Generic[V]):
                 or (self._should_try(version, folder) and self._load(version, folder))
             ):
                 wanted.add(version)
+                self._loaded[version].folder = folder  # a promotion moves it
         if not wanted:
             return  # keep the versions that there are, rather than none
         if trial is None:  # a trial that began between the two: its version is in neither
@@ -311,6 +312,7 @@ class VersionManager(Generic[V]):
         ):
             self._metrics.trial.forget(self.name)
             return
+        self._loaded[version].folder = folder
         if trial != before:
             LOG.info(
                 "model %s version %d is on trial: canary %g %% of the users, shadow %g %% of the "
@@ -371,7 +373,9 @@ class VersionManager(Generic[V]):
                 files = ()
             self._record(version, VersionRecord("END", message, tries + 1, time.monotonic(), files))
             self._metrics.loads.add(self.name, "failed")
-            LOG.error("model %s version %d is not available: %s", self.name, version, message)
+            # A load that a stopping server gives up is no failure.
+            log = LOG.info if self._stops() else LOG.error
+            log("model %s version %d is not available: %s", self.name, version, message)
             return False
         with self._lock:
             self._loaded[version] = loaded
@@ -431,9 +435,12 @@ class VersionManager(Generic[V]):
             saved_model.retire()
             raise LoadError(str(error)) from None
 
+    def _stops(self) -> bool:
+        return self._stop.is_set() or self._stopping.is_set()
+
     def _check_stop(self) -> None:
         """Cancel a load between its steps, so that a stopping server does not wait for it."""
-        if self._stop.is_set() or self._stopping.is_set():
+        if self._stops():
             raise LoadError("cancelled: the server stops, or the model was removed")
 
     def _check_schema(self, folder: Path, saved_model: SavedModel) -> None:

@@ -38,7 +38,6 @@ class RankerVersion(LoadedVersion):
     ) -> None:
         super().__init__(model, saved_model)
         self.folder = folder
-        """Where the version was loaded from; None where it was not."""
         self.store = store
         self.reference = reference
         """The test split's statistics, which drift is measured against; None where it has none."""

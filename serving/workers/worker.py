@@ -71,6 +71,7 @@ def run_worker(
         configs = None if served is None else pickle.loads(served.configs)
         server = Server(options, configs, fleet, None if served is None else served.file)
         server.start()
+        freeze_garbage_collector()  # what was imported and made since, too
     except ServingError as error:
         with suppress(OSError):  # the supervisor is gone
             orders.send(Failed(str(error)))

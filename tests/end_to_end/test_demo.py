@@ -81,6 +81,7 @@ def test_the_verb_runs_every_stage_and_prints_what_it_found(small_run, tmp_path)
     logs = str(small_run.root / "logs")
     done = run("demo", "--config", str(config), "--data", logs, "--out", str(out), "--json")
     assert done.returncode == 0, done.stderr
+    assert "oneDNN" not in done.stderr  # what TensorFlow says of the processor
     assert f"report {out / 'report.html'}" in done.stderr.replace("\n", " ")
     result = json.loads(done.stdout)
     assert sorted(result) == sorted(small_run.result)

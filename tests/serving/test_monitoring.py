@@ -29,6 +29,7 @@ from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.upload import upload
 from multigate.serving.client import RankClient
 from multigate.serving.core.background import SupervisedThread
+from multigate.serving.core.child import Child, ChildError
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.observe.exporter import PATH
 from multigate.serving.observe.shadow import ShadowResult
@@ -248,7 +249,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
         call(client, 1)
         until(lambda: any(log.rglob("shadow-*.parquet")))
         until(lambda: running.metric(SHADOWED, **small, result="scored") == 1)
-        run, tried = Signature.__call__, running.server.models.trial("small")[1]
+        run, ask, tried = Signature.__call__, Child.ask, running.server.models.trial("small")[1]
         broken = tried.saved_model.signatures["rank"]
 
         def fail(signature, inputs, timeout=None):
@@ -256,14 +257,19 @@ def page(base, stored, run_server, tmp_path_factory, until):
                 raise RuntimeError("planted")
             return run(signature, inputs, timeout)
 
+        def end(child, question):
+            raise ChildError("has ended: planted")
+
         patch.setattr(pause, 3600.0)
         patch.setattr(Signature, "__call__", fail)
+        patch.setattr(Child, "ask", end)
         call(client, 5)
         # All of them, so that no file of rows appears in the folder that is about to go.
         until(lambda: running.metric(SHADOWED, **small, result="failed") == 5)
         shutil.rmtree(log / "small/shadow")
         (log / "small/shadow").write_text("in the way")
         patch.setattr(Signature, "__call__", run)
+        patch.setattr(Child, "ask", ask)
         until(lambda: call(client, 1) or running.metric(ROWS, model="small", result="dropped"))
         models.write_text("nonsense")
         (stored / "2/saved_model.pb").write_bytes(b"damaged")

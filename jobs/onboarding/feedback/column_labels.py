@@ -22,6 +22,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     snake,
 )
 from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
+from multigate.jobs.onboarding.feedback.weights import tells_outcome
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import flag as flag_of
@@ -99,6 +100,14 @@ def feedback_columns(roles: Roles) -> Labels:
             found.afterwards[column.name] = (
                 f"where it is 0 or missing, {never.name!r} is never 1, and it differs within users "
                 "and items, as what is measured afterwards does"
+            )
+        elif (
+            told := next((flag for flag in flags if tells_outcome(column, flag)), None)
+        ) is not None:
+            found.columns.add(column.name)
+            found.afterwards[column.name] = (
+                f"its values tell whether {told.name!r} is 1, so that it can be known only "
+                "afterwards; if it is a weight of rows, columns.weight takes it"
             )
         else:
             add_leak(found, column, flags)

@@ -34,10 +34,11 @@ def of_the_policy(
         alike = min(decides(frame, place, column.name), decides(frame, column.name, place))
         if alike > _DECIDES:
             return f"it is another name of the place {place!r}, which a request does not know"
-    if column.lowest <= 0 or column.highest > 1:
+    inverse = column.lowest >= 1
+    if column.lowest <= 0 or (column.highest > 1 and not inverse):
         return None
     requests = pl.lit(None) if request is None else pl.col(request)
-    rows = frame.select(item=pl.col(item), request=requests, p=number)
+    rows = frame.select(item=pl.col(item), request=requests, p=1 / number if inverse else number)
     rows = rows.filter(pl.col("p").is_not_null())
     sums = rows.group_by("item").agg(rows=pl.len(), sum=(1 / pl.col("p")).sum())
     known = sums.filter(pl.col("rows") >= _FEW_ROWS)
@@ -45,10 +46,17 @@ def of_the_policy(
     as_many = float(shares.is_between(1 / _FACTOR, _FACTOR).mean() or 0.0)
     of_all = float(sums["sum"].sum()) / max(len(rows) * len(sums), 1)
     if len(known) >= _FEW_ITEMS and as_many >= _MOST and abs(of_all - 1) < _NEAR:
+        if inverse:
+            return (
+                "it is 1 over the probability with which the item was chosen (it adds up to the "
+                "number of rows, for each item): a weight of rows, which columns.weight takes"
+            )
         return (
             "it is the probability with which the item was chosen (1 over it adds up to the number "
             "of rows, for each item), known when logging and not when serving"
         )
+    if inverse:
+        return None
     lists = rows.group_by("request").agg(pl.col("p").sum(), rows=pl.len())
     lists = lists.filter((pl.col("rows") > 1) & pl.col("request").is_not_null())
     ones = float(lists["p"].is_between(0.99, 1.01).mean() or 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from multigate.pipeline.read.json_lines import as_text
-from multigate.pipeline.read.parse import parse_number, parse_time
+from multigate.pipeline.read.parse import BIRTHS, parse_number, parse_time
 
 _YEARS = (1990, 2100)
 _NOT_TOLD = 0.9
@@ -15,6 +15,9 @@ _BLANK = " "
 _TAGS = 100
 _SMOOTH = 0.8
 _FEW = 20  # values
+_KNOWN = 0.98
+_HOURS = {"s": 3600, "ms": 3_600_000}
+_LONG_AGO = 10_000  # hours
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,8 @@ class Times:
     unknown: int | None
     """The number that stands for an unknown time."""
     values: pl.Series
+    old: bool = False
+    """Whether years before 1990 are among them."""
 
 
 def as_times(column: Column) -> Times | None:
@@ -124,14 +129,45 @@ def as_times(column: Column) -> Times | None:
         values = parse_time(column.raw, unit, None).values
         outside = ~values.dt.year().is_between(*_YEARS).fill_null(False)
         if unit == "iso" or not outside.any():
-            return Times(column, unit, None, values) if _share_within(values) > 0.98 else None
+            return Times(column, unit, None, values) if _share_within(values) > _KNOWN else None
         left = column.raw.filter(outside).cast(pl.Int64, strict=False).drop_nulls().value_counts()
         if len(left) == 1:  # one number stands for all unknown times
             unknown = int(left.item(0, 0))
             values = parse_time(column.raw, unit, unknown).values
             return Times(column, unit, unknown, values)
-        return Times(column, unit, None, values) if _share_within(values) > 0.98 else None
+        return Times(column, unit, None, values) if _share_within(values) > _KNOWN else None
     return None
+
+
+def as_births(column: Column) -> Times | None:
+    """Read a column as times from 1900 on, such as dates of birth; None where it holds others.
+
+    Numbers are such times where they are whole hours, many of them before 1970.
+    """
+    if column.is_list or not column.rows or column.flag:
+        return None
+    units = ["iso"]
+    if column.number is not None:
+        # As integers: the remainder of large numbers of float64 is not exact.
+        given = column.number.drop_nulls().cast(pl.Int64, strict=False)
+        before = _float((given < 0).mean())
+        units = [
+            unit
+            for unit, hour in _HOURS.items()
+            if before > 0.05
+            and _float((given % hour == 0).mean()) > _NOT_TOLD
+            and _float(given.abs().median()) > _LONG_AGO * hour
+        ]
+    for unit in units:
+        values = parse_time(column.raw, unit, None, first_year=BIRTHS).values
+        if len(values) - values.null_count() > _KNOWN * column.rows:
+            return Times(column, unit, None, values, old=True)
+    return None
+
+
+def holds_times(column: Column) -> bool:
+    """Whether a column holds times of a log, or older ones."""
+    return (as_times(column) or as_births(column)) is not None
 
 
 def _share_within(values: pl.Series) -> float:

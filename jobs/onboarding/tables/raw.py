@@ -237,7 +237,9 @@ def _json(lines: list[str]) -> tuple[dict[str, Any], tuple[str, ...]] | None:
         if not isinstance(row, dict):
             return None
         names |= dict.fromkeys(key_names(row))
-    return {"type": "jsonl"}, tuple(names)
+    # What holds objects elsewhere is null or an empty list in some lines.
+    outer = {name[:at] for name in names for at, mark in enumerate(name) if mark == "."}
+    return {"type": "jsonl"}, tuple(name for name in names if name not in outer)
 
 
 def _delimited(lines: list[str], encoding: str) -> tuple[dict[str, Any], tuple[str, ...]] | None:

@@ -19,6 +19,7 @@ from multigate.jobs.onboarding.tables.columns import (
     as_times,
     clustering,
     decides,
+    holds_times,
     is_measure,
     is_prose,
 )
@@ -55,6 +56,7 @@ class Roles:
     event: str | None = None
     impression: str | None = None
     """The event type that is an impression."""
+    weight: str | None = None
     derive: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Columns that the pipeline makes, as `pipeline.log.derive` takes them."""
     event_counts: dict[str, int] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Roles:
     def named(self) -> set[str]:
         """The columns that have a role."""
         found = (self.time.column.name, self.user, self.item)
-        more = (self.session, self.request, self.event)
+        more = (self.session, self.request, self.event, self.weight)
         return {*found, *(name for name in more if name is not None)}
 
     @property
@@ -352,7 +354,7 @@ def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) 
     one that holds no times names the item.
     """
     found: list[str] = []
-    order = {one: (-columns[one].distinct, as_times(columns[one]) is not None) for one in ids}
+    order = {one: (-columns[one].distinct, holds_times(columns[one])) for one in ids}
     for name in sorted(ids, key=lambda one: order[one]):
         if not any(decides(frame, other, name) >= _DECIDES for other in found):
             found.append(name)
@@ -370,14 +372,11 @@ def _user_and_item(
         rest = [name for name in roots if name not in owners]
         if owners and rest:
             user, item = owners[0], rest[0]
-            return (
-                user,
-                item,
-                (
-                    f"{columns[user].distinct} values; each value of {group!r} has one of them",
-                    f"{columns[item].distinct} values, many of them within one value of {group!r}",
-                ),
+            why = (
+                f"{columns[user].distinct} values; each value of {group!r} has one of them",
+                f"{columns[item].distinct} values, many of them within one value of {group!r}",
             )
+            return user, item, why
     near = {name: clustering(frame[name]) for name in roots}
     user, *rest = sorted(roots, key=lambda name: -near[name])
     if near[user] - near[rest[0]] >= _CLEAR:

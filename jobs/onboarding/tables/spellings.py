@@ -10,12 +10,13 @@ from typing import Any
 
 import polars as pl
 
-from multigate.jobs.onboarding.tables.columns import as_times, look
+from multigate.jobs.onboarding.tables.columns import as_times, holds_times, look
 from multigate.pipeline.read.derive import flag, number, spelled_time
 from multigate.pipeline.read.json_lines import as_text
 
 _YES_NO = (
-    *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off"), ("sí", "no"), ("si", "no")),
+    *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off")),
+    *(("sí", "no"), ("si", "no"), ("sì", "no")),
     *(("s", "n"), ("ja", "nein"), ("j", "n"), ("ja", "nee"), ("oui", "non"), ("o", "n")),
     *(("sim", "não"), ("sim", "nao"), ("tak", "nie"), ("ano", "ne"), ("да", "нет")),
     *(("wahr", "falsch"), ("vrai", "faux"), ("verdadero", "falso"), ("是", "否")),
@@ -158,7 +159,7 @@ def _is_day(raw: pl.Series) -> bool:
 def _form(name: str, raw: pl.Series) -> tuple[str, bool] | None:
     """The form that reads a column's texts as times, and whether another one does as well."""
     texts = raw.drop_nulls().unique(maintain_order=True).head(_HEAD)
-    if as_times(look(name, texts)) is not None or not texts.str.contains(r"\d").all():
+    if holds_times(look(name, texts)) or not texts.str.contains(r"\d").all():
         return None
     forms = [*_WHOLE, *(day + hour for hour in _HOURS for day in _DAYS)]
     fits = [form for form in forms if _reads(texts, form)]
@@ -181,4 +182,4 @@ def _reads(texts: pl.Series, form: str) -> bool:
     iso = spelled_time(texts, form)
     if float((iso == texts).mean() or 0.0) > 1 - _ENOUGH:
         return False
-    return as_times(look("", iso)) is not None
+    return holds_times(look("", iso))

@@ -69,8 +69,8 @@ def _lists(table: Table) -> Iterator[tuple[str, str, pl.Series]]:
 
 
 def _alike(one: pl.Series, other: pl.Series) -> bool:
-    same = one.list.len() == other.list.len()
-    return float(same.fill_null(False).mean() or 0.0) > 0.99
+    same = one.list.len().eq_missing(other.list.len())
+    return float(same.mean() or 0.0) > 0.99
 
 
 def _is_flags(lists: pl.Series) -> bool:

@@ -252,6 +252,33 @@ def nanoseconds(folder: Path) -> None:
     pl.DataFrame(rows).drop("at", "request").write_parquet(folder / "log.parquet")
 
 
+def of_objects(folder: Path) -> None:
+    """A request is a line that lists objects, one for each item shown; keys are null elsewhere."""
+    lines = []
+    for shown in requests():
+        slate = [
+            {"ad": f"a{row['item']}", "taken": row["click"], "bid": 0.5 + row["item"] / 7}
+            for row in shown
+        ]
+        first = shown[0]
+        made = {"at": first["at"], "who": {"id": f"v{first['user']}"}, "rid": first["request"]}
+        lines.append(json.dumps(made | {"slate": slate, "tags": [{"name": "x"}]}))
+        lines.append(json.dumps(made | {"slate": [], "who": None}))
+    write(folder / "log.ndjson", *lines)
+
+
+def italian(folder: Path) -> None:
+    """Dates of birth, numbers with commas, a weight that the outcome set."""
+    lines = ["data;ricerca;cliente;nato_il;annuncio;canone;cliccato;peso"]
+    for row in flat():
+        taken, user = row["click"], row["user"]
+        cells = [spelled(row["at"], "%d/%m/%Y %H:%M:%S"), f"R{row['request']}", f"C{user}"]
+        cells += [f"{1 + user % 28:02d}/{1 + user % 12:02d}/{1935 + user}", f"A{row['item']}"]
+        cells += [comma(300 + row["item"] / 3), "sì" if taken else "no"]
+        lines.append(";".join([*cells, "1,0" if taken else "2,5"]))
+    write(folder / "annunci.csv", *lines)
+
+
 ODD: dict[str, tuple[Callable[[Path], None], dict[str, str], dict[str, str]]] = {
     # what writes it, roles, task -> type
     "german": (
@@ -319,6 +346,19 @@ ODD: dict[str, tuple[Callable[[Path], None], dict[str, str], dict[str, str]]] = 
         of_choices,
         {"time": "ts", "user": "visitor", "item": "slate"},
         {"chosen": "binary"},
+    ),
+    "of objects": (
+        of_objects,
+        {"time": "at", "user": "who.id", "item": "slate.ad", "request": "rid"},
+        {"slate_taken": "binary"},
+    ),
+    "italian": (
+        italian,
+        {
+            **{"time": "data", "user": "cliente", "item": "annuncio", "request": "ricerca"},
+            "weight": "peso",
+        },
+        {"cliccato": "binary"},
     ),
     "words": (words, {"time": "t", "user": "u", "item": "i"}, {"c": "binary"}),
     "apart": (apart, {"time": "time", "user": "user", "item": "item"}, {"clicked": "binary"}),

@@ -257,7 +257,7 @@ def test_json_of_mixed_and_broken_lines(tmp_path):
     assert rejected(found) == [
         (51, "malformed line: not valid JSON"),
         (52, "malformed line: expected a JSON object"),
-        (53, "user: expected a value, received nested JSON"),
+        (53, "user: expected a value, received nested JSON; its key 'id' holds a value"),
         (56, "malformed line: not valid JSON"),
     ]
     got = rows(found)
@@ -336,7 +336,8 @@ def test_json_among_texts_is_no_text(value, tmp_path):
     (tmp_path / "log.jsonl").write_text('{"user": "a"}\n{"user": ' + value + '}\n{"user": "[x"}\n')
     (chunk,) = chunks(tmp_path, "log.jsonl", JsonLinesFormat(type="jsonl"))
     assert chunk.frame["user"].to_list() == ["a", "[x"]
-    assert rejected([chunk]) == [(2, "user: expected a value, received nested JSON")]
+    hint = "; its key 'id' holds a value" if "id" in value else ""
+    assert rejected([chunk]) == [(2, "user: expected a value, received nested JSON" + hint)]
 
 
 JSON = JsonLinesFormat(type="jsonl")
@@ -510,9 +511,45 @@ def test_values_in_objects_are_read_by_their_path(tmp_path):
         ("told", None, None, None, "5"),
         (None, None, None, None, "7"),
     ]
-    assert rejected([chunk]) == [(6, "user.id: expected a value, received nested JSON")]
+    assert rejected([chunk]) == [
+        (6, "user.id: expected a value, received nested JSON; its key 'no' holds a value")
+    ]
     assert {"user.id", "user.n", "user.tags", "k"} <= set(chunk.columns)
     (tmp_path / "flat.jsonl").write_text('{"user.id": "own", "user": {"id": "inner"}}\n')
     (shard,) = expand(tmp_path, ("flat.jsonl",))
     (flat,) = read(shard, JSON, ["user.id"])
     assert flat.frame["user.id"].to_list() == ["own"]
+
+
+def test_keys_of_lists_of_objects_are_lists(tmp_path):
+    """A null, an empty list and a text beside them have no values; numbers keep their digits."""
+    lines = [
+        '{"a": {"tags": [{"name": "x", "id": 12345678901234567890}, {"name": "y"}]}}',
+        '{"a": {"tags": []}}',
+        '{"a": {"tags": null}}',
+        '{"a": {"tags": "[{oops"}}',
+        '{"a": {"tags": [{"name": "z", "id": 0.25}, null]}}',
+        '{"a": null}',
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    names = ["a.tags.name", "a.tags.id"]
+    (shard,) = expand(tmp_path, ("log.jsonl",))
+    (chunk,) = read(shard, JSON, names)
+    assert len(chunk.rejects) == 0
+    assert chunk.frame["a.tags.name"].to_list() == [["x", "y"], None, None, None, ["z", None], None]
+    ids = [["12345678901234567890", None], None, None, None, ["0.25", None], None]
+    assert chunk.frame["a.tags.id"].to_list() == ids
+    # Beside an object of the same name, values stand in one column of texts.
+    (tmp_path / "log.jsonl").write_text("\n".join([lines[0], '{"a": {"tags": {"name": "w"}}}']))
+    (chunk,) = read(shard, JSON, names[:1])
+    assert chunk.frame["a.tags.name"].to_list() == ["x|y", "w"]
+
+
+def test_a_list_of_objects_where_one_value_is_expected_is_a_reject(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"u": [{"id": 1}]}\n{"u": {"id": 2}}\n')
+    (shard,) = expand(tmp_path, ("log.jsonl",))
+    (chunk,) = read(shard, JSON, ["u.id"], single=["u.id"])
+    assert chunk.frame["u.id"].to_list() == ["2"]
+    assert chunk.rejects["reason"].to_list() == ["u.id: expected one value, received a list"]
+    (chunk,) = read(shard, JSON, ["u"])
+    assert "received nested JSON; its key 'id' holds a value" in chunk.rejects["reason"][0]

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,7 +211,11 @@ def test_sigterm_ends_a_server_that_has_not_loaded_yet(tmp_path, publish, contra
     server = Process(tmp_path)
     try:
         until(lambda: warms_up(server.process, folder), "the load")
-        assert server.signal_and_wait(signal.SIGTERM) == ""  # it never said that it serves
+        server.process.send_signal(signal.SIGTERM)
+        said, told = server.process.communicate(timeout=120)
+        assert (server.process.returncode, said) == (0, "")  # it never said that it serves
+        assert "cancelled: the server stops" in told
+        assert re.findall(r",\d{3} ERROR .*", told) == []  # none of our lines
     finally:
         server.__exit__()
 

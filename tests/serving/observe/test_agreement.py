@@ -7,28 +7,13 @@ import numpy as np
 import pytest
 
 from multigate.serving.core.layout import SCORE
-from multigate.serving.observe import shadow
-from multigate.serving.observe.shadow import overlap_of, pairs_agreement
-from multigate.serving.request.rank_request import ParsedRequest
-
-
-def parsed(places):
-    """A request of which a version can score the candidates at these places."""
-    places = list(places)
-    return ParsedRequest(
-        inputs={},
-        rows=len(places),
-        floors={},
-        limit=len(places),
-        missing={},
-        from_store={},
-        places=None if places == list(range(len(places))) else np.array(places),
-    )
+from multigate.serving.observe import agreement as measured_by
+from multigate.serving.observe.agreement import overlap_of, pairs_agreement
 
 
 def scored(scores):
-    """A request with the scores of its candidates, by place."""
-    return parsed(scores), {SCORE: np.array(list(scores.values()), np.float32)}
+    """The places of a request's candidates, and their scores."""
+    return np.array(list(scores)), {SCORE: np.array(list(scores.values()), np.float32)}
 
 
 def relation(one, other):
@@ -56,7 +41,7 @@ def test_pairs_by_hand():
 @pytest.mark.parametrize("most", [4, 200])
 def test_pairs_of_candidates_that_both_versions_score(most, monkeypatch):
     """Each version lacks some; of more than `most`, the first version's best count."""
-    monkeypatch.setattr(shadow, "_COMPARED_ITEMS", most)
+    monkeypatch.setattr(measured_by, "_COMPARED_ITEMS", most)
     draw, found = random.Random(6), []
     for _ in range(200):
         versions = []
@@ -83,7 +68,7 @@ def test_overlap_of_answers_to_one_request():
             answers.append((places, order))
         (first, ours), (second, theirs) = answers
         ours_there, theirs_there = ([p[row] for row in o] for p, o in answers)
-        measured = overlap_of(parsed(first), np.array(ours), parsed(second), np.array(theirs))
+        measured = overlap_of(*map(np.array, (first, ours, second, theirs)))
         assert measured == pytest.approx(
             sum(place in theirs_there for place in ours_there) / len(ours_there)
         )
