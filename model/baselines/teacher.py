@@ -74,9 +74,7 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
     labels, held_out_labels = tables.labels
     threads = default_threads(len(train))
     found = np.full(labels.shape, np.nan, np.float32)
-    taught = [
-        (t, task) for t, task in enumerate(contract.tasks.values()) if options.teaches(task)
-    ]
+    taught = [(t, task) for t, task in enumerate(contract.tasks.values()) if options.teaches(task)]
     for t, task in track(taught, "teacher", len(taught), "tasks"):
         to_measure = ~np.isnan(held_out_labels[:, t])
         targets = [transform(task, of[:, t]) for of in (labels, held_out_labels)]
@@ -106,9 +104,7 @@ def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Tea
     found = hashlib.blake2b(digest_size=16)
     parts = (*tables.values, *tables.labels, fold)
     release = version(options.library)
-    tasks = [
-        (task.type, task.transform, options.teaches(task)) for task in contract.tasks.values()
-    ]
+    tasks = [(task.type, task.transform, options.teaches(task)) for task in contract.tasks.values()]
     for said in (release, tasks, tables.tabulator.columns, *(part.shape for part in parts)):
         found.update(repr(said).encode())
     for part in parts:

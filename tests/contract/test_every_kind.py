@@ -128,7 +128,7 @@ SETTINGS: dict[str, Any] = {
         "learning_rate": 0.01,
         "recency": "3d",
         "teacher": {"folds": 2},
-        "save_every": 20,
+        "save_every": 1,
         "seed": 3,
     },
     "run": {
@@ -231,7 +231,7 @@ def test_an_interrupted_training_ends_as_another(
         patch.setattr(Display, "advance", interrupt)
         train.train(everything.config, everything.examples, out, progress=False)
     result = train.train(everything.config, everything.examples, out, progress=False, resume=True)
-    assert result["resumed"] == {"epoch": 1, "step": 0}
+    assert result["resumed"]["step"] > 0  # in the middle of an epoch
     found, expected = (
         weights.copy(checkpoint.load(folder).ranker) for folder in (out, everything.out)
     )
