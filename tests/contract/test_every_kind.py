@@ -237,7 +237,8 @@ def test_an_interrupted_training_ends_as_another(
     )
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
+        # Equal bit by bit only in `test_resume`, whose model has fewer kinds.
+        np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
 ON_JAX = """
@@ -298,5 +299,5 @@ def test_a_night_starts_from_the_night_before(tmp_path: Path) -> None:
         assert base.production() == number
         lineage = base.lineage(number)
         assert (lineage["parent"], lineage["start"]) == (
-            (None, "full") if number == 1 else (1, "from version 1")
+            (None, "full") if number == 1 else (1, "warm")
         )
