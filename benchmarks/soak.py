@@ -51,6 +51,9 @@ from multigate.serving.client.rank_client import CHANNEL_OPTIONS
 from multigate.serving.protos import ranking_pb2
 
 WORKERS = 2
+MOST_THREADS = 16
+"""Of a worker's calls that wait. The pool grows to its bound whenever that many waited at once,
+which a hung store makes likely: a small bound is reached in the warm-up, and then nothing grows."""
 UNREAD = 30
 """Calls of a connection that reads none of the answers."""
 EXPLAINED = {"OK", "UNAVAILABLE", "CANCELLED", "RESOURCE_EXHAUSTED"}
@@ -243,6 +246,7 @@ def call_frames(stream: int, message: bytes) -> bytes:
 def start(flags: Sequence[str]) -> tuple[subprocess.Popen[str], int]:
     """The server and its port."""
     flags = ("--model_name", NAME, "--port", "0", "--workers", str(WORKERS), *flags)
+    flags += ("--grpc_max_threads", str(MOST_THREADS))
     server = subprocess.Popen(
         [sys.executable, "-m", "multigate", "serve", *flags],
         stdout=subprocess.PIPE,

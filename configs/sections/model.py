@@ -6,6 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from multigate.configs.sections.base import Duration, Frozen, contradiction
 from multigate.configs.sections.gates import GateConfig, Hierarchical, Softmax
+from multigate.configs.sections.labels import Task
+from multigate.configs.sections.losses import Huber, Squared
 
 Width = Annotated[int, Field(ge=1)]
 
@@ -176,10 +178,16 @@ class Teacher(Frozen):
     """What makes the trees; it comes with `pip install multigate[baseline]`."""
     share: float = Field(0.5, gt=0, lt=1)
     """How much of a label is the trees' score."""
-    regression: bool = False
+    regression: bool = True
     """Whether it teaches regression tasks with a squared or huber loss as well."""
     folds: int = Field(4, ge=2, le=20)
     """Parts of the users; the rows of each are scored by trees of all the others."""
+
+    def teaches(self, task: Task) -> bool:
+        """Whether it is wanted, and trees predict what the task's score is: a chance or a mean."""
+        if task.type == "binary":
+            return True
+        return self.regression and isinstance(task.loss, Huber | Squared | None)
 
 
 class TrainConfig(Frozen):

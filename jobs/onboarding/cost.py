@@ -104,13 +104,13 @@ def training_cost(
     if train.teacher is not None:
         # Trees learn each task on all folds but one; they read the split as a table of doubles.
         columns, folds = len(config.contract.features), train.teacher.folds
-        binary = [n for n, task in config.contract.tasks.items() if task.type == "binary"]
+        taught = [n for n, task in config.contract.tasks.items() if train.teacher.teaches(task)]
         fits = (folds - 1 + _SETTINGS) * (1 - 1 / folds)
-        cells = fits * columns * _TREES * sum(labelled.get(name, 0) for name in binary)
+        cells = fits * columns * _TREES * sum(labelled.get(name, 0) for name in taught)
         seconds += cells / _CELLS / cores
         gib += 3 * 8 * rows * columns / _GIB
         how += (
-            f"; before them the teacher: {folds - 1 + _SETTINGS} fits for each of {len(binary)} "
+            f"; before them the teacher: {folds - 1 + _SETTINGS} fits for each of {len(taught)} "
             f"tasks of {_TREES} trees over {columns} columns, {_CELLS / 1e6:.0f} M cells a second "
             "and core"
         )

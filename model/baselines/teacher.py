@@ -22,8 +22,6 @@ from multigate.configs.baselines import require_library
 from multigate.configs.contract import Contract
 from multigate.configs.files import new_file
 from multigate.configs.progress import track
-from multigate.configs.sections.labels import Task
-from multigate.configs.sections.losses import Huber, Squared
 from multigate.configs.sections.model import Teacher
 from multigate.model.baselines.lightgbm_baseline import (
     SETTINGS,
@@ -76,9 +74,7 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
     labels, held_out_labels = tables.labels
     threads = default_threads(len(train))
     found = np.full(labels.shape, np.nan, np.float32)
-    taught = [
-        (t, task) for t, task in enumerate(contract.tasks.values()) if _is_taught(task, options)
-    ]
+    taught = [(t, task) for t, task in enumerate(contract.tasks.values()) if options.teaches(task)]
     for t, task in track(taught, "teacher", len(taught), "tasks"):
         to_measure = ~np.isnan(held_out_labels[:, t])
         targets = [transform(task, of[:, t]) for of in (labels, held_out_labels)]
@@ -103,21 +99,12 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
     return found
 
 
-def _is_taught(task: Task, options: Teacher) -> bool:
-    """Whether it is wanted, and trees predict what the task's score is: a probability or a mean."""
-    if task.type == "binary":
-        return True
-    return options.regression and isinstance(task.loss, Huber | Squared | None)
-
-
 def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> str:
     """A hash of all that the scores depend on."""
     found = hashlib.blake2b(digest_size=16)
     parts = (*tables.values, *tables.labels, fold)
     release = version(options.library)
-    tasks = [
-        (task.type, task.transform, _is_taught(task, options)) for task in contract.tasks.values()
-    ]
+    tasks = [(task.type, task.transform, options.teaches(task)) for task in contract.tasks.values()]
     for said in (release, tasks, tables.tabulator.columns, *(part.shape for part in parts)):
         found.update(repr(said).encode())
     for part in parts:

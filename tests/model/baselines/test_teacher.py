@@ -21,8 +21,8 @@ from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.scored import score
 from multigate.model.training import train
 
-OPTIONS = Teacher(share=0.5, folds=4)
-ALL_TASKS = Teacher(share=0.5, folds=4, regression=True)
+OPTIONS = Teacher(share=0.5, folds=4, regression=False)
+ALL_TASKS = Teacher(share=0.5, folds=4)
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,10 @@ def test_scores_are_kept_for_the_same_rows_and_options_alone(
     monkeypatch.setattr(teacher, "fit_task", counted)
     first, count = fitted(examples)
     assert count == 8  # four folds of two tasks
-    again, count = fitted(examples, Teacher(share=0.2, folds=4))
+    again, count = fitted(examples, Teacher(share=0.2, folds=4, regression=False))
     assert count == 0
     np.testing.assert_array_equal(again, first)
-    assert fitted(examples, Teacher(folds=2))[1] == 4
+    assert fitted(examples, Teacher(folds=2))[1] == 6
     assert fitted(examples, ALL_TASKS)[1] == 12
     changed = relabelled(
         examples, tmp_path / "o", "label/like", lambda table: [0.0, 1.0] * (len(table) // 2)
