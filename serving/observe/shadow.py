@@ -31,7 +31,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from multigate.serving.core.background import SupervisedThread, lower_priority
-from multigate.serving.core.child import Child, ChildError
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG, RequestError
@@ -46,6 +45,7 @@ from multigate.serving.observe.shadow_scoring import (
     Wanted,
 )
 from multigate.serving.request.rank_request import ParsedRequest
+from multigate.serving.runtime.child import Child, ChildError
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 

@@ -29,11 +29,11 @@ from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.upload import upload
 from multigate.serving.client import RankClient
 from multigate.serving.core.background import SupervisedThread
-from multigate.serving.core.child import Child, ChildError
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.observe.exporter import PATH
 from multigate.serving.observe.shadow import ShadowResult
 from multigate.serving.rpc.canary import CanaryResult
+from multigate.serving.runtime.child import Child, ChildError
 from multigate.serving.versions.saved_model import Signature
 
 ITEMS = [f"i{n}" for n in range(1, 5)]
