@@ -6,7 +6,6 @@ ydata-profiling was considered: it describes columns, and drafts neither roles n
 from typing import Any
 
 from multigate.configs import progress
-from multigate.configs.baselines import LIGHTGBM, is_installed
 from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
@@ -27,8 +26,6 @@ _SIZES = (
     (1_000_000, 32, 8, 128, 2048),
     (2**63, 32, 8, 128, 4096),
 )
-_TAUGHT_ROWS = 1_000_000
-"""A teacher holds the training split in memory as one table."""
 
 
 @progress.stepwise("init", 4)
@@ -135,13 +132,6 @@ def _model(rows: int, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
-    teacher = {}
-    if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
-        teacher["teacher"] = {"share": 0.5}
-        made.notes["train.teacher"] = (
-            "half of each label of training is the score of boosted trees, which helps where "
-            "labels are few; training takes about twice as long, serving no longer"
-        )
     return {
         "model": {
             "embedding_dim": dim,
@@ -157,7 +147,6 @@ def _model(rows: int, made: Draft) -> dict[str, Any]:
             "decay": "cosine",
             "ema": 0.99,
             "patience": 3,
-            **teacher,
         },
         "tune": {
             "space": {

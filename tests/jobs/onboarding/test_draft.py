@@ -222,20 +222,6 @@ def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
     assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
 
 
-@pytest.mark.parametrize(
-    ("rows", "installed", "drafted"),
-    [(999_999, True, True), (1_000_000, True, False), (999_999, False, False)],
-)
-def test_trees_teach_where_they_are_installed_and_the_log_fits(
-    rows, installed, drafted, monkeypatch
-):
-    monkeypatch.setattr("multigate.jobs.onboarding.draft.is_installed", lambda name: installed)
-    made = Draft({})
-    teacher = _model(rows, made)["train"].get("teacher")
-    assert teacher == ({"share": 0.5} if drafted else None)
-    assert ("train.teacher" in made.notes) == drafted
-
-
 def shown_by_a_policy(uniform: bool, seed: int = 0) -> pl.DataFrame:
     """One item at each of three places, drawn by a policy that knows the user."""
     draw, rows = random.Random(seed), []
