@@ -105,6 +105,10 @@ class ModelConfig(Frozen):
     of validation's ids that the vocabulary lacks, and for users and items at least 0.1."""
     id_dropouts: dict[str, Annotated[float, Field(ge=0, lt=1)]] = Field({})
     """Feature -> its own share, instead of `id_dropout`."""
+    number_clip: float | None = Field(None, gt=0)
+    """Standard deviations from the mean beyond which a standardised number counts as so far, such
+    as 3: what lies far out is rare, and a linear layer learns it badly. null: numbers as they
+    are."""
     lists: Lists = Lists()
     wide: Wide | None = Wide()
     """One weight per task and known id, added to the logit; null: no wide term."""
@@ -182,6 +186,9 @@ class Teacher(Frozen):
     """Whether it teaches regression tasks with a squared or huber loss as well."""
     folds: int = Field(4, ge=2, le=20)
     """Parts of the users; the rows of each are scored by trees of all the others."""
+    while_ahead: bool = True
+    """Whether it stops teaching a task after an epoch in which the ranker's AUC or explained
+    variance on validation is higher than the trees': from then on the labels alone count."""
 
     def teaches(self, task: Task) -> bool:
         """Whether it is wanted, and trees predict what the task's score is: a chance or a mean."""

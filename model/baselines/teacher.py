@@ -7,6 +7,10 @@ what is exported and served is the ranker alone.
 
 A tree that has seen a row knows its label by heart.  So users are divided into folds, and the rows
 of each fold are scored by trees that were trained on all others.
+
+A teacher that knows less than the ranker makes it worse: trees cannot tell whose items a user
+likes where no column counts it.  So the trees score the validation rows too, and the training
+compares (`model.training.loop`).
 """
 
 import hashlib
@@ -30,7 +34,7 @@ from multigate.model.baselines.lightgbm_baseline import (
     fit_task,
 )
 from multigate.model.baselines.table import Tables, read_tables
-from multigate.model.data.examples import SoftLabels
+from multigate.model.data.examples import Taught
 from multigate.model.data.hashing import hash_ids
 from multigate.model.data.rows import Rows
 from multigate.model.ranker.scores import transform
@@ -38,7 +42,7 @@ from multigate.model.ranker.scores import transform
 
 def scores(
     examples: Path, contract: Contract, options: Teacher, kept: Path | None = None
-) -> SoftLabels:
+) -> Taught:
     """The teacher's part in the labels of the training split, which is read into memory.
 
     The same examples give the same scores.  Trees are those of `model.baselines`; the setting of a
@@ -65,20 +69,27 @@ def scores(
         found = _fit(tables, contract, fold, options)
         if kept is not None:
             _write(kept, identity, found)
-    return SoftLabels(found, options.share, list(contract.tasks.values()))
+    return Taught(*found, options.share)
 
 
-def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> np.ndarray:
-    """Scores (N, T) of the training rows, transformed; NaN for tasks without a teacher."""
+def _fit(
+    tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of the training rows (N, T) and of the validation rows (V, T), transformed.
+
+    A validation row has the mean over the folds' trees.  NaN for tasks without a teacher.
+    """
     train, held_out = tables.values
     labels, held_out_labels = tables.labels
     threads = default_threads(len(train))
     found = np.full(labels.shape, np.nan, np.float32)
+    of_held_out = np.full(held_out_labels.shape, np.nan, np.float32)
     taught = [(t, task) for t, task in enumerate(contract.tasks.values()) if options.teaches(task)]
     for t, task in track(taught, "teacher", len(taught), "tasks"):
         to_measure = ~np.isnan(held_out_labels[:, t])
         targets = [transform(task, of[:, t]) for of in (labels, held_out_labels)]
         settings: tuple[Setting, ...] = SETTINGS
+        on_held_out = []
         for number in range(options.folds):
             inside = fold == number
             to_learn = ~inside & ~np.isnan(labels[:, t])
@@ -94,9 +105,12 @@ def _fit(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher)
                 settings,
             )
             found[inside, t] = fitted.predict(train[inside], threads)
+            on_held_out.append(fitted.predict(held_out, threads))
             if fitted.setting is not None:
                 settings = (fitted.setting,)
-    return found
+        if on_held_out:
+            of_held_out[:, t] = np.mean(on_held_out, axis=0)
+    return found, of_held_out
 
 
 def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Teacher) -> str:
@@ -112,19 +126,20 @@ def _identity(tables: Tables, contract: Contract, fold: np.ndarray, options: Tea
     return found.hexdigest()
 
 
-def _read(kept: Path, identity: str) -> np.ndarray | None:
-    """The scores of a file; None where it is absent, damaged or of other rows or options."""
+def _read(kept: Path, identity: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """What `_fit` found, of a file; None where it is absent, damaged or of other rows."""
     try:
         # NumPy leaves a damaged file open that it has opened itself.
         with kept.open("rb") as file, np.load(file, allow_pickle=False) as held:
-            return held["scores"] if str(held["identity"]) == identity else None
+            found = held["scores"], held["held_out"]
+            return found if str(held["identity"]) == identity else None
     except (OSError, EOFError, ValueError, KeyError, BadZipFile):
         return None
 
 
-def _write(kept: Path, identity: str, found: np.ndarray) -> None:
+def _write(kept: Path, identity: str, found: tuple[np.ndarray, np.ndarray]) -> None:
     with new_file(kept) as temporary, temporary.open("wb") as file:
-        np.savez(file, identity=np.array(identity), scores=found)
+        np.savez(file, identity=np.array(identity), scores=found[0], held_out=found[1])
 
 
 def _folds(rows: Rows, user: str, count: int) -> np.ndarray:

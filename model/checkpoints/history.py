@@ -50,10 +50,16 @@ class Diagnostics(TypedDict):
 
 
 class Epoch(Losses, Diagnostics):
-    """One entry of the history; `seconds` of its training steps, without validation."""
+    """One entry of the history; `seconds` of its training steps, without validation.
+
+    With a teacher, `taught` has the tasks that it taught in this epoch, and `outgrown` those in
+    which the ranker was ahead of it then: it does not teach them any more.
+    """
 
     seconds: float
     rows_per_second: float
+    taught: NotRequired[list[str]]
+    outgrown: NotRequired[list[str]]
 
 
 def monitor(epochs: Sequence[Epoch]) -> str:

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from multigate.configs.contract import Contract
 from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL, REQUEST, SPLITS, TIME, ExamplesFolder
-from multigate.configs.sections.labels import Task
 from multigate.configs.statistics import Statistics
 from multigate.model.data.encoding import Encoded, Encoder
 from multigate.model.data.hashing import hash_ids
@@ -34,12 +33,14 @@ class Examples:
         labels: (N, T) float32 in own units, in the contract's order of tasks; NaN where masked.
         weights: (N,) float32 weights of the rows in the loss; None if all are equal.
         requests: (N,) int64, equal for the rows of one request of a user; None if not read.
+        taught: (N, T) float32, `Taught.scores` of the rows; None without a teacher.
     """
 
     features: Encoded
     labels: np.ndarray
     weights: np.ndarray | None = None
     requests: np.ndarray | None = None
+    taught: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -48,8 +49,9 @@ class Examples:
         """Some rows."""
         weights = None if self.weights is None else self.weights[rows]
         requests = None if self.requests is None else self.requests[rows]
+        taught = None if self.taught is None else self.taught[rows]
         features = {k: v[rows] for k, v in self.features.items()}
-        return Examples(features, self.labels[rows], weights, requests)
+        return Examples(features, self.labels[rows], weights, requests, taught)
 
 
 class RowGroup(NamedTuple):
@@ -62,30 +64,21 @@ class RowGroup(NamedTuple):
     rows: int
 
 
-class SoftLabels(NamedTuple):
-    """What stands for a share of the labels.
+class Taught(NamedTuple):
+    """What a teacher says of the rows of two splits, see `model.baselines.teacher`.
+
+    All scores are in the labels' transforms, in the order of the files; NaN for tasks that it does
+    not teach.
 
     Attributes:
-        scores: (N, T) float32 in the labels' transforms, in the order of the files; NaN where a
-            label stays as it is.
-        share: of the scores.
-        tasks: T, whose transforms these are.
+        scores: (N, T) float32, of the training rows.
+        held_out: (V, T) float32, of the validation rows.
+        share: of the scores in a label of a training row.
     """
 
     scores: np.ndarray
+    held_out: np.ndarray
     share: float
-    tasks: Sequence[Task]
-
-    def blend(self, labels: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The labels (R, T) of rows (R,), in their own units, blended; masked ones stay NaN."""
-        found = labels.copy()
-        for t, task in enumerate(self.tasks):
-            taught = self.scores[rows, t]
-            # A mean of logarithms: in seconds, one long dwell would outweigh all scores.
-            own = scores.transform(task, labels[:, t])
-            blended = scores.in_own_units(task, (1 - self.share) * own + self.share * taught)
-            found[:, t] = np.where(np.isnan(taught), labels[:, t], blended)
-        return found
 
 
 class Split:
@@ -98,7 +91,7 @@ class Split:
         weight: column of the rows' weights in the loss; None for equal weights.
         recency: half-life of weights by age, see `model.data.recency`; None for none.
         requests: whether to read which rows are of one request.
-        soft: what stands for a share of the labels; None: nothing.
+        taught: what a teacher says of its rows; None without one.
 
     Attributes:
         groups: the row groups, in the order of the files.
@@ -116,13 +109,13 @@ class Split:
         weight: str | None = None,
         recency: timedelta | None = None,
         requests: bool = False,
-        soft: SoftLabels | None = None,
+        taught: Taught | None = None,
     ) -> None:
         if split not in SPLITS:
             raise DataError(f"split: expected one of {', '.join(SPLITS)}; received {split!r}")
         self.encoder = encoder
         self.weight, self.recency, self.requests = weight, recency, requests
-        self._soft = soft
+        self._taught = taught
         contract = encoder.contract
         labels = [LABEL + task for task in contract.tasks]
         options = {}  # columns that an option of the training reads
@@ -184,22 +177,23 @@ class Split:
                     by_age = recency_weights(table[TIME], self._newest, self.recency)
                     weights = by_age if weights is None else weights * by_age
                 requests = _requests(table, contract.user) if self.requests else None
-                known = np.stack(labels, axis=1)
-                if self._soft is not None:
-                    rows = np.fromiter(places, np.int64, len(table))
-                    known = self._soft.blend(known, rows)
-                yield Examples(features, known, weights, requests)
+                taught = None
+                if self._taught is not None:
+                    taught = self._taught.scores[np.fromiter(places, np.int64, len(table))]
+                yield Examples(features, np.stack(labels, axis=1), weights, requests, taught)
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
     """Concatenate one or more parts."""
     weights = [part.weights for part in parts if part.weights is not None]
     requests = [part.requests for part in parts if part.requests is not None]
+    taught = [part.taught for part in parts if part.taught is not None]
     return Examples(
         {key: np.concatenate([part.features[key] for part in parts]) for key in parts[0].features},
         np.concatenate([part.labels for part in parts]),
         np.concatenate(weights) if weights else None,
         np.concatenate(requests) if requests else None,
+        np.concatenate(taught) if taught else None,
     )
 
 
@@ -220,12 +214,28 @@ def read_split(folder: Path, split: str, encoder: Encoder, weight: str | None = 
     return concatenate(list(found.read(found.groups)))
 
 
-def targets(examples: Examples, contract: Contract, statistics: Statistics) -> np.ndarray:
-    """Training targets (N, T) float32, see `scores.targets`; NaN where masked."""
-    columns = [
-        scores.targets(task, statistics.tasks[name], examples.labels[:, t])
-        for t, (name, task) in enumerate(contract.tasks.items())
-    ]
+def targets(
+    examples: Examples,
+    contract: Contract,
+    statistics: Statistics,
+    shares: Mapping[str, float] | None = None,
+) -> np.ndarray:
+    """Training targets (N, T) float32, see `scores.targets`; NaN where masked.
+
+    Args:
+        examples: N rows.
+        contract: tasks.
+        statistics: of the training split.
+        shares: of the teacher's score in each label, by task; none: of no task.
+    """
+    columns = []
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        known = scores.targets(task, statistics.tasks[name], examples.labels[:, t])
+        share = (shares or {}).get(name, 0.0)
+        if share and examples.taught is not None:
+            taught = scores.scaled(task, statistics.tasks[name], examples.taught[:, t])
+            known = np.where(np.isnan(taught), known, (1 - share) * known + share * taught)
+        columns.append(known.astype(np.float32))
     return np.stack(columns, axis=1)
 
 

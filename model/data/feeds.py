@@ -11,7 +11,8 @@ The shuffle of `tf.data` was considered: to continue an epoch it must read again
 skips.  So the order is computed here, and on TensorFlow `tf.data` gathers the rows.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -55,6 +56,9 @@ class Feed(Protocol):
             skip: number of batches to leave out.
         """
 
+    def teach(self, shares: Mapping[str, float]) -> None:
+        """From the next epoch on, targets have these shares of a teacher's scores, by task."""
+
     def sample(self, limit: int) -> Examples:
         """At most `limit` rows, spread evenly over the split."""
 
@@ -87,12 +91,8 @@ class MemoryFeed:
         self.steps = -(-self.rows // size)
         self.failure: MultigateError | None = None
         self._examples, self._seed, self._workers = examples, seed, workers
-        self._arrays = to_arrays(examples, contract, statistics)
-        if backend.name() == "tensorflow":
-            import tensorflow as tf
-
-            # Tensors, so that every epoch's pipeline refers to them and none copies them.
-            self._arrays = tf.nest.map_structure(tf.constant, self._arrays)
+        self._targets = functools.partial(targets, examples, contract, statistics)
+        self._arrays = _tensors(to_arrays(examples, contract, statistics))
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
         """See `Feed`."""
@@ -119,6 +119,11 @@ class MemoryFeed:
             .map(lambda index: tf.nest.map_structure(lambda a: tf.gather(a, index), arrays))
             .prefetch(4)
         )
+
+    def teach(self, shares: Mapping[str, float]) -> None:
+        """See `Feed`."""
+        features, _, *weights = self._arrays
+        self._arrays = (features, _tensors(self._targets(shares)), *weights)
 
     def _shared(self, order: np.ndarray) -> tuple[np.ndarray, int]:
         """The worker's rows of every batch, and its number of rows of a full batch."""
@@ -166,8 +171,9 @@ class StreamFeed:
         self.failure: MultigateError | None = None
         self._split, self._seed, self._buffer, self._workers = split, seed, buffer, workers
         self._signature: Any = None
+        self._shares: Mapping[str, float] = {}
         self._convert: Callable[[Examples], Arrays] = lambda examples: to_arrays(
-            examples, contract, statistics
+            examples, contract, statistics, self._shares
         )
 
     def epoch(self, number: int | None = None, skip: int = 0) -> Any:
@@ -199,6 +205,10 @@ class StreamFeed:
             .flat_map(cut)
             .prefetch(4)
         )
+
+    def teach(self, shares: Mapping[str, float]) -> None:
+        """See `Feed`."""
+        self._shares = dict(shares)
 
     def sample(self, limit: int) -> Examples:
         """See `Feed`."""
@@ -320,13 +330,18 @@ def together(order: np.ndarray, requests: np.ndarray | None) -> np.ndarray:
     return order[np.argsort(first[request], kind="stable")]
 
 
-def to_arrays(examples: Examples, contract: Contract, statistics: Statistics) -> Arrays:
-    """Features, targets and, if the rows have them, weights.
+def to_arrays(
+    examples: Examples,
+    contract: Contract,
+    statistics: Statistics,
+    shares: Mapping[str, float] | None = None,
+) -> Arrays:
+    """Features, targets (`examples.targets`) and, if the rows have them, weights.
 
     Requests stand among the features, as int32: neighbours of different requests differ but for
     chance.
     """
-    features, aims = examples.features, targets(examples, contract, statistics)
+    features, aims = examples.features, targets(examples, contract, statistics, shares)
     if examples.requests is not None:
         features = features | {REQUEST: (examples.requests & 0x7FFFFFFF).astype(np.int32)}
     if examples.weights is None:
@@ -337,6 +352,15 @@ def to_arrays(examples: Examples, contract: Contract, statistics: Statistics) ->
 def take(arrays: Arrays, rows: np.ndarray | slice) -> Arrays:
     """Some rows of every array."""
     return keras.tree.map_structure(lambda a: a[rows], arrays)
+
+
+def _tensors(arrays: Any) -> Any:
+    """On TensorFlow as tensors, so that every epoch's pipeline refers to them and none copies."""
+    if backend.name() != "tensorflow":
+        return arrays
+    import tensorflow as tf
+
+    return tf.nest.map_structure(tf.constant, arrays)
 
 
 def _join(first: np.ndarray, second: np.ndarray) -> np.ndarray:

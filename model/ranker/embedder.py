@@ -42,7 +42,8 @@ class Embedder(keras.layers.Layer):
         id_list  the rows of the list, pooled without padding (0); empty list: zeros; then
                  log(1 + length)
         text     as an id_list, of its n-grams
-        number   the number itself, or its bucket's row under `scale: buckets`
+        number   the number itself, clipped by `number_clip` if it is standardised, or its bucket's
+                 row under `scale: buckets`
         vector   the vector itself, or a learnt linear map of it (`project`)
 
     A number or vector under `missing: indicator` is followed by 1 where there is a value, else 0.
@@ -159,8 +160,16 @@ class Embedder(keras.layers.Layer):
         self.rescaled: dict[str, Any] = {}
         """By standardised number or vector, scale and shift (2, size): the model reads scale *
         value + shift.  A warm start sets them, where what follows cannot adapt to other statistics
-        (cross layers)."""
-        if config.cross is not None:
+        (cross layers, clipping)."""
+        self.clips: dict[str, float] = {}
+        """By standardised number, how far from 0 it may lie."""
+        if config.number_clip is not None:
+            self.clips = {
+                name: config.number_clip
+                for name, feature in self.features.items()
+                if isinstance(feature, NumberFeature) and feature.scale == "standardise"
+            }
+        if config.cross is not None or self.clips:
             for name, feature in self.features.items():
                 if (
                     isinstance(feature, NumberFeature | VectorFeature)
@@ -260,6 +269,8 @@ class Embedder(keras.layers.Layer):
                 if _has_indicator(feature):
                     shift = shift * self._column(encoded[name + PRESENT])
                 part = part * scale + shift
+            if name in self.clips:
+                part = keras.ops.clip(part, -self.clips[name], self.clips[name])
             part = self.projections[name](part) if name in self.projections else part
         if self._has_length(feature):
             return [part, self._column(encoded[name + LENGTH])]

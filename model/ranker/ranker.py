@@ -296,12 +296,18 @@ class Ranker(keras.Model):
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def validate_on(
-        self, encoded: Mapping[str, Tensor]
+        self, encoded: Mapping[str, Tensor], positions: bool | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Logits (B,) by task as `call` gives them, and outputs (B, K) of heads with several."""
+        """Logits (B,) by task, and outputs (B, K) of heads with several.
+
+        Args:
+            encoded: arrays by feature, B rows each.
+            positions: whether the position tower takes part; None: as it does in `call`.
+        """
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
-        found = self.forward(encoded, False, self.validates_positions)
+        positions = self.validates_positions if positions is None else positions
+        found = self.forward(encoded, False, positions)
         several = {task: o for task, o in found.outputs.items() if len(self.heads[task].start) > 1}
         return found.logits, several
 

@@ -57,9 +57,13 @@ def targets(task: Task, statistics: TaskStatistics, labels: np.ndarray) -> np.nd
     Returns:
         (N,) float32, NaN where masked.
     """
+    return scaled(task, statistics, transform(task, labels))
+
+
+def scaled(task: Task, statistics: TaskStatistics, transformed: np.ndarray) -> np.ndarray:
+    """Targets (N,) float32 of values on the label's transform; those of a chance are the chance."""
     if task.type == "binary":
-        return labels.astype(np.float32)
-    transformed = transform(task, labels)
+        return transformed.astype(np.float32)
     return ((transformed - statistics.mean) / statistics.std).astype(np.float32)
 
 

@@ -7,7 +7,7 @@ of an epoch, and their own state would have to be put into the snapshots.
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -23,7 +23,7 @@ from multigate.model import backend
 from multigate.model.backend.peers import lost_peer
 from multigate.model.checkpoints import checkpoint, history, weights
 from multigate.model.checkpoints.history import Epoch
-from multigate.model.data.examples import Examples
+from multigate.model.data.examples import Examples, Taught
 from multigate.model.data.feeds import Feed
 from multigate.model.optimizer.optimizers import averaged, make_optimizer
 from multigate.model.ranker.ranker import Ranker
@@ -32,7 +32,14 @@ from multigate.model.training.guards import Guard
 from multigate.model.training.progress import Display
 from multigate.model.training.state import TrainingState, restore, save
 from multigate.model.training.tensorboard import Logs
-from multigate.model.training.validation import FEWEST, Validated, make_forward, validate
+from multigate.model.training.validation import (
+    FEWEST,
+    Forward,
+    Validated,
+    make_forward,
+    teacher_qualities,
+    validate,
+)
 from multigate.model.training.workspace import Workspace
 
 _STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
@@ -74,6 +81,7 @@ class TrainingLoop:
         on_epoch: called with each epoch's entry of the history; an exception from it ends the
             training.
         moments: of Adam, from the checkpoint that the ranker's weights are of.
+        taught: what a teacher says of both splits; None without one.
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class TrainingLoop:
         warm: bool,
         on_epoch: OnEpoch | None = None,
         moments: Mapping[str, np.ndarray] | None = None,
+        taught: Taught | None = None,
     ) -> None:
         self.ranker, self.config, self.statistics = ranker, config, statistics
         self.feed, self.held_out, self.work, self.folder = feed, held_out, work, folder
@@ -103,7 +112,16 @@ class TrainingLoop:
             row_moments.assign(ranker, moments)
         ranker.validates_positions = True
         ranker.mixture.harden()
-        self.forward = make_forward(ranker)
+        self.forward = make_forward(ranker, positions=True)
+        self.as_served = self.forward
+        """Without the position tower, which trees do not have either."""
+        if config.contract.position is not None:
+            self.as_served = make_forward(ranker, positions=False)
+        self.taught = taught
+        self.of_teacher: dict[str, float] = {}
+        """Qualities of the teacher on validation, by task; none where they decide nothing."""
+        if taught is not None and config.train.teacher.while_ahead:
+            self.of_teacher = teacher_qualities(taught, held_out, config.contract, statistics)
         self.warm = warm
         self.warnings: list[str] = []
         """What the user must know of the finished training."""
@@ -169,6 +187,7 @@ class TrainingLoop:
         """Run an epoch, or what is left of it; add it to the history; keep the weights if best."""
         number, state = self.state.epoch, self.state
         self.display.begin_epoch(number)
+        taught = self._taught()
         train_metrics = self._steps()
         self.display.begin_validation()
         ranker = self.ranker
@@ -186,6 +205,9 @@ class TrainingLoop:
                 "rows_per_second": self.feed.rows / state.seconds,
                 **epoch_record.diagnose(ranker, self.config.contract, self.statistics, sample),
             }
+            if self.taught is not None:
+                epoch["taught"] = taught
+                epoch["outgrown"] = self._outgrown(taught, found)
             state.history.append(epoch)
             if history.kept(state.history) is epoch and self.work.writes:
                 path = self.work.best(number)
@@ -193,8 +215,40 @@ class TrainingLoop:
                 state.best = [path.name, snapshots.checksum(path)]
         return epoch
 
-    def _validate(self) -> Validated:
-        return validate(self.forward, self.held_out, self.config.contract, self.ranker.heads)
+    def _validate(self, forward: Forward | None = None) -> Validated:
+        forward = forward or self.forward
+        return validate(forward, self.held_out, self.config.contract, self.ranker.heads)
+
+    def _taught(self) -> list[str]:
+        """Tasks that the teacher teaches in the coming epoch; the feed's targets are told."""
+        if self.taught is None:
+            return []
+        known = ~np.isnan(self.taught.scores).all(axis=0)
+        outgrown = {task for epoch in self.state.history for task in epoch.get("outgrown", ())}
+        names = [
+            task
+            for task, knows in zip(self.config.contract.tasks, known, strict=True)
+            if knows and task not in outgrown
+        ]
+        self.feed.teach(dict.fromkeys(names, self.taught.share))
+        return names
+
+    def _outgrown(self, taught: Sequence[str], found: Validated) -> list[str]:
+        """Tasks of those taught in which the ranker is ahead of its teacher now.
+
+        Args:
+            taught: tasks.
+            found: what validation found, with the position tower if there is one.
+        """
+        names = [task for task in taught if task in self.of_teacher]
+        if names and self.as_served is not self.forward:
+            found = self._call_keras(self.held_out, lambda: self._validate(self.as_served))
+        values = {task: found.qualities[task].value for task in names}
+        return [
+            task
+            for task, value in values.items()
+            if value is not None and value > self.of_teacher[task]
+        ]
 
     def _monitor(self, found: Validated) -> str:
         """What decides which epoch is kept; the loss where no task's quality can be measured.

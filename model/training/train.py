@@ -128,7 +128,7 @@ def train(
             weight,
             recency=options.recency,
             requests=options.ranking is not None,
-            soft=taught,
+            taught=taught,
         )
         validation = Split(examples, "validation", encoder, weight)
         for split in ("train", "validation"):
@@ -179,6 +179,7 @@ def train(
             warm=start_from is not None,
             on_epoch=on_epoch,
             moments=moments,
+            taught=taught,
         )
         reading.close()
         epochs = loop.fit()

@@ -13,18 +13,23 @@ Keras's `evaluate` was considered: it gives no logits, so that AUC would need a 
 AUC metric is approximate.
 """
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from multigate.configs.contract import Contract
+from multigate.configs.sections.labels import Task
+from multigate.configs.statistics import Statistics
 from multigate.model import backend
+from multigate.model.data.examples import Taught
 from multigate.model.data.feeds import Feed
 from multigate.model.ranker.heads.head import Head
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.ranker.scores import scaled
 
 FEWEST = 10
 _LOWEST = -1.0  # explained variance in the mean
@@ -54,14 +59,15 @@ class Validated(NamedTuple):
     quality: float | None
 
 
-def make_forward(ranker: Ranker) -> Forward:
-    """The ranker outside training, compiled for many batches; with positions if it validates so."""
+def make_forward(ranker: Ranker, positions: bool) -> Forward:
+    """The ranker outside training, compiled for many batches; with its position tower or not."""
+    of_batch = functools.partial(ranker.validate_on, positions=positions)
     if backend.name() != "tensorflow":
-        return ranker.jitted(ranker.validate_on)
+        return ranker.jitted(of_batch)
     import tensorflow as tf
 
     # Not `ranker` itself: Keras would trace its call anew for every size of a batch.
-    compiled: Forward = tf.function(ranker.validate_on, reduce_retracing=True)
+    compiled: Forward = tf.function(of_batch, reduce_retracing=True)
     return compiled
 
 
@@ -78,29 +84,60 @@ def validate(
     """
     logits: dict[str, list[np.ndarray]] = {name: [] for name in contract.tasks}
     outputs: dict[str, list[np.ndarray]] = {name: [] for name in contract.tasks}
-    labels: list[np.ndarray] = []
-    weights: list[np.ndarray] = []
-    for encoded, aims, *weight in feed.epoch():
+    aims: list[list[np.ndarray]] = []
+    for encoded, *of_batch in feed.epoch():
         for found, parts in zip(forward(encoded), (logits, outputs), strict=True):
             for name, values in found.items():
                 parts[name].append(_numpy(values))
-        labels.append(_numpy(aims))
-        weights += [_numpy(one) for one in weight]
-    y = np.concatenate(labels).astype(np.float64)  # (N, T)
-    w = np.concatenate(weights).astype(np.float64) if weights else np.ones(len(y))
+        aims.append([_numpy(values) for values in of_batch])
+    y, w = _joined(aims)
     losses, qualities = {}, {}
     for t, (name, task) in enumerate(contract.tasks.items()):
         known = ~np.isnan(y[:, t])
         of_task = np.concatenate(logits[name])[known].astype(np.float64), y[known, t], w[known]
-        binary = task.type == "binary"
         losses[name] = _loss(*of_task, heads[name], outputs[name], known)
-        qualities[name] = (auc if binary else explained_variance)(*of_task)
+        qualities[name] = _quality(task, *of_task)
     measured = [
         max(quality.value, _LOWEST)
         for name, quality in qualities.items()
         if quality.value is not None and contract.tasks[name].weight > 0
     ]
     return Validated(losses, qualities, float(np.mean(measured)) if measured else None)
+
+
+def teacher_qualities(
+    taught: Taught, feed: Feed, contract: Contract, statistics: Statistics
+) -> dict[str, float]:
+    """The qualities of a teacher's scores on a split, by task that it teaches.
+
+    A task that cannot be measured has none.
+
+    Args:
+        taught: its scores of the split's rows are read.
+        feed: the split's rows.
+        contract: tasks.
+        statistics: of the training split.
+    """
+    y, w = _joined([[_numpy(values) for values in aims] for _, *aims in feed.epoch()])
+    found = {}
+    for t, (name, task) in enumerate(contract.tasks.items()):
+        scores = taught.held_out[:, t]
+        known = ~np.isnan(y[:, t]) & ~np.isnan(scores)
+        z = scaled(task, statistics.tasks[name], scores[known]).astype(np.float64)
+        value = _quality(task, z, y[known, t], w[known]).value
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _joined(batches: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Targets (N, T) of batches, and the rows' weights (N,), 1 where they have none."""
+    y, *w = (np.concatenate(parts).astype(np.float64) for parts in zip(*batches, strict=True))
+    return y, w[0] if w else np.ones(len(y))
+
+
+def _quality(task: Task, z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:
+    return (auc if task.type == "binary" else explained_variance)(z, y, w)
 
 
 def auc(z: np.ndarray, y: np.ndarray, w: np.ndarray) -> Quality:

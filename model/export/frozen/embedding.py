@@ -187,7 +187,7 @@ class FrozenEmbedder:
         return step
 
     def _numbers(self, layout: Layout) -> list[tuple[list[int], Callable[[Columns], Tensor]]]:
-        """Numbers, rescaled where a warm start asks for it."""
+        """Numbers, rescaled where a warm start asks for it, and clipped."""
         if not layout.numbers:
             return []
         scale, shift = np.ones(len(layout.numbers)), np.zeros(len(layout.numbers))
@@ -195,6 +195,8 @@ class FrozenEmbedder:
             if name in self._rescaled:
                 (scale[place],), (shift[place],) = self._rescaled[name]
         shifted = [name for place, name in enumerate(layout.numbers) if shift[place]]
+        clips = self._embedder.clips
+        most = np.array([clips.get(name, np.inf) for name in layout.numbers], np.float32)
 
         def step(encoded: Columns) -> Tensor:
             values = encoded.block(layout.numbers)
@@ -204,6 +206,8 @@ class FrozenEmbedder:
                 ones = tf.ones_like(values[:, 0])
                 known = [encoded.get(n + PRESENT, ones) for n in layout.numbers]
                 values += shift.astype(np.float32) * tf.stack(known, axis=1)
+            if np.isfinite(most).any():
+                values = tf.clip_by_value(values, -most, most)
             return values
 
         return [([self._start[name] for name in layout.numbers], step)]

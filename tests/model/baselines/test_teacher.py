@@ -1,5 +1,6 @@
 """Trees as a teacher: what they may know, which labels they touch, and that training takes them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from multigate.configs.sections.model import Teacher
 from multigate.jobs.tune import tune
 from multigate.model.baselines import lightgbm_baseline, teacher
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import SoftLabels, Split, read_split
+from multigate.model.data.examples import Examples, Split, Taught, read_split, targets
+from multigate.model.data.feeds import MemoryFeed, StreamFeed
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.scored import score
 from multigate.model.training import train
@@ -124,45 +126,130 @@ def test_a_share_of_each_label_whatever_the_order_of_reading(
     for number, size in enumerate((70, 1000, 31)):
         part = table.slice(number * third, third if number < 2 else None)
         pq.write_table(part, folder / f"train/part-{number}.parquet", row_group_size=size)
-    contract, encoder = tiny.config.contract, Encoder.read(folder)
-    tasks = list(contract.tasks.values())
+    encoder = Encoder.read(folder)
     rows = len(table)
     scores = np.full((rows, 3), np.nan, np.float32)
     scores[:, 0] = np.arange(rows) / rows
-    plain = read_split(folder, "train", encoder).labels
-    expected = plain.copy()
-    expected[:, 0] = 0.75 * plain[:, 0] + 0.25 * scores[:, 0]
-    split = Split(folder, "train", encoder, soft=SoftLabels(scores, 0.25, tasks))
+    held_out = np.empty((0, 3), np.float32)
+    split = Split(folder, "train", encoder, taught=Taught(scores, held_out, 0.25))
     starts = np.cumsum([0] + [group.rows for group in split.groups])
     order = np.random.default_rng(0).permutation(len(split.groups))
     assert len(order) >= 20
     found = np.concatenate(
-        [part.labels for part in split.read([split.groups[index] for index in order])]
+        [part.taught for part in split.read([split.groups[index] for index in order])]
     )
     which = np.concatenate([np.arange(starts[index], starts[index + 1]) for index in order])
-    np.testing.assert_allclose(found, expected[which], rtol=1e-6)
-    assert list(contract.tasks) == ["click", "dwell", "like"]
+    np.testing.assert_array_equal(found, scores[which])
 
 
-def test_masked_labels_stay_masked(tiny: Any) -> None:
-    tasks = list(tiny.config.contract.tasks.values())[::2]  # click and like
-    labels = np.array([[1, np.nan], [0, 1]], np.float32)
-    scores = np.array([[0.2, np.nan], [0.6, np.nan], [0.4, np.nan]], np.float32)
-    found = SoftLabels(scores, 0.5, tasks).blend(labels, np.array([1, 2]))
-    np.testing.assert_allclose(found, [[0.8, np.nan], [0.2, 1]])
-    masked = np.full((1, 2), np.nan, np.float32)
-    assert np.isnan(SoftLabels(scores, 0.5, tasks).blend(masked, np.array([0]))).all()
+def taught_rows(scores: list[list[float]], labels: list[list[float]]) -> Examples:
+    return Examples({}, np.array(labels, np.float32), taught=np.array(scores, np.float32))
+
+
+def test_masked_labels_stay_masked_and_others_are_blended(tiny: Any) -> None:
+    contract, statistics = tiny.config.contract, Encoder.read(tiny.examples).statistics
+    nan = np.nan
+    rows = taught_rows(
+        [[0.2, nan, nan], [0.6, nan, 0.9], [0.4, nan, nan]],
+        [[1, nan, nan], [0, nan, 1], [nan, nan, 1]],
+    )
+    whole = targets(rows, contract, statistics, {"click": 0.5, "like": 0.5})
+    np.testing.assert_allclose(whole, [[0.6, nan, nan], [0.3, nan, 0.95], [nan, nan, 1]])
+    click = targets(rows, contract, statistics, {"click": 0.5})
+    np.testing.assert_allclose(click, [[0.6, nan, nan], [0.3, nan, 1], [nan, nan, 1]])
+    np.testing.assert_array_equal(targets(rows, contract, statistics), rows.labels)
 
 
 def test_a_duration_is_blended_on_its_logarithm(tiny: Any) -> None:
-    """By hand: half of log(1 + 3) and half of log(1 + 15) is log(8): 7 seconds."""
-    dwell = tiny.config.contract.tasks["dwell"]
-    assert dwell.transform == "log1p"
-    scores = np.log1p(np.array([[15], [15], [np.nan]], np.float32))
-    labels = np.array([[3], [np.nan], [3]], np.float32)
-    found = SoftLabels(scores, 0.5, [dwell]).blend(labels, np.arange(3))
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, [[7], [np.nan], [3]], rtol=1e-6)
+    """By hand: half of log(1 + 3) and half of log(1 + 15) is log(8), the logarithm of 1 + 7."""
+    contract, statistics = tiny.config.contract, Encoder.read(tiny.examples).statistics
+    assert contract.tasks["dwell"].transform == "log1p"
+    nan, score = np.nan, float(np.log(16))
+    rows = taught_rows([[nan, score, nan]] * 2 + [[nan] * 3], [[0, v, 0] for v in (3, nan, 3)])
+    found = targets(rows, contract, statistics, dict.fromkeys(contract.tasks, 0.5))[:, 1]
+    seconds = np.expm1(found * statistics.tasks["dwell"].std + statistics.tasks["dwell"].mean)
+    np.testing.assert_allclose(seconds, [7, nan, 3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_feed_takes_other_shares_from_epoch_to_epoch(tiny: Any, memory: bool) -> None:
+    contract, encoder = tiny.config.contract, Encoder.read(tiny.examples)
+    rows = len(read_rows(tiny.examples, "train"))
+    scores = np.full((rows, 3), 0.25, np.float32)
+    taught = Taught(scores, np.empty((0, 3), np.float32), 0.5)
+    split = Split(tiny.examples, "train", encoder, taught=taught)
+    if memory:
+        (part,) = split.read(split.groups)
+        feed: Any = MemoryFeed(part, contract, encoder.statistics, 64)
+    else:
+        feed = StreamFeed(split, contract, encoder.statistics, 64)
+
+    def clicks() -> np.ndarray:
+        return np.concatenate([np.asarray(aims)[:, 0] for _, aims in feed.epoch()])
+
+    plain = clicks()
+    assert set(plain) == {0, 1}
+    feed.teach({"click": 0.5})
+    np.testing.assert_allclose(clicks(), 0.5 * plain + 0.125)
+    feed.teach({"like": 0.5})
+    np.testing.assert_array_equal(clicks(), plain)
+
+
+def stand_in(tiny: Any, monkeypatch: pytest.MonkeyPatch, skill: float) -> None:
+    """A teacher of clicks that tells the labels, with so much noise, in place of the trees."""
+
+    def scores(examples: Path, contract: Any, options: Teacher, kept: Any) -> Taught:
+        found = []
+        for split in ("train", "validation"):
+            labels = read_rows(examples, split).labels(contract)
+            known = np.full(labels.shape, np.nan, np.float32)
+            noise = np.random.default_rng(1).random(len(labels))
+            known[:, 0] = skill * labels[:, 0] + (1 - skill) * noise
+            found.append(known)
+        return Taught(*found, options.share)
+
+    monkeypatch.setattr(teacher, "scores", scores)
+
+
+@pytest.mark.parametrize(
+    ("skill", "while_ahead", "taught"),
+    [(1.0, True, 3), (0.0, True, 1), (0.0, False, 3)],
+    ids=["knows all", "knows nothing", "knows nothing, never stops"],
+)
+def test_it_teaches_a_task_while_it_is_ahead(
+    tiny: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    skill: float,
+    while_ahead: bool,
+    taught: int,
+) -> None:
+    stand_in(tiny, monkeypatch, skill)
+    options = {"epochs": 3, "patience": 3, "batch_size": 32, "learning_rate": 0.03}
+    config = tiny.make_config(train=options | {"teacher": {"while_ahead": while_ahead}})
+    train.train(config, tiny.examples, tmp_path / "c", progress=False)
+    epochs = json.loads((tmp_path / "c" / "history.json").read_text())["epochs"]
+    assert [epoch["taught"] for epoch in epochs] == [["click"]] * taught + [[]] * (3 - taught)
+    assert [epoch["outgrown"] for epoch in epochs] == [["click"] * (taught == 1), [], []]
+
+
+def test_a_place_in_the_list_does_not_outgrow_it(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clicks that follow from the place alone: in training the ranker knows it, trees never do."""
+    folder = relabelled(
+        tiny.examples,
+        tmp_path / "examples",
+        "label/click",
+        lambda table: [float((place or 0) >= 3) for place in table["position"].to_pylist()],
+    )
+    stand_in(tiny, monkeypatch, skill=0.3)  # an AUC of 0.84
+    options = {"epochs": 4, "patience": 4, "batch_size": 32, "learning_rate": 0.03}
+    config = tiny.make_config(train=options | {"teacher": {}})
+    train.train(config, folder, tmp_path / "c", progress=False)
+    epochs = json.loads((tmp_path / "c" / "history.json").read_text())["epochs"]
+    assert max(epoch["tasks"]["click"]["val_quality"] for epoch in epochs) > 0.9
+    assert [epoch["taught"] for epoch in epochs] == [["click"]] * 4
 
 
 def test_scores_are_kept_for_the_same_rows_and_options_alone(

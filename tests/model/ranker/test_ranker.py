@@ -95,6 +95,18 @@ def test_the_parts_stand_in_the_contracts_order(tiny: Any) -> None:
     )
 
 
+def test_a_number_far_out_counts_as_one_at_the_limit(tiny: Any) -> None:
+    """`length` is standardised; `age` is in buckets, which need no limit."""
+    encoded = some_rows(tiny, 5).features
+    encoded["length"] = np.array([-7, -2, 0.5, 2, 40], np.float32)
+    plain, clipped = make(tiny), make(tiny, model={"embedding_dim": 4, "number_clip": 2.0})
+    np.testing.assert_array_equal(numpy(plain.embed(encoded, ["length"]))[:, 0], encoded["length"])
+    found = numpy(clipped.embed(encoded, ["length"]))[:, 0]
+    np.testing.assert_array_equal(found, [-2, -2, 0.5, 2, 2])
+    ages = numpy(clipped.embed(encoded, ["age"]))
+    np.testing.assert_array_equal(ages[:, :-1], table(clipped, "age")[encoded["age"]])
+
+
 def test_a_width_belongs_to_the_owner_of_the_table(tiny: Any) -> None:
     wide = make(tiny, model={"embedding_dim": 4, "embedding_dims": {"item_id": 8}})
     assert wide.embedder.widths["recent"] == 8 + 1  # and the list's length

@@ -142,10 +142,13 @@ def test_poolings_with_weights_are_carried_over(
 
 
 @pytest.mark.slow
-def test_cross_layers_read_numbers_as_before(tiny: Any, grown: Path, tmp_path: Path) -> None:
-    """A product of a number cannot be made up for by other kernels, so that its unit stays."""
+@pytest.mark.parametrize("option", [{"cross": {"layers": 2, "rank": 4}}, {"number_clip": 0.8}])
+def test_what_is_not_linear_reads_numbers_as_before(
+    tiny: Any, grown: Path, tmp_path: Path, option: dict[str, Any]
+) -> None:
+    """A product or a limit cannot be made up for by other kernels, so that the unit stays."""
     config = tiny.make_config(
-        model=MODEL | {"cross": {"layers": 2, "rank": 4}},
+        model=MODEL | option,
         train=tiny.config.train.model_dump() | {"epochs": 1},
     )
     train.train(config, tiny.examples, tmp_path / "c", progress=False)
