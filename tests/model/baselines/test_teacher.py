@@ -17,7 +17,7 @@ from multigate.configs.sections.model import Teacher
 from multigate.jobs.tune import tune
 from multigate.model.baselines import lightgbm_baseline, teacher
 from multigate.model.data.encoding import Encoder
-from multigate.model.data.examples import Examples, Split, Taught, read_split, targets
+from multigate.model.data.examples import Examples, Split, Taught, targets
 from multigate.model.data.feeds import MemoryFeed, StreamFeed
 from multigate.model.data.rows import read_rows
 from multigate.model.evaluation.scored import score
