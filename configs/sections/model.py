@@ -188,7 +188,8 @@ class Teacher(Frozen):
     """Parts of the users; the rows of each are scored by trees of all the others."""
     while_ahead: bool = True
     """Whether it stops teaching a task after an epoch in which the ranker's AUC or explained
-    variance on validation is higher than the trees': from then on the labels alone count."""
+    variance on validation is higher than the trees', by more than its standard error: from then on
+    the labels alone count."""
 
     def teaches(self, task: Task) -> bool:
         """Whether it is wanted, and trees predict what the task's score is: a chance or a mean."""

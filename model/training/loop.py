@@ -236,6 +236,9 @@ class TrainingLoop:
     def _outgrown(self, taught: Sequence[str], found: Validated) -> list[str]:
         """Tasks of those taught in which the ranker is ahead of its teacher now.
 
+        Ahead by more than the standard error of its own quality: where both are level the teacher
+        still helps, and which of them is ahead is chance.
+
         Args:
             taught: tasks.
             found: what validation found, with the position tower if there is one.
@@ -243,12 +246,12 @@ class TrainingLoop:
         names = [task for task in taught if task in self.of_teacher]
         if names and self.as_served is not self.forward:
             found = self._call_keras(self.held_out, lambda: self._validate(self.as_served))
-        values = {task: found.qualities[task].value for task in names}
-        return [
-            task
-            for task, value in values.items()
-            if value is not None and value > self.of_teacher[task]
-        ]
+        ahead = []
+        for task in names:
+            value, error = found.qualities[task]
+            if value is not None and error is not None and value - error > self.of_teacher[task]:
+                ahead.append(task)
+        return ahead
 
     def _monitor(self, found: Validated) -> str:
         """What decides which epoch is kept; the loss where no task's quality can be measured.
