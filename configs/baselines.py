@@ -10,13 +10,18 @@ SHARED_BOTTOM, SINGLE_TASK = "shared_bottom", "single_task"
 LIGHTGBM = "lightgbm"
 
 
+def is_installed(name: str) -> bool:
+    """Whether the library of a baseline such as `LIGHTGBM` is installed."""
+    return find_spec(name) is not None
+
+
 def require_library(name: str | None) -> None:
     """Check that the library of a baseline such as `LIGHTGBM` is installed; None needs none.
 
     Raises:
         ConfigError: it is not.
     """
-    if name is not None and find_spec(name) is None:
+    if name is not None and not is_installed(name):
         raise ConfigError(
             f"baseline {name}: expected the package {name}, but it is not installed; run "
             "`pip install multigate[baseline]`"

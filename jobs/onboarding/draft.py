@@ -6,6 +6,7 @@ ydata-profiling was considered: it describes columns, and drafts neither roles n
 from typing import Any
 
 from multigate.configs import progress
+from multigate.configs.baselines import LIGHTGBM, is_installed
 from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
@@ -26,6 +27,10 @@ _SIZES = (
     (1_000_000, 32, 8, 128, 2048),
     (2**63, 32, 8, 128, 4096),
 )
+_TAUGHT_ROWS = 1_000_000
+"""A teacher holds the training split in memory as one table."""
+_EPOCHS, _RATE = 8, 0.002
+_TRAINING = 0.8  # share of the rows
 
 
 @progress.stepwise("init", 4)
@@ -114,6 +119,15 @@ def _spell(
         )
 
 
+def _weight_decay(rows: int, batch: int) -> float:
+    """By which a weight that no label moves falls to a third over all steps of training.
+
+    A cosine's mean is half of its first learning rate.
+    """
+    steps = _EPOCHS * max(rows * _TRAINING / batch, 1)
+    return float(f"{1 / (steps * _RATE / 2):.2g}")
+
+
 def _texts(values: Any) -> set[str]:
     """All texts in a configuration, keys among them."""
     if isinstance(values, dict):
@@ -132,21 +146,31 @@ def _model(rows: int, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
+    teacher = {}
+    if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
+        teacher["teacher"] = {"share": 0.5}
+        made.notes["train.teacher"] = (
+            "half of each label of training is the score of boosted trees, which helps where "
+            "labels are few; training takes about twice as long, serving no longer"
+        )
     return {
         "model": {
             "embedding_dim": dim,
+            "number_clip": 3.0,
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.
             "gate": {"name": "topk", "num_selected": 2},
         },
         "train": {
-            "epochs": 8,
+            "epochs": _EPOCHS,
             "batch_size": batch,
-            "learning_rate": 0.002,
+            "learning_rate": _RATE,
             "decay": "cosine",
+            "weight_decay": _weight_decay(rows, batch),
             "ema": 0.99,
             "patience": 3,
+            **teacher,
         },
         "tune": {
             "space": {

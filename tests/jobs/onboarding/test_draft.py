@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -220,6 +221,29 @@ def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
     assert values["model"]["embedding_dim"] == dim
     assert values["model"]["experts"] == {"count": experts, "units": [units], "dropout": 0.3}
     assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
+
+
+@pytest.mark.parametrize("rows", [3_000, 42_000, 400_000, 30_000_000])
+def test_weights_that_no_label_moves_fall_to_a_third(rows):
+    """By the steps of the optimiser: AdamW takes decay times learning rate of a weight."""
+    train = _model(rows, Draft({}))["train"]
+    steps = train["epochs"] * -(-rows * 8 // (10 * train["batch_size"]))
+    rates = train["learning_rate"] * (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
+    assert np.prod(1 - train["weight_decay"] * rates) == pytest.approx(0.36, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("rows", "installed", "drafted"),
+    [(999_999, True, True), (1_000_000, True, False), (999_999, False, False)],
+)
+def test_trees_teach_where_they_are_installed_and_the_log_fits(
+    rows, installed, drafted, monkeypatch
+):
+    monkeypatch.setattr("multigate.jobs.onboarding.draft.is_installed", lambda name: installed)
+    made = Draft({})
+    teacher = _model(rows, made)["train"].get("teacher")
+    assert teacher == ({"share": 0.5} if drafted else None)
+    assert ("train.teacher" in made.notes) == drafted
 
 
 def shown_by_a_policy(uniform: bool, seed: int = 0) -> pl.DataFrame:
