@@ -237,8 +237,7 @@ def test_an_interrupted_training_ends_as_another(
     )
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        # Equal bit by bit only in `test_resume`, whose model has fewer kinds.
-        np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 ON_JAX = """
