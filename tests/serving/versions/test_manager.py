@@ -450,6 +450,19 @@ def test_memory_goes_back_once_swaps_are_over(monkeypatch):
     assert given_back == [1035.0]
 
 
+def test_memory_goes_back_now_and_then_where_swaps_do_not_end(monkeypatch):
+    """What a version leaves lies in pieces; kept for ever, they made the process grow."""
+    now, given_back = [0.0], []
+    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    freed = memory.FreedMemory()
+    for _ in range(60):
+        now[0] += memory.FreedMemory.SETTLED / 2
+        freed.change()
+        freed.give_back_when_settled()
+    assert given_back == [65.0, 130.0, 195.0, 260.0]
+
+
 def test_versions_that_are_loaded_and_closed_give_their_memory_back(
     tmp_path, publish, monkeypatch, until
 ):
