@@ -1,7 +1,8 @@
 """Operations that Keras does not offer in the same way on both backends; data-parallel training.
 
 Public face: `name`, `argmax`, `check_finite`, `unchecked`, `is_traced`, `data_parallel.connect`,
-`workers.Workers`, `devices.Devices`, `devices.shard_rows`, `peers.PeerError`, `peers.lost_peer`.
+`names.fresh_names`, `workers.Workers`, `devices.Devices`, `devices.shard_rows`, `peers.PeerError`,
+`peers.lost_peer`.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 The same seed gives the same weights, bit for bit on a CPU: initial weights, noise and dropout
 derive their seeds from it, and the order of the rows is a function of seed and epoch.  Snapshots
 hold all that the next step depends on, so a training that was killed and resumed ends with the same
-weights too.
+weights too, whatever else the process has made (`model.backend.names`).
 """
 
 import tempfile
@@ -19,6 +19,7 @@ from multigate.configs.files import WEIGHT
 from multigate.configs.progress import bar
 from multigate.model.backend import memory
 from multigate.model.backend.data_parallel import connect
+from multigate.model.backend.names import fresh_names
 from multigate.model.backend.workers import Workers
 from multigate.model.baselines import teacher
 from multigate.model.checkpoints import checkpoint, history
@@ -97,6 +98,7 @@ def train(
     writes = group is None or group.rank == 0
     with (
         group or nullcontext(),
+        fresh_names(),
         Workspace(out, resume, writes) as work,
         _folder(work) as folder,
         ExitStack() as reading,

@@ -14,6 +14,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -37,6 +38,7 @@ _ROWS = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800, 1600)
 _EXPERTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 _MODEL = ("model",)
 _RUN = ("model", "signature")
+_VERSION = ("model", "version")
 _SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5))
 _AGREEMENT = (*tuple(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99)
 _SHARES = (0.25, 0.5, 0.75, 0.9)  # of scores; probabilities crowd below 1
@@ -48,7 +50,7 @@ class _Metric(Collector):
     def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
         self._name = name
         self._text = text
-        self._labels = tuple(labels)
+        self.labels = tuple(labels)
         self._lock = threading.Lock()
 
 
@@ -63,6 +65,11 @@ class _NumberByLabels(_Metric):
         """Add `by` for these label values."""
         with self._lock:
             self._numbers[values] = self._numbers.get(values, 0) + by
+
+    def forget(self, *first: str) -> None:
+        """Remove the samples whose first labels have these values."""
+        with self._lock:
+            _forget(self._numbers, first)
 
     def collect(self) -> Iterable[Metric]:
         """The samples, ordered by label values."""
@@ -87,7 +94,7 @@ class Counter(_NumberByLabels):
                 self._numbers[value, key] = self._numbers.get((value, key), 0) + by
 
     def _family(self) -> CounterMetricFamily:
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._text, labels=self.labels)
         if not self._name.endswith("_total"):
             family.name = _NameWithoutTotal(self._name)
         return family
@@ -110,14 +117,8 @@ class Gauge(_NumberByLabels):
         with self._lock:
             self._numbers[values] = number
 
-    def forget(self, first: str) -> None:
-        """Remove the samples that have this value as their first label."""
-        with self._lock:
-            for values in [one for one in self._numbers if one[0] == first]:
-                del self._numbers[values]
-
     def _family(self) -> GaugeMetricFamily:
-        return GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        return GaugeMetricFamily(self._name, self._text, labels=self.labels)
 
 
 class LiveGauge(_Metric):
@@ -160,6 +161,12 @@ class Histogram(_Metric):
             counts[:] = map(operator.add, counts, found)
             self._sums[values] = self._sums.get(values, 0.0) + float(numbers.sum())
 
+    def forget(self, *first: str) -> None:
+        """Remove the samples whose first labels have these values."""
+        with self._lock:
+            _forget(self._counts, first)
+            _forget(self._sums, first)
+
     def collect(self) -> Iterable[Metric]:
         """The samples, ordered by label values; buckets are cumulative here."""
         with self._lock:
@@ -168,11 +175,17 @@ class Histogram(_Metric):
                 for values, counts in sorted(self._counts.items())
             ]
         names = [*map(str, self._bounds), "+Inf"]
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._text, labels=self.labels)
         for values, counts, total in found:
             cumulative = itertools.accumulate(counts)
             family.add_metric(values, list(zip(names, cumulative, strict=True)), total)
         return [family]
+
+
+def _forget(samples: dict[tuple[str, ...], Any], first: tuple[str, ...]) -> None:
+    """Remove the samples whose label values begin with these."""
+    for values in [one for one in samples if one[: len(first)] == first]:
+        del samples[values]
 
 
 class ServerMetrics:
@@ -448,6 +461,16 @@ class ServerMetrics:
         for metric in vars(self).values():
             if isinstance(metric, Gauge):
                 metric.forget(name)
+
+    def forget_version(self, model: str, version: int) -> None:
+        """Remove all samples of a version that is long gone, counters too.
+
+        Each version would leave some for ever.  To Prometheus they become stale; `rate` and
+        `increase` over the time before keep their values.
+        """
+        for metric in vars(self).values():
+            if isinstance(metric, Counter | Gauge | Histogram) and metric.labels[:2] == _VERSION:
+                metric.forget(model, str(version))
 
     def text(self) -> str:
         """All metrics in Prometheus' text format."""

@@ -35,6 +35,8 @@ _QUEUED_CALLS = 64
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
 """What a window needs before it is compared.  The candidates of a call share its user: with few
 calls, chance alone passes the thresholds."""
+_WINDOWS = 16
+"""Most windows; the oldest are those of versions that are gone."""
 _REPEAT_AFTER = 600.0
 """Seconds before a warning that says nothing new."""
 
@@ -115,6 +117,8 @@ class DriftMonitor:
             except Exception:
                 LOG.exception("model %s: drift: a sampled call cannot be processed", ranker.model)
                 self._metrics.watched.add(ranker.model, "failed")
+            # Else it would keep a version that is gone, and its mapped files, until another call.
+            del ranker, inputs, outputs
 
     def _process(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:
         model, rows = ranker.model, len(outputs[SCORE])
@@ -156,8 +160,8 @@ class DriftMonitor:
     def _window(self, ranker: RankerVersion) -> _Window:
         key = ranker.model, ranker.number
         if key not in self._windows:
-            if len(self._windows) > 100:  # most are of versions that are gone
-                self._windows.clear()
+            if len(self._windows) >= _WINDOWS:
+                del self._windows[next(iter(self._windows))]
             self._windows[key] = _Window(time.monotonic())
         return self._windows[key]
 

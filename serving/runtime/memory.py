@@ -34,24 +34,33 @@ class FreedMemory:
     """What loads and closes of versions leave behind, given back once they are over.
 
     TensorFlow frees a version in pieces, which glibc keeps: the process would stay as large as
-    with two versions.  Giving them back holds up threads that take memory meanwhile, and the next
-    load would take them again: so it waits until swaps are over.
+    with two versions.  Giving them back holds up threads that take memory meanwhile, in Deskdrop's
+    server for 15 to 30 ms, and the next load would take them again: so it waits until swaps are
+    over.  Where they do not end it waits for a while only: the next version need not fit into the
+    pieces, so that what glibc keeps would grow from swap to swap.
     """
 
     SETTLED = 10.0
     """Seconds without a change after which memory goes back."""
+    LONGEST = 60.0
+    """Seconds after the first change at which it does, settled or not."""
 
     def __init__(self) -> None:
-        self._changed: float | None = None
-        """Monotonic seconds of the last change since memory went back."""
+        self._changed: tuple[float, float] | None = None
+        """Monotonic seconds of the first and the last change since memory went back."""
 
     def change(self) -> None:
         """Say that a version was loaded or closed."""
-        self._changed = time.monotonic()
+        now = time.monotonic()
+        self._changed = (now if self._changed is None else self._changed[0], now)
 
     def give_back_when_settled(self) -> None:
-        """Give memory back if there is some and the last change is long past."""
-        if self._changed is not None and time.monotonic() - self._changed >= self.SETTLED:
+        """Give memory back if there is some, and it is time to."""
+        if self._changed is None:
+            return
+        first, last = self._changed
+        now = time.monotonic()
+        if now - last >= self.SETTLED or now - first >= self.LONGEST:
             self._changed = None
             return_freed()
 

@@ -36,6 +36,9 @@ from multigate.serving.versions.saved_model import LoadError, SavedModel
 from multigate.serving.versions.warmup import warm_up
 
 State = Literal["LOADING", "AVAILABLE", "UNLOADING", "END"]
+KEPT_GONE = 16
+"""Versions that have ended whose states and metrics stay: a rollback may bring one back, and some
+minutes may pass until Prometheus has read the last calls of the others."""
 
 
 @dataclass
@@ -247,7 +250,7 @@ class VersionManager(Generic[V]):
             return sorted(self._loaded)
 
     def records(self) -> dict[int, VersionRecord]:
-        """State of every version that was ever loaded or tried, by number."""
+        """State of the versions that were loaded or tried, by number; see `KEPT_GONE`."""
         with self._lock:
             return dict(sorted(self._records.items()))
 
@@ -279,6 +282,25 @@ class VersionManager(Generic[V]):
         self.report()
         for old in replaced:
             self._retire(old)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Drop state and metrics of all but the last versions that have ended.
+
+        One whose files could not be loaded is tried again while they are there: its state counts
+        the tries.
+        """
+        with self._lock:
+            ended = [(n, one) for n, one in self._records.items() if one.state == "END"]
+        gone = [n for n, one in ended if not one.error or not self._has_files(n)]
+        for version in gone[:-KEPT_GONE]:
+            with self._lock:
+                del self._records[version]
+            self._metrics.forget_version(self.name, version)
+
+    def _has_files(self, version: int) -> bool:
+        trial = Trial(version).folder(self._base)
+        return (self._base / str(version)).exists() or trial.exists()
 
     def _read_trial(self) -> Trial | None:
         """The trial that the base path asks for, if its version is there; damage ends no trial."""
@@ -337,8 +359,9 @@ class VersionManager(Generic[V]):
         lower_priority()
         while not self._stop.wait(self._options.file_system_poll_wait_seconds):
             try:
-                self.poll()
+                # Before a load: the version that the last one replaced is closed by now.
                 self._freed.give_back_when_settled()
+                self.poll()
             except Exception as error:
                 error.add_note(f"in a look at {self._base} for versions of model {self.name}")
                 raise
@@ -481,6 +504,7 @@ class VersionManager(Generic[V]):
 
     def _record(self, version: int, record: VersionRecord) -> None:
         with self._lock:
+            self._records.pop(version, None)  # the last to change stands last
             self._records[version] = record
 
 

@@ -67,6 +67,31 @@ def test_redis_is_used_again_each_time_that_it_answers(module, redis):
     ]
 
 
+@pytest.mark.parametrize(
+    ("served", "answers", "late"),
+    [
+        ((7, 7), {0: 7, 1: 7}, False),
+        ((7,), {0: 7, 1: 7}, True),  # a worker that starts
+        ((7, 6), {0: 7, 1: 7}, True),
+        ((7, 7), {0: 7, 1: 6}, True),  # an old version still answers
+    ],
+)
+def test_all_workers_come_to_the_last_version(module, monkeypatch, served, answers, late):
+    soak = module("soak")
+    monkeypatch.setattr(
+        soak,
+        "metrics",
+        lambda port: "\n".join(
+            f'multigate_model_version{{model="benchmark",worker="{worker}"}} {version}.0'
+            for worker, version in enumerate(served)
+        ),
+    )
+    found = soak.behind(0, SimpleNamespace(versions=answers), 7, seconds=0)
+    assert bool(found) is late
+    if late:
+        assert found[0].endswith("7 is there for 0 s")
+
+
 def samples_of(flat, minutes, mebibytes):
     """A sample a second, with noise and a swap every 5 s; `mebibytes` is a function of minutes."""
     draw = random.Random(3)

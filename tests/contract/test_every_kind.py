@@ -5,9 +5,6 @@ here training is interrupted, runs on JAX, and runs by night and starts from the
 """
 
 import json
-import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import yaml
+from tests import on_jax
 
 from multigate.configs.config import Config
 from multigate.configs.sections.base import parse
@@ -237,52 +235,17 @@ def test_an_interrupted_training_ends_as_another(
     )
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        # Equal bit by bit only in `test_resume`, whose model has fewer kinds.
-        np.testing.assert_allclose(found[name], values, rtol=1e-3, atol=1e-6, err_msg=name)
-
-
-ON_JAX = """
-import json, sys
-from pathlib import Path
-import numpy as np
-from multigate.configs.config import Config
-from multigate.configs.sections.base import parse
-from multigate.model import backend
-from multigate.model.checkpoints import checkpoint
-from multigate.model.data.examples import read_split
-from multigate.model.ranker.scores import scores
-from multigate.model.training import train
-
-config, examples, out, found = sys.argv[1:]
-assert backend.name() == "jax"
-config = parse(Config, json.loads(Path(config).read_text()), config)
-train.train(config, Path(examples), Path(out), progress=False)
-ranker, encoder, _, _ = checkpoint.load(Path(out))
-rows = read_split(Path(examples), "test", encoder)
-values = scores(config.contract, encoder.statistics, ranker.infer(rows.features).logits)
-np.savez(found, **{name: np.asarray(value) for name, value in values.items()})
-"""
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 def test_what_jax_trained_is_exported(everything: Everything, tmp_path: Path) -> None:
     """The export compares its graph with the checkpoint itself, and refuses what differs."""
-    (tmp_path / "config.json").write_text(everything.config.model_dump_json())
-    done = subprocess.run(
-        [sys.executable, "-c", ON_JAX, "config.json", str(everything.examples), "c", "scores.npz"],
-        env=os.environ | {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    expected, _ = on_jax.train(everything.config, everything.examples, tmp_path / "c")
     ranker, encoder, _, _ = checkpoint.load(tmp_path / "c")
     rows = examples.read_split(everything.examples, "test", encoder)
     found = evaluate.Predictions(ranker, everything.config.contract, encoder.statistics, rows)
-    with np.load(tmp_path / "scores.npz") as expected:
-        for task in everything.config.contract.tasks:
-            np.testing.assert_allclose(found.scores[task], expected[task], rtol=1e-4, atol=1e-5)
+    for task in everything.config.contract.tasks:
+        np.testing.assert_allclose(found.scores[task], expected[task], rtol=1e-4, atol=1e-5)
     assert export(tmp_path / "c", everything.examples, tmp_path / "models").name == "1"
 
 

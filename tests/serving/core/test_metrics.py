@@ -120,6 +120,25 @@ def test_a_gauge_forgets_by_its_first_label():
     assert found == {"a": None, "b": 2}
 
 
+def test_a_version_that_is_gone_leaves_no_sample():
+    metrics = ServerMetrics()
+    for model, version in (("a", "1"), ("a", "12"), ("b", "1")):
+        metrics.answered("Rank", "OK", 0.1, model=model, version=version, signature="rank")
+        metrics.trial.set(5, model, version, "canary")
+        metrics.canary_calls.add(model, version, "answered")
+        metrics.shadow_calls.add(model, version, "scored")
+        metrics.shadow_pairs.observe(0.9, model, version)
+        metrics.shadow_overlap.observe(0.9, model, version)
+    families = list(text_string_to_metric_families(metrics.text()))
+    of_versions = {one.name for one in families for of in one.samples if "version" in of.labels}
+    assert len(of_versions) == 6  # a metric of versions that is added must be added above
+    metrics.forget_version("a", 1)
+    for family in text_string_to_metric_families(metrics.text()):
+        if family.name in of_versions:
+            found = {(of.labels["model"], of.labels["version"]) for of in family.samples}
+            assert found == {("a", "12"), ("b", "1")}, family.name
+
+
 def test_label_values_are_escaped():
     counter = Counter("c_total", "c", ["model"])
     odd = 'a"b\\c\nd'

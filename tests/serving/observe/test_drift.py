@@ -2,14 +2,18 @@
 
 import json
 import logging
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from multigate.serving.client.rank_client import RankClient
+from multigate.serving.core.layout import SCORE
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.observe.drift import _LEAST_CALLS
+from multigate.serving.observe.drift import _LEAST_CALLS, _WINDOWS, DriftMonitor
 from multigate.serving.versions.reference import Histogram, Reference, stability_index
 
 ITEMS = [f"i{n}" for n in range(1, 41)]  # the small model knows i0 to i49
@@ -217,3 +221,31 @@ def test_the_outermost_bins_take_what_lies_beyond(tmp_path):
     assert isinstance(histogram, Histogram)
     counts = histogram.count(np.array([-5.0, 0.01, 0.5, 0.97, 9.0], np.float32))
     assert (counts[0], counts[10], counts[19], counts.sum()) == (2, 1, 2, 5)
+
+
+class Gone:
+    """A version without features and tasks."""
+
+    model, reference = "m", None
+    contract = SimpleNamespace(of_side=lambda *sides: [], tasks={})
+
+    def __init__(self, number):
+        self.number = number
+
+    def signature(self, name):
+        return None
+
+
+def test_versions_that_are_gone_are_not_kept(tmp_path, until):
+    """The thread held the last one, and its mapped files, until another call came."""
+    monitor = DriftMonitor(
+        ServerOptions(model_name="m", model_base_path=tmp_path, watch_rate=1.0), ServerMetrics()
+    )
+    for number in range(2 * _WINDOWS):
+        version = Gone(number)
+        monitor.add(version, {}, {SCORE: np.zeros(1)})
+        gone = weakref.ref(version)
+        del version
+        until(lambda gone=gone: gone() is None, "the end of the version")
+    monitor.close()
+    assert list(monitor._windows) == [("m", number) for number in range(_WINDOWS, 2 * _WINDOWS)]

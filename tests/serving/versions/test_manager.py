@@ -408,6 +408,30 @@ def test_a_version_that_is_loaded_again_stays_available_when_its_old_calls_end(t
     assert manager.records()[1].state == "END"
 
 
+def test_what_is_kept_of_versions_that_are_gone_does_not_grow(tmp_path, publish, monkeypatch):
+    """Neither states nor samples of metrics: a server may see a new version every minute."""
+    monkeypatch.setattr(manager_module, "KEPT_GONE", 2)
+    options = ServerOptions(model_name="small", model_base_path=tmp_path)
+    metrics = ServerMetrics()
+    config = ModelConfig("small", tmp_path)
+    manager = VersionManager(config, RankerVersion, options, metrics)
+    publish(tmp_path, 1, no_golden)
+    for version in range(2, 7):
+        publish(tmp_path, version)
+        manager.poll()
+        metrics.answered("Rank", "OK", 0.1, model="small", version=str(version))
+    versions = set(re.findall(r'multigate_requests_total{.*version="(\d+)"', metrics.text()))
+    assert versions == {"4", "5", "6"}
+    assert manager.records().keys() == {4, 5, 6}
+    publish(tmp_path, 7, no_golden)
+    manager.poll()
+    assert manager.records().keys() == {4, 5, 6, 7}  # it is there, and will be tried again
+    shutil.rmtree(tmp_path / "7")
+    manager.poll()
+    assert manager.records().keys() == {5, 6, 7}
+    manager.close()
+
+
 def test_memory_goes_back_once_swaps_are_over(monkeypatch):
     """Not after each of many swaps: it would hold up calls."""
     now, given_back = [1000.0], []
@@ -424,6 +448,19 @@ def test_memory_goes_back_once_swaps_are_over(monkeypatch):
         now[0] += memory.FreedMemory.SETTLED
         freed.give_back_when_settled()
     assert given_back == [1035.0]
+
+
+def test_memory_goes_back_now_and_then_where_swaps_do_not_end(monkeypatch):
+    """What a version leaves lies in pieces; kept for ever, they made the process grow."""
+    now, given_back = [0.0], []
+    monkeypatch.setattr(memory, "return_freed", lambda: given_back.append(now[0]))
+    monkeypatch.setattr(memory, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    freed = memory.FreedMemory()
+    for _ in range(60):
+        now[0] += memory.FreedMemory.SETTLED / 2
+        freed.change()
+        freed.give_back_when_settled()
+    assert given_back == [65.0, 130.0, 195.0, 260.0]
 
 
 def test_versions_that_are_loaded_and_closed_give_their_memory_back(
