@@ -165,9 +165,14 @@ def as_births(column: Column) -> Times | None:
     return None
 
 
+def any_times(column: Column) -> Times | None:
+    """Read a column as times of a log, or else as older ones; None where it holds others."""
+    return as_times(column) or as_births(column)
+
+
 def holds_times(column: Column) -> bool:
     """Whether a column holds times of a log, or older ones."""
-    return (as_times(column) or as_births(column)) is not None
+    return any_times(column) is not None
 
 
 def _share_within(values: pl.Series) -> float:
