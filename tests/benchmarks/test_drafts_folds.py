@@ -18,7 +18,7 @@ def test_the_table_stands_between_the_marks_of_the_page(tmp_path):
     ]
     (tmp_path / "folds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- folds -->\nold\n<!-- end folds -->\nafter\n")
+    page.write_text("before\n<!-- folds -->\nearlier\n<!-- end folds -->\nafter\n")
 
     command = [sys.executable, str(SCRIPT), "--data", str(tmp_path), "--work", str(tmp_path)]
     subprocess.run([*command, "--seeds", "1", "--page", str(page)], check=True, timeout=300)
@@ -26,6 +26,6 @@ def test_the_table_stands_between_the_marks_of_the_page(tmp_path):
     text = page.read_text()
     assert text.startswith("before\n<!-- folds -->\n| run | AUC over 5 clicks |")
     assert text.endswith("<!-- end folds -->\nafter\n")
-    assert "old" not in text
+    assert "earlier" not in text
     [preset, draft, _] = [line.split("|")[2].strip() for line in text.splitlines()[4:7]]
     assert (preset, draft) == ("0.750", "1.000")
