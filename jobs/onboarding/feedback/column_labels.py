@@ -16,6 +16,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DECIDED,
     FEWEST,
+    NEARLY_ALL,
     SATISFIED,
     Labels,
     is_small,
@@ -28,6 +29,8 @@ from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import flag as flag_of
 
 _SUMS = 0.8
+_OFTEN_SEEN, _MOSTLY_SEEN = 0.8, 0.5  # of the rows
+_KINDS = 50  # values
 _OFTEN = 300  # positives by which users that differ would show
 
 
@@ -40,7 +43,7 @@ def feedback_columns(roles: Roles) -> Labels:
     spelled = _spell_outcome(roles)
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
     free = [column for column in free if not column.serial and not _decided(roles, column)]
-    flags = [c for c in free if c.flag and FEWEST <= c.ones <= 0.97 * c.rows]
+    flags = [c for c in free if c.flag and FEWEST <= c.ones <= NEARLY_ALL * c.rows]
     # 0.0 and 1.0 may be a measure of few values, such as an affinity.
     flags = [c for c in flags if c.whole or (c.ones >= _OFTEN and _varies(roles, c))]
     flags.sort(key=lambda c: -c.ones)
@@ -73,6 +76,13 @@ def feedback_columns(roles: Roles) -> Labels:
         found.reasons[name] = (
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
             "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
+        )
+    if main is not None and _tells_seen(roles, main, flags[1:]):
+        name = next(iter(found.events))
+        found.tasks[name]["score_weight"] = 0
+        found.reasons[name] += (
+            "; no other flag is 1 without it, and it tells no choice, but what was seen: the "
+            "combined score leaves it out"
         )
     for task, of in found.events.items():
         found.reasons[task] += f"; {spelled[of]}" if of in spelled else ""
@@ -203,13 +213,40 @@ def _is_given(roles: Roles, flag: Column, flags: list[Column]) -> bool:
     return not _varies(roles, flag)
 
 
-def _varies(roles: Roles, flag: Column) -> bool:
-    """Whether users, or items, differ in how often a flag is 1 by more than chance."""
-    ones = roles.frame.select(
-        roles.user, roles.item, one=look(flag.name, roles.frame[flag.name]).number
-    )
-    for by in (roles.user, roles.item):
-        rows = ones.drop_nulls([by, "one"])
+def _tells_seen(roles: Roles, main: Column, others: list[Column]) -> bool:
+    """Whether a flag tells that a row was seen: all other feedback needs it, and choice is not it.
+
+    It is 1 in most rows; and in nearly all, or neither users nor items nor users by kinds of items
+    differ in it.
+    """
+    share = main.ones / max(main.rows, 1)
+    nested = max(0.95, 1 - 0.1 * (1 - share))  # where nearly all rows have it, more than by chance
+    if not others or share < _MOSTLY_SEEN or any(_share_of(o, main) < nested for o in others):
+        return False
+    if share > _OFTEN_SEEN:
+        return True
+    kinds = [
+        name
+        for name, column in roles.columns.items()
+        if name not in roles.named
+        and 2 <= column.distinct <= _KINDS
+        and not column.is_list
+        and decides(roles.frame, roles.item, name) > DECIDED
+    ]
+    return main.ones >= _OFTEN and not _varies(roles, main, *([roles.user, k] for k in kinds))
+
+
+def _varies(roles: Roles, flag: Column, *more: list[str]) -> bool:
+    """Whether users, or items, differ in how often a flag is 1 by more than chance.
+
+    Args:
+        roles: the log.
+        flag: the flag.
+        more: columns that together name further groups.
+    """
+    ones = roles.frame.with_columns(one=look(flag.name, roles.frame[flag.name]).number)
+    for by in ([roles.user], [roles.item], *more):
+        rows = ones.drop_nulls([*by, "one"])
         rate = float(rows["one"].mean() or 0.0)
         spread = rate * (1 - rate)
         if not spread:

@@ -14,6 +14,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     is_small,
     snake,
 )
+from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
 from multigate.jobs.onboarding.tables.columns import look
 from multigate.jobs.onboarding.tables.roles import Roles
 
@@ -26,8 +27,8 @@ _CERTAIN = 0.97  # of the impressions
 def feedback_events(roles: Roles) -> Labels:
     """Tasks of an event log: a task for each event type and for its numbers, and dwell.
 
-    The impression itself is a task where the log holds only what users opened; where it holds whole
-    lists, what was shown and not taken is the negative.
+    The impression itself is a task where the log holds only what users opened; where it holds what
+    was shown to them, what was shown and not taken is the negative.
     """
     found = Labels()
     frame, shown = roles.frame, str(roles.impression)
@@ -56,7 +57,7 @@ def feedback_events(roles: Roles) -> Labels:
             )
     _add_value(found, roles)
     _drop_certain(found, roles)
-    if found.events and _shows_lists(roles):
+    if found.events and shows(roles):
         return found
     first = {
         snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
@@ -72,6 +73,12 @@ def feedback_events(roles: Roles) -> Labels:
         f"every {shown!r} is a positive; its negatives are sampled, because the log does not say "
         "what was shown and not taken"
     )
+    if found.events and is_drawn(roles):
+        first[name]["score_weight"] = 0
+        found.reasons[name] += (
+            f"; items and users have {shown!r} as by chance, so that it tells no choice and the "
+            "combined score leaves it out"
+        )
     found.tasks = first | found.tasks
     if roles.session is not None:
         gap = _dwell(frame, roles)
@@ -98,13 +105,6 @@ def _drop_certain(found: Labels, roles: Roles) -> None:
         if len(found.events) > 1 and len(after) > _CERTAIN * len(shown):
             del found.tasks[name], found.events[name], found.reasons[name]
             found.certain[kind] = f"{len(after) / max(len(shown), 1):.0%}"
-
-
-def _shows_lists(roles: Roles) -> bool:
-    """Whether most impressions stand beside others of one user and instant: who opens has one."""
-    shown = roles.frame.filter(pl.col(str(roles.event)) == roles.impression)
-    together = pl.col(roles.item).n_unique().over(roles.user, "__time") > 1
-    return float(shown.select(together.mean()).item() or 0.0) > 0.5
 
 
 def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:

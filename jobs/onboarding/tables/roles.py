@@ -251,29 +251,29 @@ def _event(
             continue
         for shown in frame[name].value_counts(sort=True)[name].head(3):
             pairs = [(a, b) for at, a in enumerate(keys) for b in keys[at + 1 :]]
-            share = max(_follows(frame, name, shown, pair) for pair in pairs)
-            if share > max(best[0], 0.5) and _beats_chance(frame, name, shown, pairs, share):
-                best = (share, name, shown)
+            for pair in pairs:
+                share = _follows(frame, name, shown, pair)
+                if share > max(best[0], 0.5) and _beats_chance(frame, name, shown, pair, share):
+                    best = (share, name, shown)
     return best[1], best[2], best[0]
 
 
 def _follows(frame: pl.DataFrame, event: str, shown: str, keys: tuple[str, str]) -> float:
     """Which share of the rows of other types have an earlier impression of the same keys."""
     rows = frame.select(*keys, "__time", is_shown=pl.col(event) == shown)
-    rows = rows.with_columns(
-        first=pl.when("is_shown").then(pl.col("__time")).min().over(*keys)
-    ).filter(~pl.col("is_shown"))
+    first = pl.when("is_shown").then(pl.col("__time")).min().over(*keys)
+    rows = rows.with_columns(first=first).filter(~pl.col("is_shown"))
     if not len(rows):
         return 0.0
     return float(rows.select((pl.col("first") <= pl.col("__time")).fill_null(False).mean()).item())
 
 
 def _beats_chance(
-    frame: pl.DataFrame, event: str, shown: str, pairs: list[tuple[str, str]], share: float
+    frame: pl.DataFrame, event: str, shown: str, pair: tuple[str, str], share: float
 ) -> bool:
     """Whether fewer rows follow an impression where the types are shuffled."""
     shuffled = frame.with_columns(pl.col(event).shuffle(seed=0))
-    chance = max(_follows(shuffled, event, shown, pair) for pair in pairs)
+    chance = _follows(shuffled, event, shown, pair)
     return chance < 0.9 and share - chance >= 0.3 * (1 - chance)
 
 

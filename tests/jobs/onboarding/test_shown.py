@@ -1,0 +1,127 @@
+"""What `multigate init` makes of columns and events that tell what was shown or seen."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from multigate.configs.storage import place
+from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.drafted import Draft
+
+START = 1_767_225_600  # 2026-01-01
+USERS, ITEMS = 250, 150
+
+
+def people(draw: random.Random) -> tuple[list[str], list[str]]:
+    """Kinds of the items, and tastes of the users."""
+    return [draw.choice("ABCD") for _ in range(ITEMS)], [draw.choice("ABCD") for _ in range(USERS)]
+
+
+def tiles(least: int, most: int, chosen: bool = False, day: int = 1) -> pl.DataFrame:
+    """Events of a radio app: one tile after another is seen, some stations are played."""
+    draw, rows, at = random.Random(3), [], START
+    kinds, tastes = people(draw)
+    for _ in range(1500):
+        at += draw.randrange(100, 600)
+        user, now = draw.randrange(USERS), at
+        for item in draw.sample(range(ITEMS), 8):
+            likes = kinds[item] == tastes[user]
+            if chosen and not likes and draw.random() < 0.6:
+                continue
+            now += draw.randint(least, most)
+            kinds_of = [("tile", 0)]
+            if draw.random() < (0.5 if likes else 0.08):
+                kinds_of.append(("played", draw.randint(1, 4)))
+                if draw.random() < 0.3:
+                    kinds_of.append(("heart", draw.randint(20, 90)))
+            for kind, wait in kinds_of:
+                now += wait
+                rows.append((now // day * day, kind, f"u{user}", f"s{item}", kinds[item]))
+    names = ["at", "what", "who", "station", "genre"]
+    return pl.DataFrame(rows, schema=names, orient="row").sort("at", maintain_order=True)
+
+
+def lists(seen: float, by_taste: bool = False) -> pl.DataFrame:
+    """Impressions of which some were seen, and some of these played; hearts come of playing."""
+    draw, rows, at = random.Random(3), [], START
+    kinds, tastes = people(draw)
+    for request in range(1500):
+        at += draw.randrange(100, 600)
+        user = draw.randrange(USERS)
+        for item in draw.sample(range(ITEMS), 8):
+            likes = kinds[item] == tastes[user]
+            saw = draw.random() < (seen + 0.3 * (likes - 0.25) if by_taste else seen)
+            played = saw and draw.random() < (0.5 if likes else 0.08)
+            flags = (int(saw), int(played), int(played and draw.random() < 0.3))
+            rows.append((at, f"r{request}", f"u{user}", f"s{item}", kinds[item], *flags))
+    names = ["at", "list", "who", "station", "genre", "seen", "played", "heart"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+def drafted(frame: pl.DataFrame, folder: Path, hide: bool) -> tuple[Draft, dict[str, str]]:
+    """The draft of a log, under names that say nothing where `hide`; its columns' names."""
+    names = {name: f"x{at}" if hide else name for at, name in enumerate(frame.columns)}
+    frame.rename(names).write_csv(folder / "log.csv")
+    return draft(place(str(folder)), "my"), names
+
+
+def weights(made: Draft) -> dict[str, Any]:
+    """Of each task that is no number's: what its label reads -> its weight in the score."""
+    found = {}
+    for task in made.values["contract"]["tasks"].values():
+        label = task["label"]
+        if "score_weight" in task:
+            [of] = label.get("events", [label.get("column", label["rule"])])
+            found[of] = task["score_weight"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (tiles(1, 5), {"played": 1, "heart": 1}),  # so quickly nobody opens things
+        (tiles(20, 200), {"impression": 0, "played": 1, "heart": 1}),  # drawn at random
+        (tiles(20, 200, chosen=True), {"impression": 1, "played": 1, "heart": 1}),
+        # Times of whole days do not tell that a day's tiles were one list.
+        (tiles(20, 200, chosen=True, day=86_400), {"impression": 1, "played": 1, "heart": 1}),
+    ],
+    ids=["quick", "drawn", "chosen", "days"],
+)
+@pytest.mark.parametrize("hide", [False, True])
+def test_seeing_is_scored_only_where_it_tells_a_choice(log, expected, hide, tmp_path):
+    made, _ = drafted(log, tmp_path, hide)
+
+    assert weights(made) == expected
+    assert ("negatives" in made.values["pipeline"]) == ("impression" in expected)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize(
+    ("log", "weight"),
+    [(lists(0.9), 0), (lists(0.6), 0), (lists(0.6, by_taste=True), 1)],
+    ids=["nearly all", "by chance", "by taste"],
+)
+def test_a_flag_of_what_was_seen_is_no_term_of_the_score(log, weight, hide, tmp_path):
+    made, names = drafted(log, tmp_path, hide)
+
+    assert weights(made) == {names["seen"]: weight, names["played"]: 1, names["heart"]: 1}
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_flag_of_nearly_all_rows_without_which_nothing_happens_is_no_feature(hide, tmp_path):
+    made, names = drafted(lists(0.98), tmp_path, hide)
+
+    assert weights(made) == {names["played"]: 1, names["heart"]: 1}
+    assert "is never 1" in made.left_out[names["seen"]]
+    read = {one.get("column", name) for name, one in made.values["contract"]["features"].items()}
+    assert names["seen"] not in read
+
+
+def test_clicks_of_which_orders_come_are_a_choice_though_often(tmp_path):
+    # Kinds and tastes alone decide: neither users nor items differ in how often they play.
+    made, _ = drafted(lists(1.0).drop("seen"), tmp_path, hide=False)
+
+    assert weights(made) == {"played": 1, "heart": 1}
