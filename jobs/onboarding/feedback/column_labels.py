@@ -22,11 +22,10 @@ from multigate.jobs.onboarding.feedback.labels import (
     is_small,
     snake,
 )
+from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
 from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
-from multigate.jobs.onboarding.feedback.weights import tells_outcome
-from multigate.jobs.onboarding.tables.columns import Column, decides, look
+from multigate.jobs.onboarding.tables.columns import Column, decides, look, tells_outcome
 from multigate.jobs.onboarding.tables.roles import Roles
-from multigate.pipeline.read.derive import flag as flag_of
 
 _SUMS = 0.8
 _OFTEN_SEEN, _MOSTLY_SEEN = 0.8, 0.5  # of the rows
@@ -37,12 +36,12 @@ _OFTEN = 300  # positives by which users that differ would show
 def feedback_columns(roles: Roles) -> Labels:
     """Tasks of an impression log: its flags, ratings and durations that vary within a user.
 
-    Where there is none, a column of two words that differ within a list is made a flag.
+    Where there is no flag, words that differ within a list are made flags.
     """
     found = Labels()
-    spelled = _spell_outcome(roles)
-    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
-    free = [column for column in free if not column.serial and not _decided(roles, column)]
+    free = _free(roles)
+    spelled = {} if any(column.flag for column in free) else spell_outcomes(roles, free, found)
+    free = [column for column in _free(roles) if column.name not in found.columns]
     flags = [c for c in free if c.flag and FEWEST <= c.ones <= NEARLY_ALL * c.rows]
     # 0.0 and 1.0 may be a measure of few values, such as an affinity.
     flags = [c for c in flags if c.whole or (c.ones >= _OFTEN and _varies(roles, c))]
@@ -150,33 +149,10 @@ def feedback_columns(roles: Roles) -> Labels:
     return found
 
 
-def _spell_outcome(roles: Roles) -> dict[str, str]:
-    """Make flags of columns of two words, where no column is one; returns why, by column."""
+def _free(roles: Roles) -> list[Column]:
+    """The columns without a role that neither users nor items nor requests decide."""
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
-    if any(c.flag and not _decided(roles, c) for c in free):
-        return {}
-    found = {}
-    for column in free:
-        if column.number is not None or column.is_list or column.distinct != 2:
-            continue
-        if _decided(roles, column) or not _differs_in_lists(roles, column.name):
-            continue
-        words = roles.frame[column.name].drop_nulls().value_counts(sort=True)[column.name]
-        rule = {"flag": column.name, "ones": [words[1]]}
-        made = flag_of(roles.frame[column.name], [words[1]])
-        roles.frame = roles.frame.with_columns(made.cast(pl.String).alias(column.name))
-        roles.columns[column.name] = look(column.name, roles.frame[column.name])
-        roles.derive = roles.derive | {column.name: rule}
-        found[column.name] = f"{words[1]!r}, the rarer one of its two values, is taken for 1"
-    return found
-
-
-def _differs_in_lists(roles: Roles, name: str) -> bool:
-    """Whether rows of one request, or of one user and instant, differ in a column."""
-    by = [roles.user, "__time"] if roles.request is None else [roles.request]
-    lists = roles.frame.group_by(by).agg(n=pl.len(), d=pl.col(name).n_unique())
-    several = lists.filter(pl.col("n") > 1)
-    return len(several) >= FEWEST and float((several["d"] > 1).mean() or 0.0) > 0.1
+    return [column for column in free if not column.serial and not _decided(roles, column)]
 
 
 def _sums(roles: Roles, column: Column, flag: Column) -> bool:

@@ -125,3 +125,54 @@ def test_clicks_of_which_orders_come_are_a_choice_though_often(tmp_path):
     made, _ = drafted(lists(1.0).drop("seen"), tmp_path, hide=False)
 
     assert weights(made) == {"played": 1, "heart": 1}
+
+
+WORDS = {(0, 0): "ignored", (1, 0): "opened", (1, 1): "loved"}
+
+
+def told_in_words(frame: pl.DataFrame) -> pl.DataFrame:
+    """A log whose flags are one column of words."""
+    pairs = zip(frame["played"], frame["heart"], strict=True)
+    words = pl.Series("outcome", [WORDS[pair] for pair in pairs])
+    return frame.with_columns(words).drop("seen", "played", "heart")
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_words_for_what_came_of_a_row_are_labels(hide, tmp_path):
+    made, names = drafted(told_in_words(lists(1.0)), tmp_path, hide)
+
+    word = names["outcome"]
+    derive = made.values["pipeline"]["log"]["derive"]
+    assert derive[f"{word}_any"] == {"flag": word, "ones": ["opened", "loved"]}
+    assert derive[f"{word}_loved"] == {"flag": word, "ones": ["loved"]}
+    assert weights(made) == {f"{word}_any": 1, f"{word}_loved": 1}
+    assert "are labels" in made.left_out[word]
+    read = {one.get("column", name) for name, one in made.values["contract"]["features"].items()}
+    assert word not in read
+
+
+def strangers() -> pl.DataFrame:
+    """Impressions without user ids: what is known of them, a click, and a word that tells it."""
+    draw, rows, at = random.Random(5), [], START
+    kinds = [draw.choice("ABC") for _ in range(80)]
+    for _ in range(5000):
+        at += draw.randrange(10, 200)
+        who = [draw.choice(("f", "m", "x")), draw.choice(("young", "middle", "old"))]
+        who.append(draw.choice(("north", "south", "east")))
+        item = draw.randrange(80)
+        click = draw.random() < (0.4 if (kinds[item] == "A") == (who[0] == "f") else 0.1)
+        word = draw.choice(("opened", "kept")) if click else "ignored"
+        rows.append((at, *who, f"j{item}", kinds[item], int(click), word))
+    names = ["at", "sex", "age", "region", "job", "field", "clicked", "outcome"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_users_without_ids_are_not_told_apart_by_the_outcome(hide, tmp_path):
+    made, names = drafted(strangers(), tmp_path, hide)
+
+    log = made.values["pipeline"]["log"]
+    joined = log["derive"][log["columns"]["user"]]["join"]
+    assert set(joined) == {names[one] for one in ("sex", "age", "region")}
+    assert weights(made) == {names["clicked"]: 1}
+    assert "can be known only afterwards" in made.left_out[names["outcome"]]
