@@ -36,11 +36,11 @@ _OFTEN = 300  # positives by which users that differ would show
 def feedback_columns(roles: Roles) -> Labels:
     """Tasks of an impression log: its flags, ratings and durations that vary within a user.
 
-    Where there is no flag, words that differ within a list are made flags.
+    Words that differ within a list may be made flags.
     """
     found = Labels()
     free = _free(roles)
-    spelled = {} if any(column.flag for column in free) else spell_outcomes(roles, free, found)
+    spelled = spell_outcomes(roles, free, found)
     free = [column for column in _free(roles) if column.name not in found.columns]
     flags = [c for c in free if c.flag and FEWEST <= c.ones <= NEARLY_ALL * c.rows]
     # 0.0 and 1.0 may be a measure of few values, such as an affinity.
@@ -50,25 +50,27 @@ def feedback_columns(roles: Roles) -> Labels:
     found.position = _position(roles, free)
     small = [c for c in free if is_small(c) and c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
-    main = flags[0] if flags else None
-    for at, flag in enumerate(flags):
+    seen = flags[0] if flags and _tells_seen(roles, flags[0], flags[1:]) else None
+    main = next((flag for flag in flags if flag is not seen), None)
+    for flag in flags:
+        later = flag is not seen and flag is not main
         name = snake(flag.name, found.tasks)
         share = flag.ones / max(flag.raw.len(), 1)
-        nested = main is not None and at > 0 and _share_of(flag, main) > 0.95
+        nested = main is not None and later and _share_of(flag, main) > 0.95
         # What mostly comes with a click is compared among clicks: else the click would speak.
-        mostly = main is not None and at > 0 and _share_of(flag, main) > 0.5
+        mostly = main is not None and later and _share_of(flag, main) > 0.5
         within = main if mostly else None
         averse = re.search(AVERSE, flag.name.lower()) is not None or (
             any(_lowers(flag, rating, within) for rating in ratings)
             and not _is_welcome(flag, flags, within)
         )
         named = re.search(SATISFIED, flag.name.lower()) is not None
-        satisfied = named or averse or (at > 0 and nested)
+        satisfied = named or averse or nested
         found.tasks[name] = {
             "group": "satisfaction" if satisfied else "engagement",
             "type": "binary",
             "label": {"rule": "column", "column": flag.name},
-            "score_weight": -1 if averse else 1,
+            "score_weight": 0 if flag is seen else -1 if averse else 1,
         }
         found.events[name] = flag.name
         found.columns.add(flag.name)
@@ -76,13 +78,11 @@ def feedback_columns(roles: Roles) -> Labels:
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
             "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
         )
-    if main is not None and _tells_seen(roles, main, flags[1:]):
-        name = next(iter(found.events))
-        found.tasks[name]["score_weight"] = 0
-        found.reasons[name] += (
-            "; no other flag is 1 without it, and it tells no choice, but what was seen: the "
-            "combined score leaves it out"
-        )
+        if flag is seen:
+            found.reasons[name] += (
+                "; no other flag is 1 without it, and it tells no choice, but what was seen: the "
+                "combined score leaves it out"
+            )
     for task, of in found.events.items():
         found.reasons[task] += f"; {spelled[of]}" if of in spelled else ""
     for rating in ratings:

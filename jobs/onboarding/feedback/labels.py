@@ -8,7 +8,7 @@ from multigate.jobs.onboarding.tables.columns import Column
 
 SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
 AVERSE = (
-    r"dis|hide|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
+    r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
     r"signale|gemeldet|denunci|ocult|masqu"
 )
 FEWEST = 30  # positives that a task needs

@@ -10,6 +10,7 @@ import pytest
 from multigate.configs.storage import place
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
+from multigate.pipeline import job
 
 START = 1_767_225_600  # 2026-01-01
 USERS, ITEMS = 250, 150
@@ -176,3 +177,52 @@ def test_users_without_ids_are_not_told_apart_by_the_outcome(hide, tmp_path):
     assert set(joined) == {names[one] for one in ("sex", "age", "region")}
     assert weights(made) == {names["clicked"]: 1}
     assert "can be known only afterwards" in made.left_out[names["outcome"]]
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_words_are_labels_beside_a_flag_of_what_was_seen(hide, tmp_path):
+    log = lists(0.8).join(
+        told_in_words(lists(0.8)).select("at", "station", "outcome"), on=["at", "station"]
+    )
+    made, names = drafted(log.drop("played", "heart"), tmp_path, hide)
+
+    word = names["outcome"]
+    assert weights(made) == {names["seen"]: 0, f"{word}_any": 1, f"{word}_loved": 1}
+    assert word in made.left_out
+    recent = made.values["contract"]["features"]["recent_items"]
+    assert recent["history"]["events"] == [f"{word}_any"]
+    assert made.values["contract"]["tasks"][f"{word}_any".lower()]["group"] == "engagement"
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_word_that_no_outcome_comes_with_is_a_feature(hide, tmp_path):
+    draw = random.Random(9)
+    reasons = draw.choices(["similar", "new", "popular"], [6, 2, 2], k=12_000)
+    log = lists(0.9).with_columns(pl.Series("reason", reasons))
+    made, names = drafted(log, tmp_path, hide)
+
+    read = {one.get("column", name) for name, one in made.values["contract"]["features"].items()}
+    assert names["reason"] in read
+    assert set(weights(made)) == {names[one] for one in ("seen", "played", "heart")}
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_numbers_of_two_event_types_in_two_columns_are_one_column_of_values(hide, tmp_path):
+    draw, log = random.Random(9), tiles(1, 5)
+    seconds = [draw.randint(5, 900) if what == "played" else None for what in log["what"]]
+    stars = [draw.randint(1, 5) if what == "heart" else None for what in log["what"]]
+    log = log.with_columns(pl.Series("seconds", seconds), pl.Series("stars", stars))
+    made, names = drafted(log, tmp_path, hide)
+
+    source = made.values["pipeline"]["log"]
+    value = source["columns"]["value"]
+    numbers = [names["seconds"], names["stars"]]
+    assert source["derive"][value] == {"join": numbers, "separator": ""}
+    tasks = made.values["contract"]["tasks"]
+    assert [tasks[one]["label"]["events"] for one in numbers] == [["played"], ["heart"]]
+    assert [tasks[one]["label"]["aggregate"] for one in numbers] == ["sum", "max"]
+    job.run(made.config(), tmp_path, tmp_path / "examples")
+    examples = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    found = examples[f"label/{numbers[1]}"].drop_nulls()
+    assert set(found.unique()) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+    assert found.max() == 5.0
