@@ -210,11 +210,15 @@ def _delays(roles: Roles) -> pl.DataFrame:
 
 
 def _dwell(frame: pl.DataFrame, roles: Roles) -> float:
-    gaps = frame.select(
-        gap=(pl.col("__time").shift(-1) - pl.col("__time")).over(str(roles.session)),
-        other=pl.col(roles.item).shift(-1).over(str(roles.session)) != pl.col(roles.item),
-    ).filter("other")
-    value = gaps["gap"].dt.total_seconds().quantile(0.8)
+    """The 0.8 quantile of the seconds from an impression to the next event on another item."""
+    by, item, time = str(roles.session), pl.col(roles.item), pl.col("__time")
+    leaves = item.shift(-1).over(by) != item
+    then = pl.when(leaves).then(time.shift(-1).over(by))
+    rows = frame.with_columns(then=then).with_columns(
+        gap=(pl.col("then").backward_fill().over(by) - time).dt.total_seconds()
+    )
+    gaps = rows.filter(pl.col(str(roles.event)) == roles.impression)["gap"]
+    value = gaps.quantile(0.8)
     return float(value or 600)
 
 

@@ -226,3 +226,21 @@ def test_numbers_of_two_event_types_in_two_columns_are_one_column_of_values(hide
     found = examples[f"label/{numbers[1]}"].drop_nulls()
     assert set(found.unique()) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
     assert found.max() == 5.0
+
+
+def test_dwell_lasts_from_the_start_and_not_from_the_last_event(tmp_path):
+    draw, rows, now = random.Random(4), [], START
+    for visit in range(700):
+        now += draw.randrange(3600, 9000)
+        user = draw.randrange(120)
+        for item in draw.sample(range(100), 3):
+            for what, lasts in (("start", draw.randint(600, 1500)), ("stop", draw.randint(5, 40))):
+                rows.append((now, what, f"u{user}", f"e{item}", f"v{visit}"))
+                now += lasts
+                if what == "stop" and draw.random() < 0.2:
+                    rows.append((now, "subscribe", f"u{user}", f"e{item}", f"v{visit}"))
+                    now += 5
+    names = ["at", "what", "who", "episode", "visit"]
+    made, _ = drafted(pl.DataFrame(rows, schema=names, orient="row"), tmp_path, hide=False)
+
+    assert made.values["contract"]["tasks"]["dwell"]["label"]["cap"] == "30m"
