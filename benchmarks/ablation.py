@@ -57,7 +57,7 @@ def main() -> None:
     lines = draw(rows.read())
     print("\n".join(lines))
     if options.page is not None:
-        replace_table(options.page, f"ablation {name}", lines)
+        replace_table(f"ablation {name}", lines, options.page)
     print(json.dumps({"rows": len(rows.read())}))
 
 

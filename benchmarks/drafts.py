@@ -131,7 +131,7 @@ def main() -> None:
     for name, lines in (("drafts", draw(rows.read())), ("estimates", estimates(rows.read()))):
         print("\n".join(lines))
         if options.page is not None:
-            replace_table(options.page, name, lines)
+            replace_table(name, lines, options.page)
     print(json.dumps({"rows": len(rows.read())}))
 
 

@@ -52,7 +52,7 @@ def main() -> None:
     lines = draw(rows.read())
     print("\n".join(lines))
     if options.page is not None:
-        replace_table(options.page, "folds", lines)
+        replace_table("folds", lines, options.page)
     print(json.dumps({"rows": len(rows.read())}))
 
 

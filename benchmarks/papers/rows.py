@@ -74,15 +74,15 @@ def cell(values: list[float], digits: int) -> str:
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
-def replace_table(name: str, lines: list[str]) -> None:
-    """Put a table in the place that `PAGE` marks for it.
+def replace_table(name: str, lines: list[str], page: Path = PAGE) -> None:
+    """Put a table in the place that a page marks for it.
 
     The page has `<!-- NAME -->` before and `<!-- end NAME -->` after the table.
     """
-    text = PAGE.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     before, rest = text.split(f"<!-- {name} -->\n")
     _, after = rest.split(f"<!-- end {name} -->\n")
     table = "\n".join(lines) + "\n"
-    PAGE.write_text(
+    page.write_text(
         f"{before}<!-- {name} -->\n{table}<!-- end {name} -->\n{after}", encoding="utf-8"
     )

@@ -30,9 +30,10 @@ class Derived(Frozen):
     join: tuple[str, ...] | None = Field(None, min_length=2, examples=[["device", "region"]])
     """Join the texts of these columns by `separator`. A missing one is an empty text; where all are
     missing, so is the value."""
-    separator: str = Field("|", min_length=1)
+    separator: str = "|"
     """Stands between the texts of `join`, where no text should hold it, and between the values of
-    the lists of `first`, `member` and `ones_of`."""
+    the lists of `first`, `member` and `ones_of`. For `join` it may be empty, which gives the one
+    column that has a value, where no row has two."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
@@ -80,6 +81,11 @@ class Derived(Frozen):
             raise contradiction(
                 f"derive: expected exactly one of {', '.join(_RULES)}; received "
                 f"{' and '.join(given) or 'none'}"
+            )
+        if not self.separator and self.join is None:
+            raise contradiction(
+                f"derive: separator: expected at least one character for {given[0]}, received "
+                "none; only join takes an empty one"
             )
         if (self.extract is None) != (self.pattern is None):
             raise contradiction(

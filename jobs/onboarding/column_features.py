@@ -10,8 +10,7 @@ from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.tables.columns import (
     Column,
     Times,
-    as_births,
-    as_times,
+    any_times,
     decides,
     is_prose,
     look,
@@ -72,7 +71,7 @@ def column_features(
             made.left_out[name] = policy
             continue
         side, why, is_decided = _side(frame, roles, name)
-        times = as_times(column) or as_births(column)
+        times = any_times(column)
         if times is not None:
             # What differs from row to row of an item may be when something was done with it.
             late = _late(times.values, frame["__time"]) if is_decided else 1.0
@@ -107,7 +106,7 @@ def column_features(
                     )
                     continue
                 why = f"of the table {table.files[0]}, by its column {key!r}"
-                times = as_times(column) or as_births(column)
+                times = any_times(column)
                 if times is not None:
                     of_rows = roles.frame.select("__time", id=pl.col(getattr(roles, side))).join(
                         pl.DataFrame({"id": as_text(table.frame[key]), "then": times.values}),

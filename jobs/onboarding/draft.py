@@ -51,7 +51,8 @@ def draft(data: Place, name: str) -> Draft:
     roles = guess_roles(log, others)
     guess_weight(roles)
     progress.step("labels")
-    labels = feedback_columns(roles) if roles.event is None else feedback_events(roles)
+    is_events = roles.event is not None
+    labels = feedback_events(roles, log.derive) if is_events else feedback_columns(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
     tables = side_tables(roles, others)
     progress.step("features")

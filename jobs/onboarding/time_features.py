@@ -63,8 +63,9 @@ def features_over_time(
         interest = shown
     else:
         shown = ["impression"]
-        taken = list(labels.events.values())
-        liked = [v for name, v in labels.events.items() if labels.tasks[name]["score_weight"] > 0]
+        weights = {v: labels.tasks[name]["score_weight"] for name, v in labels.events.items()}
+        taken = [value for value, weight in weights.items() if weight]  # 0: what was seen
+        liked = [value for value, weight in weights.items() if weight > 0]
         interest = liked[:1] or shown
     item = made.notes["item feature"]
     dtype = {"dtype": features[item]["dtype"]} if "dtype" in features[item] else {}

@@ -1,5 +1,11 @@
-"""Turns batches of Parquet into columns: values and lists of values of any type."""
+"""Turns batches of Parquet into columns: values and lists of values of any type.
 
+Fields of structs are read by dotted names, as keys of objects in JSON: `user.id` is the field `id`
+of the struct `user`; in a list of structs, the list of theirs. A column of that very name comes
+first.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +57,96 @@ def _known(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _known(field.type)) for field in kind])
     return kind
+
+
+def inner_types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Each name by which values can be read -> its type, in the file's order."""
+    found: dict[str, pa.DataType] = {}
+    for field in schema:
+        found |= {name: kind for name, kind in _leaves(field.name, field.type) if name not in found}
+    return found | {field.name: field.type for field in schema if field.name in found}
+
+
+def _leaves(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    if pa.types.is_struct(kind) and kind.num_fields:
+        for part in kind:
+            yield from _leaves(f"{name}.{part.name}", part.type)
+    elif (of := _of_list(kind)) is not None:
+        for part in of:
+            if not pa.types.is_nested(part.type):
+                yield f"{name}.{part.name}", pa.list_(part.type)
+    else:
+        yield name, kind
+
+
+def _of_list(kind: pa.DataType) -> list[pa.Field] | None:
+    """The fields of the structs in a list; None of other types."""
+    if pa.types.is_map(kind):
+        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        of = kind.value_type
+        return list(of) if pa.types.is_struct(of) and of.num_fields else None
+    return None
+
+
+def paths(schema: pa.Schema, wanted: Sequence[str]) -> list[str]:
+    """What to read of a file for some names: columns, or parts of structs.
+
+    Args:
+        schema: of the file.
+        wanted: names of `inner_types`, or of columns.
+    """
+    found: dict[str, None] = {}
+    for name in wanted:
+        if name in schema.names:
+            found[name] = None
+            continue
+        head, *parts = _split(name, schema.names)
+        kind, path = schema.field(head).type, head
+        for part in parts:
+            if not pa.types.is_struct(kind):
+                break  # a list is read whole
+            path, kind = f"{path}.{part}", kind.field(part).type
+        found[path] = None
+    return list(found)
+
+
+def take(frame: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
+    """The columns of some names.
+
+    Args:
+        frame: (B, ...) columns, structs among them.
+        wanted: names of `inner_types`, or of columns.
+
+    Returns:
+        (B, wanted), under these names; null where a struct is.
+    """
+    found = []
+    for name in wanted:
+        if name in frame.columns:
+            found.append(frame[name])
+            continue
+        head, *parts = _split(name, frame.columns)
+        column = frame[head]
+        for part in parts:
+            if isinstance(column.dtype, pl.List):
+                column = column.list.eval(pl.element().struct.field(part))
+            else:
+                field = pl.col(column.name).struct.field(part)
+                is_there = pl.col(column.name).is_not_null()
+                column = column.to_frame().select(pl.when(is_there).then(field)).to_series()
+        found.append(column.alias(name))
+    return pl.DataFrame(found)
+
+
+def _split(name: str, columns: Sequence[str]) -> list[str]:
+    """A dotted name as a column and names of fields; the longest column that fits comes first."""
+    parts = name.split(".")
+    for at in range(len(parts) - 1, 0, -1):
+        head = ".".join(parts[:at])
+        if head in columns:
+            return [head, *parts[at:]]
+    raise KeyError(name)
 
 
 def fixed_size_lists(schema: pa.Schema, names: list[str]) -> list[str]:

@@ -303,8 +303,10 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     line, stop, total = 1, 0, 0
     try:
         with shard.path.open("rb") as raw, pq.ParquetFile(raw) as file:
-            names = tuple(file.schema_arrow.names)
-            twice = next((name for name in wanted if names.count(name) > 1), None)
+            schema = file.schema_arrow
+            inner = parquet.inner_types(schema)
+            names = tuple(inner)
+            twice = next((name for name in wanted if schema.names.count(name) > 1), None)
             if twice is not None:
                 raise DamagedError(f"malformed file: two columns {twice!r}")
             if file.metadata.num_rows == 0:
@@ -313,18 +315,21 @@ def _read_parquet(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
             line += sum(file.metadata.row_group(at).num_rows for at in range(shard.start))
             stop = line + sum(file.metadata.row_group(at).num_rows for at in groups)
             total = file.metadata.num_rows
-            present = [name for name in wanted if name in names]
-            types = {name: str(file.schema_arrow.field(name).type) for name in present}
+            present = [name for name in wanted if name in inner or name in schema.names]
+            types = {name: str(inner.get(name, "struct")) for name in present}
             sizes = [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)]
             ends = tuple(itertools.accumulate(sizes))
-            fixed = parquet.fixed_size_lists(file.schema_arrow, present)
-            others = [name for name in present if name not in fixed]
+            columns = parquet.paths(schema, present)
+            fixed = parquet.fixed_size_lists(
+                schema, [one for one in columns if one in schema.names]
+            )
+            others = [name for name in columns if name not in fixed]
             for batch in file.iter_batches(1 << 18, row_groups=list(groups), columns=others):
                 frame = parquet.to_frame(batch)
                 if fixed:
                     more = _read_fixed(shard, fixed, line - 1, batch.num_rows)
                     frame = pl.DataFrame([*frame, *more])
-                frame = frame.select(present)
+                frame = parquet.take(frame, present)
                 wrong = parquet.nested(frame)
                 if wrong is not None:
                     raise DamagedError(wrong)
@@ -343,15 +348,16 @@ def _read_orc(shard: Shard, wanted: list[str]) -> Iterator[Chunk]:
     try:
         with shard.path.open("rb") as raw:
             file = orc.open_orc(raw)
-            names, total = tuple(file.schema.names), file.nrows
-            present = [name for name in wanted if name in names]
-            types = {name: str(file.schema.field(name).type) for name in present}
+            inner, total = parquet.inner_types(file.schema), file.nrows
+            names = tuple(inner)
+            present = [name for name in wanted if name in inner or name in file.schema.names]
+            types = {name: str(inner.get(name, "struct")) for name in present}
             if not total or not present:
                 yield _empty_chunk(pl.DataFrame(schema=REJECT), names)
                 return
             ends: dict[int, int] = {}
-            for stripe, batch in orc.read_stripes(file, present):
-                frame = parquet.to_frame(batch).select(present)
+            for stripe, batch in orc.read_stripes(file, parquet.paths(file.schema, present)):
+                frame = parquet.take(parquet.to_frame(batch), present)
                 wrong = parquet.nested(frame)
                 if wrong is not None:
                     raise DamagedError(wrong)

@@ -16,31 +16,33 @@ from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DECIDED,
     FEWEST,
+    NEARLY_ALL,
     SATISFIED,
     Labels,
     is_small,
     snake,
 )
+from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
 from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
-from multigate.jobs.onboarding.feedback.weights import tells_outcome
-from multigate.jobs.onboarding.tables.columns import Column, decides, look
+from multigate.jobs.onboarding.tables.columns import Column, decides, look, tells_outcome
 from multigate.jobs.onboarding.tables.roles import Roles
-from multigate.pipeline.read.derive import flag as flag_of
 
 _SUMS = 0.8
+_OFTEN_SEEN, _MOSTLY_SEEN = 0.8, 0.5  # of the rows
+_KINDS = 50  # values
 _OFTEN = 300  # positives by which users that differ would show
 
 
 def feedback_columns(roles: Roles) -> Labels:
     """Tasks of an impression log: its flags, ratings and durations that vary within a user.
 
-    Where there is none, a column of two words that differ within a list is made a flag.
+    Words that differ within a list may be made flags.
     """
     found = Labels()
-    spelled = _spell_outcome(roles)
-    free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
-    free = [column for column in free if not column.serial and not _decided(roles, column)]
-    flags = [c for c in free if c.flag and FEWEST <= c.ones <= 0.97 * c.rows]
+    free = _free(roles)
+    spelled = spell_outcomes(roles, free, found)
+    free = [column for column in _free(roles) if column.name not in found.columns]
+    flags = [c for c in free if c.flag and FEWEST <= c.ones <= NEARLY_ALL * c.rows]
     # 0.0 and 1.0 may be a measure of few values, such as an affinity.
     flags = [c for c in flags if c.whole or (c.ones >= _OFTEN and _varies(roles, c))]
     flags.sort(key=lambda c: -c.ones)
@@ -48,25 +50,27 @@ def feedback_columns(roles: Roles) -> Labels:
     found.position = _position(roles, free)
     small = [c for c in free if is_small(c) and c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
-    main = flags[0] if flags else None
-    for at, flag in enumerate(flags):
+    seen = flags[0] if flags and _tells_seen(roles, flags[0], flags[1:]) else None
+    main = next((flag for flag in flags if flag is not seen), None)
+    for flag in flags:
+        later = flag is not seen and flag is not main
         name = snake(flag.name, found.tasks)
         share = flag.ones / max(flag.raw.len(), 1)
-        nested = main is not None and at > 0 and _share_of(flag, main) > 0.95
+        nested = main is not None and later and _share_of(flag, main) > 0.95
         # What mostly comes with a click is compared among clicks: else the click would speak.
-        mostly = main is not None and at > 0 and _share_of(flag, main) > 0.5
+        mostly = main is not None and later and _share_of(flag, main) > 0.5
         within = main if mostly else None
         averse = re.search(AVERSE, flag.name.lower()) is not None or (
             any(_lowers(flag, rating, within) for rating in ratings)
             and not _is_welcome(flag, flags, within)
         )
         named = re.search(SATISFIED, flag.name.lower()) is not None
-        satisfied = named or averse or (at > 0 and nested)
+        satisfied = named or averse or nested
         found.tasks[name] = {
             "group": "satisfaction" if satisfied else "engagement",
             "type": "binary",
             "label": {"rule": "column", "column": flag.name},
-            "score_weight": -1 if averse else 1,
+            "score_weight": 0 if flag is seen else -1 if averse else 1,
         }
         found.events[name] = flag.name
         found.columns.add(flag.name)
@@ -74,6 +78,11 @@ def feedback_columns(roles: Roles) -> Labels:
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
             "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
         )
+        if flag is seen:
+            found.reasons[name] += (
+                "; no other flag is 1 without it, and it tells no choice, but what was seen: the "
+                "combined score leaves it out"
+            )
     for task, of in found.events.items():
         found.reasons[task] += f"; {spelled[of]}" if of in spelled else ""
     for rating in ratings:
@@ -140,33 +149,10 @@ def feedback_columns(roles: Roles) -> Labels:
     return found
 
 
-def _spell_outcome(roles: Roles) -> dict[str, str]:
-    """Make flags of columns of two words, where no column is one; returns why, by column."""
+def _free(roles: Roles) -> list[Column]:
+    """The columns without a role that neither users nor items nor requests decide."""
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
-    if any(c.flag and not _decided(roles, c) for c in free):
-        return {}
-    found = {}
-    for column in free:
-        if column.number is not None or column.is_list or column.distinct != 2:
-            continue
-        if _decided(roles, column) or not _differs_in_lists(roles, column.name):
-            continue
-        words = roles.frame[column.name].drop_nulls().value_counts(sort=True)[column.name]
-        rule = {"flag": column.name, "ones": [words[1]]}
-        made = flag_of(roles.frame[column.name], [words[1]])
-        roles.frame = roles.frame.with_columns(made.cast(pl.String).alias(column.name))
-        roles.columns[column.name] = look(column.name, roles.frame[column.name])
-        roles.derive = roles.derive | {column.name: rule}
-        found[column.name] = f"{words[1]!r}, the rarer one of its two values, is taken for 1"
-    return found
-
-
-def _differs_in_lists(roles: Roles, name: str) -> bool:
-    """Whether rows of one request, or of one user and instant, differ in a column."""
-    by = [roles.user, "__time"] if roles.request is None else [roles.request]
-    lists = roles.frame.group_by(by).agg(n=pl.len(), d=pl.col(name).n_unique())
-    several = lists.filter(pl.col("n") > 1)
-    return len(several) >= FEWEST and float((several["d"] > 1).mean() or 0.0) > 0.1
+    return [column for column in free if not column.serial and not _decided(roles, column)]
 
 
 def _sums(roles: Roles, column: Column, flag: Column) -> bool:
@@ -203,13 +189,40 @@ def _is_given(roles: Roles, flag: Column, flags: list[Column]) -> bool:
     return not _varies(roles, flag)
 
 
-def _varies(roles: Roles, flag: Column) -> bool:
-    """Whether users, or items, differ in how often a flag is 1 by more than chance."""
-    ones = roles.frame.select(
-        roles.user, roles.item, one=look(flag.name, roles.frame[flag.name]).number
-    )
-    for by in (roles.user, roles.item):
-        rows = ones.drop_nulls([by, "one"])
+def _tells_seen(roles: Roles, main: Column, others: list[Column]) -> bool:
+    """Whether a flag tells that a row was seen: all other feedback needs it, and choice is not it.
+
+    It is 1 in most rows; and in nearly all, or neither users nor items nor users by kinds of items
+    differ in it.
+    """
+    share = main.ones / max(main.rows, 1)
+    nested = max(0.95, 1 - 0.1 * (1 - share))  # where nearly all rows have it, more than by chance
+    if not others or share < _MOSTLY_SEEN or any(_share_of(o, main) < nested for o in others):
+        return False
+    if share > _OFTEN_SEEN:
+        return True
+    kinds = [
+        name
+        for name, column in roles.columns.items()
+        if name not in roles.named
+        and 2 <= column.distinct <= _KINDS
+        and not column.is_list
+        and decides(roles.frame, roles.item, name) > DECIDED
+    ]
+    return main.ones >= _OFTEN and not _varies(roles, main, *([roles.user, k] for k in kinds))
+
+
+def _varies(roles: Roles, flag: Column, *more: list[str]) -> bool:
+    """Whether users, or items, differ in how often a flag is 1 by more than chance.
+
+    Args:
+        roles: the log.
+        flag: the flag.
+        more: columns that together name further groups.
+    """
+    ones = roles.frame.with_columns(one=look(flag.name, roles.frame[flag.name]).number)
+    for by in ([roles.user], [roles.item], *more):
+        rows = ones.drop_nulls([*by, "one"])
         rate = float(rows["one"].mean() or 0.0)
         spread = rate * (1 - rate)
         if not spread:

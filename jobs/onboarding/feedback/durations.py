@@ -2,11 +2,20 @@
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.labels import DECIDED, DELAYS, FEWEST, SMALL, Labels, snake
+from multigate.jobs.onboarding.feedback.labels import (
+    DECIDED,
+    DELAYS,
+    FEWEST,
+    NEARLY_ALL,
+    SMALL,
+    Labels,
+    snake,
+)
 from multigate.jobs.onboarding.tables.columns import Column, decides
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _LEAK = 0.95
+_NO_CHANCE = 10  # positives that are expected, of which none is there
 
 
 def is_duration(column: Column, owner: Column | None) -> bool:
@@ -35,13 +44,18 @@ def _follows(column: Column, main: Column) -> bool:
 
 
 def excludes(column: Column, flag: Column) -> bool:
-    """Whether a flag is never 1 where a number is 0 or missing, though by chance it often would."""
-    if column.number is None or column.distinct <= SMALL or column.lowest < 0:
+    """Whether a flag is never 1 where a number is 0 or missing, though by chance it often would.
+
+    Of numbers of few values only a flag that is 1 nearly everywhere, as of what was seen, may be
+    measured afterwards.
+    """
+    nearly = column.flag and column.ones > NEARLY_ALL * column.rows
+    if column.number is None or not (nearly or column.distinct > SMALL) or column.lowest < 0:
         return False
     pairs = pl.DataFrame({"x": column.number.fill_null(0), "flag": flag.number}).drop_nulls()
     zero = pairs.filter(pl.col("x") == 0)["flag"]
     rate = float(pairs["flag"].mean() or 0.0)
-    return rate * len(zero) >= FEWEST and float(zero.sum()) == 0
+    return rate * len(zero) >= (_NO_CHANCE if nearly else FEWEST) and float(zero.sum()) == 0
 
 
 def length_of(roles: Roles, column: Column) -> Column | None:

@@ -1,6 +1,7 @@
 """Guesses which event types of a log are feedback, and drafts a task for each."""
 
 import re
+from collections.abc import Collection
 from datetime import timedelta
 
 import polars as pl
@@ -14,7 +15,8 @@ from multigate.jobs.onboarding.feedback.labels import (
     is_small,
     snake,
 )
-from multigate.jobs.onboarding.tables.columns import look
+from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
+from multigate.jobs.onboarding.tables.columns import Column, look
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
@@ -23,11 +25,15 @@ _FEW_VALUES = 100  # of one event type, where several have some
 _CERTAIN = 0.97  # of the impressions
 
 
-def feedback_events(roles: Roles) -> Labels:
+def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
     """Tasks of an event log: a task for each event type and for its numbers, and dwell.
 
-    The impression itself is a task where the log holds only what users opened; where it holds whole
-    lists, what was shown and not taken is the negative.
+    The impression itself is a task where the log holds only what users opened; where it holds what
+    was shown to them, what was shown and not taken is the negative.
+
+    Args:
+        roles: the log; a column of values may be derived.
+        spelled: columns that rules of their own respell for the pipeline.
     """
     found = Labels()
     frame, shown = roles.frame, str(roles.impression)
@@ -54,9 +60,9 @@ def feedback_events(roles: Roles) -> Labels:
             found.reasons[name] += (
                 "; the others count as 0; a longer window leaves more labels at the log's end open"
             )
-    _add_value(found, roles)
+    _add_values(found, roles, spelled)
     _drop_certain(found, roles)
-    if found.events and _shows_lists(roles):
+    if found.events and shows(roles):
         return found
     first = {
         snake("shown" if not re.match(r"^[A-Za-z]", shown) else shown, found.tasks): {
@@ -72,6 +78,12 @@ def feedback_events(roles: Roles) -> Labels:
         f"every {shown!r} is a positive; its negatives are sampled, because the log does not say "
         "what was shown and not taken"
     )
+    if found.events and is_drawn(roles):
+        first[name]["score_weight"] = 0
+        found.reasons[name] += (
+            f"; items and users have {shown!r} as by chance, so that it tells no choice and the "
+            "combined score leaves it out"
+        )
     found.tasks = first | found.tasks
     if roles.session is not None:
         gap = _dwell(frame, roles)
@@ -100,13 +112,6 @@ def _drop_certain(found: Labels, roles: Roles) -> None:
             found.certain[kind] = f"{len(after) / max(len(shown), 1):.0%}"
 
 
-def _shows_lists(roles: Roles) -> bool:
-    """Whether most impressions stand beside others of one user and instant: who opens has one."""
-    shown = roles.frame.filter(pl.col(str(roles.event)) == roles.impression)
-    together = pl.col(roles.item).n_unique().over(roles.user, "__time") > 1
-    return float(shown.select(together.mean()).item() or 0.0) > 0.5
-
-
 def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:
     """The shortest window that holds nearly all feedback of a type, and the share that it holds."""
     seconds = delays.filter(pl.col("e") == kind)["delay"].drop_nulls()
@@ -119,48 +124,76 @@ def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:
     return next((text, kept) for text, kept in shares.items() if kept >= min(_KEPT, most))
 
 
-def _add_value(found: Labels, roles: Roles) -> None:
-    """A task for the numbers of an event type, such as seconds of `read` or stars of `rate`."""
+def _add_values(found: Labels, roles: Roles, spelled: Collection[str]) -> None:
+    """Tasks for the numbers of event types, such as seconds of `read` and stars of `rate`.
+
+    A log has one column of values; where several columns never have one in the same row, one is
+    derived of them.
+    """
+    told: dict[str, dict[str, Column]] = {}
     for name, column in roles.columns.items():
         if name in roles.named or column.number is None or column.flag or column.distinct < 3:
             continue
-        number = pl.col(name).cast(pl.Float64, strict=False)  # some logs write 0 for no number
-        with_value = roles.frame.filter(number.is_not_null() & (number != 0))
-        kinds = dict(with_value[str(roles.event)].value_counts(sort=True).iter_rows())
-        owners = {
-            task: kind
-            for task, kind in found.events.items()
-            if kinds.get(kind, 0) >= max(FEWEST, 0.5 * roles.event_counts[kind])
-        }
-        known = sum(kinds[kind] for kind in owners.values())
-        if not owners or known < 0.95 * len(with_value):
-            continue  # the impressions have such numbers, too: it is a feature
-        given = {
-            task: look(name, with_value.filter(pl.col(str(roles.event)) == kind)[name])
-            for task, kind in owners.items()
-        }
-        # A number that a type hardly varies, such as how many pieces, says little more than it.
-        told = {
-            task: one
-            for task, one in given.items()
-            if len(given) == 1 or (one.distinct > 3 and one.rows >= _FEW_VALUES)
-        }
-        for task, one in told.items():
-            found.value, stars = name, is_small(one)
-            found.columns.add(name)
-            label = found.tasks[task]["label"] | {"aggregate": "max" if stars else "sum"}
-            own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
-            found.tasks[own] = {
-                "group": "satisfaction" if stars else "engagement",
-                "type": "regression",
-                "label": label,
-            } | ({} if stars or one.lowest < 0 else {"transform": "log1p"})
-            found.reasons[own] = (
-                f"{kinds[owners[task]]} of the {len(with_value)} values of {name!r} belong to "
-                f"{owners[task]!r}"
-            )
-        if told:
-            return
+        if tasks := _numbers_of(found, roles, name):
+            told[name] = tasks
+    if not told:
+        return
+    first, *others = told
+    apart = [first]
+    for name in others:
+        filled = roles.frame.select(pl.sum_horizontal(pl.col(*apart, name).is_not_null()))
+        if not {first, name} & set(spelled) and int(filled.to_series().max() or 0) <= 1:
+            apart.append(name)
+    found.value = first
+    if len(apart) > 1:
+        found.value = snake("value", roles.columns)
+        roles.derive = roles.derive | {found.value: {"join": apart, "separator": ""}}
+    for name in apart:
+        _add_value(found, roles, name, told[name])
+        found.columns.add(name)
+
+
+def _numbers_of(found: Labels, roles: Roles, name: str) -> dict[str, Column]:
+    """The tasks whose events have numbers in a column, and these numbers; none for features."""
+    number = pl.col(name).cast(pl.Float64, strict=False)  # some logs write 0 for no number
+    with_value = roles.frame.filter(number.is_not_null() & (number != 0))
+    kinds = dict(with_value[str(roles.event)].value_counts(sort=True).iter_rows())
+    owners = {
+        task: kind
+        for task, kind in found.events.items()
+        if kinds.get(kind, 0) >= max(FEWEST, 0.5 * roles.event_counts[kind])
+    }
+    known = sum(kinds[kind] for kind in owners.values())
+    if not owners or known < 0.95 * len(with_value):
+        return {}  # the impressions have such numbers, too: it is a feature
+    given = {
+        task: look(name, with_value.filter(pl.col(str(roles.event)) == kind)[name])
+        for task, kind in owners.items()
+    }
+    # A number that a type hardly varies, such as how many pieces, says little more than it.
+    return {
+        task: one
+        for task, one in given.items()
+        if len(given) == 1 or (one.distinct > 3 and one.rows >= _FEW_VALUES)
+    }
+
+
+def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) -> None:
+    """A task for each event type that has numbers in a column."""
+    rows = roles.frame[name].cast(pl.Float64, strict=False)
+    count = int((rows.is_not_null() & (rows != 0)).sum())
+    for task, one in told.items():
+        stars = is_small(one)
+        label = found.tasks[task]["label"] | {"aggregate": "max" if stars else "sum"}
+        own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
+        found.tasks[own] = {
+            "group": "satisfaction" if stars else "engagement",
+            "type": "regression",
+            "label": label,
+        } | ({} if stars or one.lowest < 0 else {"transform": "log1p"})
+        found.reasons[own] = (
+            f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
+        )
 
 
 def _delays(roles: Roles) -> pl.DataFrame:
@@ -177,11 +210,15 @@ def _delays(roles: Roles) -> pl.DataFrame:
 
 
 def _dwell(frame: pl.DataFrame, roles: Roles) -> float:
-    gaps = frame.select(
-        gap=(pl.col("__time").shift(-1) - pl.col("__time")).over(str(roles.session)),
-        other=pl.col(roles.item).shift(-1).over(str(roles.session)) != pl.col(roles.item),
-    ).filter("other")
-    value = gaps["gap"].dt.total_seconds().quantile(0.8)
+    """The 0.8 quantile of the seconds from an impression to the next event on another item."""
+    by, item, time = str(roles.session), pl.col(roles.item), pl.col("__time")
+    leaves = item.shift(-1).over(by) != item
+    then = pl.when(leaves).then(time.shift(-1).over(by))
+    rows = frame.with_columns(then=then).with_columns(
+        gap=(pl.col("then").backward_fill().over(by) - time).dt.total_seconds()
+    )
+    gaps = rows.filter(pl.col(str(roles.event)) == roles.impression)["gap"]
+    value = gaps.quantile(0.8)
     return float(value or 600)
 
 

@@ -8,10 +8,11 @@ from multigate.jobs.onboarding.tables.columns import Column
 
 SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
 AVERSE = (
-    r"dis|hide|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
+    r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
     r"signale|gemeldet|denunci|ocult|masqu"
 )
 FEWEST = 30  # positives that a task needs
+NEARLY_ALL = 0.97  # of the rows: what is 1 so often is no task
 DELAYS = (
     *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),
     *(("3d", 259_200), ("7d", 604_800), ("14d", 1_209_600), ("30d", 2_592_000)),

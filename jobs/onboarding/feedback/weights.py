@@ -2,10 +2,8 @@
 
 import re
 
-import polars as pl
-
-from multigate.jobs.onboarding.feedback.labels import DECIDED, FEWEST, SMALL, snake
-from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.feedback.labels import DECIDED, snake
+from multigate.jobs.onboarding.tables.columns import decides
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _WORDS = (
@@ -15,7 +13,6 @@ _WORDS = (
 _MEANS = (0.05, 20.0)  # of weights: they are about 1, and may be scaled
 _ONES = (0.9, 1.1)  # of weights of users or items, which may be kilograms as well
 _LONG_TAIL = 1000.0  # times the mean
-_TELLS = 0.02  # of the rarer outcome, which values that tell outcomes may confuse
 
 
 def guess_weight(roles: Roles) -> None:
@@ -43,21 +40,3 @@ def guess_weight(roles: Roles) -> None:
                 "and its name: rows' weights in training, and no feature"
             )
             return
-
-
-def tells_outcome(column: Column, flag: Column) -> bool:
-    """Whether a column has some values where a flag is 1 and others where it is 0.
-
-    So do weights that were set by the outcome, and words for it; of a column of many values, only
-    whether there is one counts.
-    """
-    if column.is_list or column.flag:
-        return False
-    values = column.raw if column.distinct <= SMALL else column.raw.is_null()
-    rows = pl.DataFrame({"value": values, "flag": flag.number}).drop_nulls("flag")
-    counts = rows.group_by("value").agg(
-        ones=(pl.col("flag") == 1).sum(), zeros=(pl.col("flag") == 0).sum()
-    )
-    rarer = min(int(counts["ones"].sum()), int(counts["zeros"].sum()))
-    confused = int(counts.select(pl.min_horizontal("ones", "zeros").sum()).item())
-    return rarer >= FEWEST and confused <= _TELLS * rarer

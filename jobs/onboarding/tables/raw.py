@@ -26,6 +26,7 @@ from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline.read import drift
 from multigate.pipeline.read.compressed import DamagedError, open_stream
 from multigate.pipeline.read.json_lines import as_text, key_names
+from multigate.pipeline.read.parquet import inner_types
 from multigate.pipeline.read.sources import Shard, expand, read
 
 _DELIMITERS = ("::", "\t", ",", ";", "|")
@@ -207,7 +208,7 @@ def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:
         return None
     if head[:4] == b"PAR1":
         with shard.path.open("rb") as file:
-            return {"type": "parquet"}, tuple(pq.ParquetFile(file).schema_arrow.names)
+            return {"type": "parquet"}, tuple(inner_types(pq.ParquetFile(file).schema_arrow))
     if b"\x00" in head[:4096] or not head.strip():
         return None
     encoding = "utf-8"

@@ -22,8 +22,10 @@ from multigate.jobs.onboarding.tables.columns import (
     holds_times,
     is_measure,
     is_prose,
+    tells_outcome,
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
+from multigate.jobs.onboarding.tables.event_types import event_types
 from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
@@ -98,7 +100,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         as_text(log.frame[name]).replace("", None).alias(name) for name in columns
     )
     frame = frame.sort("__time", maintain_order=True)
-    event, impression, follows = _event(frame, columns, time)
+    event, impression, follows = event_types(frame, columns, _ids(columns, {time.column.name}))
     taken = {time.column.name, event or ""}
     ids = _ids(columns, taken)
     if len(ids) < 2:  # so few items that numbers of them look like steps of a scale
@@ -156,8 +158,12 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
 
 
 def _join_user(roles: Roles) -> None:
-    """Where no column names single users, take what is known of them together for the user."""
+    """Where no column names single users, take what is known of them together for the user.
+
+    What tells a flag is no part of it: it may be a word for what came of the row.
+    """
     frame = roles.frame
+    flags = [column for column in roles.columns.values() if column.flag]
     parts = [
         name
         for name, column in roles.columns.items()
@@ -166,6 +172,7 @@ def _join_user(roles: Roles) -> None:
         and not (column.is_list or is_prose(column))
         and 2 <= column.distinct <= _FEW_USERS
         and decides(frame, roles.item, name) < _DECIDES
+        and not any(tells_outcome(column, flag) for flag in flags)
     ]
     if roles.user not in parts or len(parts) < 2:
         return
@@ -225,56 +232,6 @@ def _time_reason(time: Times) -> str:
         share = time.values.null_count() / len(time.values)
         text += f"; {time.unknown} stands for an unknown time ({share:.0%} of the rows)"
     return text
-
-
-def _event(
-    frame: pl.DataFrame, columns: dict[str, Column], time: Times
-) -> tuple[str | None, str | None, float]:
-    """The column of event types, the type that is an impression, and how many rows follow one.
-
-    Of event types, most other rows follow an impression of the same user and item. Who user and
-    item are is not known yet: any two columns serve of which rows of an impression and its feedback
-    agree.
-    """
-    ids = _ids(columns, {time.column.name})
-    best: tuple[float, str | None, str | None] = (0.0, None, None)
-    for name, column in columns.items():
-        few = 2 <= column.distinct <= 40 and column.missing < 0.01
-        if not few or column.number is not None or column.is_list:
-            continue
-        large = [one for one in ids if one != name and columns[one].distinct > column.distinct]
-        # Attributes of a user, an item or a session are no event types.
-        if any(decides(frame, one, name) > 0.9 for one in large[:8]):
-            continue
-        keys = sorted(large, key=lambda one: -columns[one].distinct)[:3]
-        if len(keys) < 2:
-            continue
-        for shown in frame[name].value_counts(sort=True)[name].head(3):
-            pairs = [(a, b) for at, a in enumerate(keys) for b in keys[at + 1 :]]
-            share = max(_follows(frame, name, shown, pair) for pair in pairs)
-            if share > max(best[0], 0.5) and _beats_chance(frame, name, shown, pairs, share):
-                best = (share, name, shown)
-    return best[1], best[2], best[0]
-
-
-def _follows(frame: pl.DataFrame, event: str, shown: str, keys: tuple[str, str]) -> float:
-    """Which share of the rows of other types have an earlier impression of the same keys."""
-    rows = frame.select(*keys, "__time", is_shown=pl.col(event) == shown)
-    rows = rows.with_columns(
-        first=pl.when("is_shown").then(pl.col("__time")).min().over(*keys)
-    ).filter(~pl.col("is_shown"))
-    if not len(rows):
-        return 0.0
-    return float(rows.select((pl.col("first") <= pl.col("__time")).fill_null(False).mean()).item())
-
-
-def _beats_chance(
-    frame: pl.DataFrame, event: str, shown: str, pairs: list[tuple[str, str]], share: float
-) -> bool:
-    """Whether fewer rows follow an impression where the types are shuffled."""
-    shuffled = frame.with_columns(pl.col(event).shuffle(seed=0))
-    chance = max(_follows(shuffled, event, shown, pair) for pair in pairs)
-    return chance < 0.9 and share - chance >= 0.3 * (1 - chance)
 
 
 def _ids(columns: dict[str, Column], taken: set[str], fewest: int = _SMALL + 1) -> list[str]:

@@ -105,6 +105,7 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
         ({}, "exactly one of join, lower, extract, first, .*, ones_of; received none"),
         ({"lower": "a", "hour_of": "b"}, "received lower and hour_of"),
         ({"extract": "a"}, "extract and pattern go together"),
+        ({"first": "a", "separator": ""}, "only join takes an empty one"),
         ({"flag": "a"}, "flag and ones go together"),
         ({"time_of": "a"}, "time_of and form go together"),
         ({"time_of": "a", "form": "DD/MM"}, "letters of strptime with a year"),

@@ -11,9 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from multigate.configs import DataError
-from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, ParquetFormat
+from multigate.configs.sections.log import CsvFormat, JsonLinesFormat, OrcFormat, ParquetFormat
 from multigate.pipeline.read.json_lines import as_text
 from multigate.pipeline.read.lines import read_lines
 from multigate.pipeline.read.ranges import divide_shards
@@ -553,3 +554,37 @@ def test_a_list_of_objects_where_one_value_is_expected_is_a_reject(tmp_path):
     assert chunk.rejects["reason"].to_list() == ["u.id: expected one value, received a list"]
     (chunk,) = read(shard, JSON, ["u"])
     assert "received nested JSON; its key 'id' holds a value" in chunk.rejects["reason"][0]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "orc"])
+def test_fields_of_structs_are_read_by_their_path(suffix, tmp_path):
+    """Of structs, structs in them, and lists of structs; a column with the dot comes first."""
+    of = [("id", pa.int64()), ("at", pa.struct([("town", pa.string())]))]
+    users = [{"id": 7, "at": {"town": "Linz"}}, None, {"id": 9, "at": None}]
+    tags = [[{"name": "a", "n": 1}, {"name": None, "n": 2}], [], None]
+    table = pa.table(
+        {
+            "time": [1, 2, 3],
+            "user": pa.array(users, pa.struct(of)),
+            "tags": pa.array(tags, pa.list_(pa.struct([("name", pa.string()), ("n", pa.int8())]))),
+        }
+        # Columns of ORC cannot have a dot in their names.
+        | ({"dotted.id": ["x", "y", "z"]} if suffix == "parquet" else {})
+        | {"dotted": pa.array([{"id": "no"}] * 3)}
+    )
+    path = tmp_path / f"log.{suffix}"
+    orc.write_table(table, path) if suffix == "orc" else pq.write_table(table, path)
+    form = OrcFormat if suffix == "orc" else ParquetFormat
+    wanted = ["tags.name", "user.at.town", "time", "user.id", "dotted.id", "user.lost"]
+
+    (chunk,) = chunks(tmp_path, f"*.{suffix}", form(type=suffix), wanted)
+
+    assert chunk.frame.to_dict(as_series=False) == {
+        "tags.name": [["a", None], [], None],
+        "user.at.town": ["Linz", None, None],
+        "time": [1, 2, 3],
+        "user.id": [7, None, 9],
+        "dotted.id": ["x", "y", "z"] if suffix == "parquet" else ["no"] * 3,
+    }
+    assert {"user.id", "user.at.town", "tags.name", "tags.n"} <= set(chunk.columns)
+    assert chunk.types["user.at.town"] == "string"
