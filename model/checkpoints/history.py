@@ -49,17 +49,22 @@ class Diagnostics(TypedDict):
     gates: dict[str, dict[str, Any]]
 
 
-class Epoch(Losses, Diagnostics):
-    """One entry of the history; `seconds` of its training steps, without validation.
+class Teaching(TypedDict, total=False):
+    """What a teacher did, if there is one.
 
-    With a teacher, `taught` has the tasks that it taught in this epoch, and `outgrown` those in
-    which the ranker was ahead of it then: it does not teach them any more.
+    `taught` has the tasks that it taught in this epoch, and `outgrown` those in which the ranker
+    was ahead of it then: it does not teach them any more.
     """
+
+    taught: list[str]
+    outgrown: list[str]
+
+
+class Epoch(Losses, Diagnostics, Teaching):
+    """One entry of the history; `seconds` of its training steps, without validation."""
 
     seconds: float
     rows_per_second: float
-    taught: NotRequired[list[str]]
-    outgrown: NotRequired[list[str]]
 
 
 def monitor(epochs: Sequence[Epoch]) -> str:

@@ -22,7 +22,7 @@ from multigate.configs.statistics import Statistics
 from multigate.model import backend
 from multigate.model.backend.peers import lost_peer
 from multigate.model.checkpoints import checkpoint, history, weights
-from multigate.model.checkpoints.history import Epoch
+from multigate.model.checkpoints.history import Epoch, Teaching
 from multigate.model.data.examples import Examples, Taught
 from multigate.model.data.feeds import Feed
 from multigate.model.optimizer.optimizers import averaged, make_optimizer
@@ -120,7 +120,8 @@ class TrainingLoop:
         self.taught = taught
         self.of_teacher: dict[str, float] = {}
         """Qualities of the teacher on validation, by task; none where they decide nothing."""
-        if taught is not None and config.train.teacher.while_ahead:
+        options = config.train.teacher
+        if taught is not None and options is not None and options.while_ahead:
             self.of_teacher = teacher_qualities(taught, held_out, config.contract, statistics)
         self.warm = warm
         self.warnings: list[str] = []
@@ -199,15 +200,16 @@ class TrainingLoop:
             if not math.isfinite(losses["val_loss"]):
                 what = f"epoch {number}: the validation loss"
                 raise guards.not_finite(what, self.config.train)
+            teaching: Teaching = {}
+            if self.taught is not None:
+                teaching = {"taught": taught, "outgrown": self._outgrown(taught, found)}
             epoch: Epoch = {
                 **losses,
+                **teaching,
                 "seconds": state.seconds,
                 "rows_per_second": self.feed.rows / state.seconds,
                 **epoch_record.diagnose(ranker, self.config.contract, self.statistics, sample),
             }
-            if self.taught is not None:
-                epoch["taught"] = taught
-                epoch["outgrown"] = self._outgrown(taught, found)
             state.history.append(epoch)
             if history.kept(state.history) is epoch and self.work.writes:
                 path = self.work.best(number)
