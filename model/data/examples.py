@@ -235,7 +235,7 @@ def targets(
         if share and examples.taught is not None:
             taught = scores.scaled(task, statistics.tasks[name], examples.taught[:, t])
             known = np.where(np.isnan(taught), known, (1 - share) * known + share * taught)
-        columns.append(known.astype(np.float32))
+        columns.append(known)
     return np.stack(columns, axis=1)
 
 

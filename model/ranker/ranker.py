@@ -296,17 +296,16 @@ class Ranker(keras.Model):
         return lambda encoded: compiled([v.value for v in self.variables], dict(encoded))
 
     def validate_on(
-        self, encoded: Mapping[str, Tensor], positions: bool | None = None
+        self, encoded: Mapping[str, Tensor], positions: bool
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Logits (B,) by task, and outputs (B, K) of heads with several.
 
         Args:
             encoded: arrays by feature, B rows each.
-            positions: whether the position tower takes part; None: as it does in `call`.
+            positions: whether the position tower takes part.
         """
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
-        positions = self.validates_positions if positions is None else positions
         found = self.forward(encoded, False, positions)
         several = {task: o for task, o in found.outputs.items() if len(self.heads[task].start) > 1}
         return found.logits, several
