@@ -1,12 +1,19 @@
-"""What the C library does with memory that is freed: it stays for the next run, or goes back."""
+"""What a process keeps of memory that it no longer needs: freed pieces, code that ran once."""
 
 import contextlib
 import ctypes
+import mmap
 import os
+import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of glibc's `mallopt`."""
+_LARGE_CODE = 8 << 20
+"""Of the code of one library that is worth the walk."""
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ +(/.*)")
 _KEPT_BYTES = 64 << 20
 _LARGEST_BYTES = 32 << 20
 """Of one piece; glibc takes no larger number."""
@@ -48,9 +55,13 @@ class FreedMemory:
     def __init__(self) -> None:
         self._changed: tuple[float, float] | None = None
         """Monotonic seconds of the first and the last change since memory went back."""
+        self._started = False
 
     def change(self) -> None:
         """Say that a version was loaded or closed."""
+        if not self._started:  # which holds nobody up, so that it need not wait
+            self._started = True
+            leave_unused_code()
         now = time.monotonic()
         self._changed = (now if self._changed is None else self._changed[0], now)
 
@@ -63,9 +74,43 @@ class FreedMemory:
         if now - last >= self.SETTLED or now - first >= self.LONGEST:
             self._changed = None
             return_freed()
+            leave_unused_code()
 
 
 def return_freed() -> None:
     """Give freed memory back, without the interpreter; nothing in C libraries that cannot."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def leave_unused_code() -> None:
+    """Let the system take back the code of large libraries that only start or load has run.
+
+    TensorFlow runs most of its code once, to register its kernels, and 220 MiB of it stay in the
+    process.  What calls do run comes back from the system's cache of files as they run it.  Nothing
+    on systems without Linux's `/proc`.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None, use_errno=True).madvise
+        for begin, size in _unchanged_code(Path("/proc/self/smaps").read_text()):
+            advise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def _unchanged_code(smaps: str) -> Iterator[tuple[int, int]]:
+    """Addresses and sizes of large mappings of code that are as in their files.
+
+    A page that the process has changed, as a loader does that writes addresses into code, would be
+    lost: such a mapping is left alone.
+    """
+    mapping: tuple[int, int] | None = None
+    for line in smaps.splitlines():
+        if found := _MAPPING.match(line):
+            begin, end = (int(one, 16) for one in found.groups()[:2])
+            is_code = found[3] == "r-xp" and end - begin >= _LARGE_CODE
+            mapping = (begin, end - begin) if is_code else None
+        elif "-" in line.split(" ", 1)[0]:  # a mapping without a file
+            mapping = None
+        elif mapping is not None and line.startswith("Anonymous:"):
+            if int(line.split()[1]) == 0:
+                yield mapping
+            mapping = None
