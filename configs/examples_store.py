@@ -78,9 +78,8 @@ class Unfinished:
         new = sorted(names - self._collected)
         shared = self.shared
         for_each(lambda name: (shared / name).upload(self.local / name), new)
-        # Records are not copied here; all else came from the workers of a run that was killed.
-        records = {Path(n).with_suffix(".tfrecord").as_posix() for n in names}
-        for name in shared.files().keys() - names - records - {_MARKER}:
+        # What else is there came from the workers of a run that was killed.
+        for name in shared.files().keys() - names - {_MARKER}:
             (shared / name).remove()
         if _writer(shared) != self._token:
             raise DataError(
@@ -214,9 +213,9 @@ def _fetch(folder: Address, entry: Path, key: str) -> None:
 
 
 def _download(folder: Address, to: Path) -> set[str]:
-    """Copy the files of a folder, without records for other trainers; returns their names."""
+    """Copy the files of a folder; returns their names."""
     found = folder.files()
-    names = [name for name in found if name != _MARKER and not name.endswith(".tfrecord")]
+    names = [name for name in found if name != _MARKER]
     for parent in {(to / name).parent for name in names}:
         parent.mkdir(parents=True, exist_ok=True)
     for_each(lambda name: found[name].download(to / name), names)

@@ -71,10 +71,6 @@ class Address:
         """The same folder's file or folder of another name."""
         return Address(f"{self.text.rpartition('/')[0]}/{name}")
 
-    def with_suffix(self, suffix: str) -> "Address":
-        """The same name with another suffix."""
-        return self.with_name(Path(self.name).with_suffix(suffix).name)
-
     @property
     def key(self) -> str:
         """Bucket and key, as pyarrow names files."""

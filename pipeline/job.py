@@ -57,7 +57,6 @@ def run(
     span: tuple[datetime, datetime] | None = None,
     forget: Place | None = None,
     previous: Place | None = None,
-    records: bool = False,
     shuffle: Literal["files", "beam"] | None = None,
 ) -> dict[str, Any]:
     """Make examples from a log.
@@ -74,7 +73,6 @@ def run(
         forget: ids of users to forget, one a line, beside those of `pipeline.forget`.
         previous: the previous run's folder of examples, for the drift in `report.json`, and for
             the totals that the counters of a run of some days go on from.
-        records: whether to write tf.Example records beside the Parquet parts.
         shuffle: how rows travel between stages: through `files` on this machine's disk, or through
             `beam`, so that workers share nothing but the input and the output. By default files on
             Beam's local runner and Beam on every other.
@@ -113,7 +111,7 @@ def run(
     buckets = count_buckets(config, shards)
     identity = None
     if local:
-        made_of = (out, window, records, buckets)
+        made_of = (out, window, buckets)
         identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
     with new_examples(out, identity) as made:
         if made.resumed:
@@ -124,7 +122,7 @@ def run(
         # Workers on this machine need no store between them and this process.
         folder = made.local if local else made.shared
         finished = made.work / "stages" if identity is not None else None
-        plan = Plan(config, folder, out, buckets, carrier, window, records, finished)
+        plan = Plan(config, folder, out, buckets, carrier, window, finished)
         small = _small_tables(plan, _absolute(data), forgotten, before)
         with _bar(plan, len(shards), here=usual == "files"):
             _run_beam(shards, plan, small, options)

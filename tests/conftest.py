@@ -43,7 +43,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
     r"jobs/(night/test_(run|candidate_stages)|test_tune)\.py",
-    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract|offline_scores)\.py|(verbs/test_(errors|json|progress)|model/report/test_table|jobs/test_interface)\.py",
+    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|offline_scores)\.py|(verbs/test_(errors|json|progress)|model/report/test_table|jobs/test_interface)\.py",
     r"jobs/night/test_fortnight\.py",
     r"model/training/test_resume\.py",
     r"serving/rpc/test_faults\.py",

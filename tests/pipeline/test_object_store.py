@@ -40,7 +40,7 @@ def here(event_config, tmp_path_factory):
     """The log, its configuration, and what a run into a local folder makes of it."""
     log = write_log(tmp_path_factory.mktemp("store") / "log", files=3, rows=200, users=20)
     config = event_config(**NUMBERS)
-    run(config, log, log.parent / "here", records=True)
+    run(config, log, log.parent / "here")
     return log, config, log.parent / "here"
 
 
@@ -65,7 +65,7 @@ def test_a_bucket_holds_the_same_files(shuffle, here, bucket, same_folders, tmp_
         (bucket.address / "log" / path.name).upload(path)
     out = bucket.address / "examples" / "today"
     options = BEAMS_OWN if shuffle == "beam" else None
-    manifest = run(config, bucket.address / "log", out, options, shuffle=shuffle, records=True)
+    manifest = run(config, bucket.address / "log", out, options, shuffle=shuffle)
     assert manifest["rows"]["rejects"] == 3
     same_folders(download(out, tmp_path / "out"), expected)
     with pytest.raises(DataError, match=f"{out}: already exists; choose another output folder"):
@@ -78,7 +78,7 @@ def test_google_cloud_storage_holds_the_same_files(here, gs_address, same_folder
     log, config, expected = here
     for path in log.iterdir():
         (gs_address / "log" / path.name).upload(path)
-    run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam", records=True)
+    run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam")
     same_folders(download(gs_address / "out", tmp_path / "out"), expected)
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_refuses_writes_leaves_no_manifest(here, bucket, monkeypatc
 def test_a_busy_store_is_asked_again_until_all_is_written(here, bucket, same_folders, tmp_path):
     log, config, expected = here
     bucket.busy(3, "PUT")
-    run(config, log, bucket.address / "out", records=True)
+    run(config, log, bucket.address / "out")
     assert bucket.busy(0) == 3
     same_folders(download(bucket.address / "out", tmp_path / "out"), expected)
 
@@ -150,7 +150,7 @@ def test_a_killed_run_leaves_no_manifest_and_the_next_one_succeeds(
     write_config(config, tmp_path)
     out = bucket.address / "examples"
     arguments = ["examples", "--config", str(tmp_path / "model.yaml"), "--data", str(log)]
-    arguments += ["--out", str(out), "--shuffle", "beam", "--format", "tfrecord"]
+    arguments += ["--out", str(out), "--shuffle", "beam"]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments],
         cwd=ROOT,
