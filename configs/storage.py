@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -78,17 +78,17 @@ class Address:
 
     def changed(self) -> int:
         """When a file was written, in nanoseconds since 1970."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             return int(_filesystem(self).get_file_info(self.key).mtime_ns or 0)
 
     def is_file(self) -> bool:
         """Whether there is such a file."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             return bool(_filesystem(self).get_file_info(self.key).is_file)
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = _BUFFER) -> io.BufferedReader:
         """Open a file for reading; raises FileNotFoundError where there is none."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             file = _filesystem(self).open_input_file(self.key)
         return io.BufferedReader(_Object(self, file), buffering)
 
@@ -102,15 +102,23 @@ class Address:
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, content: bytes | memoryview) -> None:
+    def dataset(self, files: Sequence["Address"]) -> Any:
+        """Parquet files of this store as one dataset of pyarrow's, which reads footers once."""
+        from pyarrow import dataset
+
+        keys = [file.key for file in files]
+        with plain_failures(self, "read"):
+            return dataset.dataset(keys, format="parquet", filesystem=_filesystem(self))
+
         """Write a file, which appears when it is whole."""
-        with _plain_failures(self, "written"):
+        with plain_failures(self, "written"):
             sink = self._sink()
             sink.write(content)
             sink.close()
 
     def upload(self, path: Path) -> None:
         """Write a file with the content of a local one; it appears when it is whole."""
-        with path.open("rb") as source, _plain_failures(self, "written"):
+        with path.open("rb") as source, plain_failures(self, "written"):
             # An error must not close the stream: that would make a file of what came through.
             sink = self._sink()
             shutil.copyfileobj(source, sink, 8 * _BUFFER)
@@ -160,14 +168,14 @@ class Address:
             return sorted({name.partition("/")[0] for name in self.files()})
         return sorted(info.base_name for info in self._infos(self.key, recursive=False))
 
-    def remove(self) -> None:
+    def unlink(self) -> None:
         """Remove a file."""
-        with _plain_failures(self, "removed"):
+        with plain_failures(self, "removed"):
             _filesystem(self).delete_file(self.key)
 
     def remove_files(self) -> None:
         """Remove all files below a folder."""
-        with _plain_failures(self, "removed"):
+        with plain_failures(self, "removed"):
             _filesystem(self).delete_dir_contents(self.key, missing_dir_ok=True)
 
     def _list(self, start: str, recursive: bool) -> dict[str, "Address"]:
@@ -184,7 +192,7 @@ class Address:
         from pyarrow import fs
 
         selector = fs.FileSelector(start, allow_not_found=True, recursive=recursive)
-        with _plain_failures(self, "listed"):
+        with plain_failures(self, "listed"):
             found = list(_filesystem(self).get_file_info(selector))
             bucket = self.key.partition("/")[0]
             if not found and _filesystem(self).get_file_info(bucket).type == fs.FileType.NotFound:
@@ -272,7 +280,7 @@ class _Object(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with _plain_failures(self._address, "read"):
+        with plain_failures(self._address, "read"):
             for attempt in range(_ATTEMPTS):
                 try:
                     return int(self._file.readinto(buffer))
@@ -333,7 +341,7 @@ def _connect(scheme: str, bucket: str, endpoint: str | None) -> Any:
 
 
 @contextmanager
-def _plain_failures(address: Address, done: str) -> Iterator[None]:
+def plain_failures(address: Address, done: str) -> Iterator[None]:
     """Say in one line what a store refused; a missing file stays a FileNotFoundError.
 
     Args:

@@ -118,7 +118,7 @@ def test_google_cloud_storage_works_alike(gs_address, tmp_path):
     for name, file in gs_address.files().items():
         file.download(tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == file.read_bytes() == name.encode()
-    (gs_address / "c.txt").remove()
+    (gs_address / "c.txt").unlink()
     assert not (gs_address / "c.txt").is_file()
     with pytest.raises(FileNotFoundError):
         (gs_address / "c.txt").read_bytes()

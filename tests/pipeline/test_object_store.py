@@ -16,11 +16,12 @@ import yaml
 from tests.pipeline.random_log import write_log
 
 from multigate.configs import DataError, storage
-from multigate.configs.examples_store import _identity, fetched, for_each, new_examples
+from multigate.configs.examples_store import Unfinished, _identity, fetched, for_each, new_examples
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.storage import Address
 from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
+from multigate.pipeline.write import data_report
 from multigate.verbs.command import main
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,25 @@ def test_google_cloud_storage_holds_the_same_files(here, gs_address, same_folder
         (gs_address / "log" / path.name).upload(path)
     run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam")
     same_folders(download(gs_address / "out", tmp_path / "out"), expected)
+
+
+def test_the_launching_process_copies_no_part(here, bucket, monkeypatch):
+    """Neither to disk, where `complete` uploads from, nor for the report, which scans the store."""
+    log, config, expected = here
+    local = []
+    complete = Unfinished.complete
+
+    def watched(self, manifest):
+        local.extend(path for path in self.local.rglob("*") if path.is_file())
+        complete(self, manifest)
+
+    monkeypatch.setattr(Unfinished, "complete", watched)
+    monkeypatch.setattr(Address, "download", None)
+    monkeypatch.setattr(data_report, "_SMALL", 0)
+    run(config, log, bucket.address / "out", BEAMS_OWN, shuffle="beam")
+    assert {path.name for path in local} == {"identity", "report.json", "totals.json"}
+    run(config, log, expected.parent / "scanned")
+    assert data_report.read(bucket.address / "out") == data_report.read(expected.parent / "scanned")
 
 
 def test_what_stands_at_an_address_is_not_removed(here, bucket):
@@ -177,7 +197,7 @@ def test_of_two_runs_at_one_address_one_is_told(bucket):
         with new_examples(out) as second:
             (second.local / "part").write_bytes(b"second")
             second.complete({"cut_off": None})
-        (out / "manifest.json").remove()
+        (out / "manifest.json").unlink()
         first.complete({"cut_off": None})
 
 
