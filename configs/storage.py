@@ -32,6 +32,7 @@ _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<bucket>[^/]*)/*(?P<k
 _SCHEMES = ("s3", "gs")
 _BUFFER = 1 << 20
 _ATTEMPTS = 7  # about half a minute
+_SILENCE = 10.0  # seconds without a byte, after which S3 is asked again
 _PATIENCE = timedelta(seconds=30)  # of Google's client, which counts no attempts
 _NOT_REPEATED = "Failed to flush response stream"
 _AWS_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation: (.*)", re.S)
@@ -101,7 +102,6 @@ class Address:
         """The content of a text file."""
         return self.read_bytes().decode(encoding)
 
-    def write_bytes(self, content: bytes | memoryview) -> None:
     def dataset(self, files: Sequence["Address"]) -> Any:
         """Parquet files of this store as one dataset of pyarrow's, which reads footers once."""
         from pyarrow import dataset
@@ -110,6 +110,7 @@ class Address:
         with plain_failures(self, "read"):
             return dataset.dataset(keys, format="parquet", filesystem=_filesystem(self))
 
+    def write_bytes(self, content: bytes | memoryview) -> None:
         """Write a file, which appears when it is whole."""
         with plain_failures(self, "written"):
             sink = self._sink()
@@ -336,6 +337,7 @@ def _connect(scheme: str, bucket: str, endpoint: str | None) -> Any:
         endpoint_override=endpoint,
         region=region,
         connect_timeout=10,
+        request_timeout=_SILENCE,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
     )
 
@@ -370,6 +372,8 @@ def _reason(address: Address, error: OSError) -> str:
     lower = text.lower()
     if code == "NO_SUCH_BUCKET" or "bucket does not exist" in lower:
         return f"there is no bucket {bucket!r}; correct the address"
+    if re.search(r"HTTP status 507|StorageFull|QuotaExceeded", text) is not None:
+        return f"the store has no room in bucket {bucket!r} ({text[-200:]}); make room, start again"
     if code in ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH") or (
         "HTTP status 403" in text
         or "permission_denied" in lower

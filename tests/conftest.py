@@ -193,13 +193,18 @@ class Bucket:
     address: Any
     endpoint: str
 
-    def busy(self, times: int, pattern: str = "") -> int:
+    def busy(self, times: int, pattern: str = "", fault: str = "busy") -> int:
         """Have the next requests with the pattern in method and path be answered with 503.
+
+        Args:
+            times: how many requests.
+            pattern: what their method and path contain.
+            fault: or another one of `s3_server.py`.
 
         Returns:
             How many were since the last call.
         """
-        url = f"{self.endpoint}/-/busy/{times}/{quote(pattern)}"
+        url = f"{self.endpoint}/-/{fault}/{times}/{quote(pattern)}"
         with urllib.request.urlopen(url) as answer:
             return int(answer.read())
 

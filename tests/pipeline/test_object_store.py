@@ -135,6 +135,23 @@ def test_a_store_that_refuses_writes_leaves_no_manifest(here, bucket, monkeypatc
     assert list(bucket.address.files()) == []
 
 
+@pytest.mark.parametrize("shuffle", ["files", "beam"])
+def test_a_full_bucket_is_told_in_one_line_and_leaves_nothing(
+    shuffle, here, bucket, tmp_path, capsys
+):
+    log, config, _ = here
+    write_config(config, tmp_path)
+    arguments = ["examples", "--config", str(tmp_path / "model.yaml"), "--data", str(log)]
+    bucket.busy(10_000, "part-00001", "full")
+    out = bucket.address / "out"
+    assert main([*arguments, "--out", str(out), "--shuffle", shuffle]) == 2
+    assert bucket.busy(0) > 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {out}/")
+    assert "part-00001.parquet: cannot be written: the store has no room" in line
+    assert list(bucket.address.files()) == []
+
+
 @pytest.mark.slow  # the pauses between attempts
 def test_a_busy_store_is_asked_again_until_all_is_written(here, bucket, same_folders, tmp_path):
     log, config, expected = here
