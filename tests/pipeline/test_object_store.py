@@ -335,14 +335,14 @@ def test_totals_go_on_from_an_address(event_config, bucket, same_folders, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_and_evaluated_from_an_address(
+def test_a_model_is_trained_evaluated_and_exported_from_an_address(
     here, stored, event_config, tmp_path, capsys
 ):
     _, _, folder = here
     small = {"train.epochs": 1, "model.experts": {"count": 4, "units": [8]}}
     write_config(event_config(**NUMBERS, **small), tmp_path)
     config = ["--config", str(tmp_path / "model.yaml"), "--json"]
-    rows = []
+    rows, versions = [], []
     for at, examples in enumerate((folder, stored)):
         out = str(tmp_path / f"checkpoint{at}")
         assert main(["train", *config, "--examples", str(examples), "--out", out]) == 0
@@ -350,4 +350,12 @@ def test_a_model_is_trained_and_evaluated_from_an_address(
         capsys.readouterr()
         assert main(["evaluate", *arguments]) == 0
         rows.append(json.loads(capsys.readouterr().out)["tasks"])
+        models = str(tmp_path / f"models{at}")
+        assert main(["export", "--checkpoint", out, *arguments[2:], "--out", models]) == 0
+        versions.append(Path(json.loads(capsys.readouterr().out)["export"]) / "assets.extra")
     assert rows[0] == rows[1]
+    names = [p.relative_to(versions[0]) for p in versions[0].rglob("*") if p.is_file()]
+    of_examples = [name for name in names if name.parts[0] in ("snapshot", "popular.json")]
+    assert len(of_examples) > 2
+    for name in (Path("golden.json"), *of_examples):
+        assert (versions[0] / name).read_bytes() == (versions[1] / name).read_bytes()
