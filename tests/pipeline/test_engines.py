@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.pipeline.flink.cluster import flink_cluster
 from tests.pipeline.machines import need_mounts
 from tests.pipeline.random_log import write_log
 from tests.pipeline.spark.cluster import spark_cluster
+from tests.pipeline.stores import download, write_config
 from tests.ports import free_port
 
 from multigate.pipeline.core.runner import BEAMS_RUNNER
@@ -99,13 +99,10 @@ def test_workers_in_processes_of_their_own_make_the_same(here, same_folders, tmp
 
 def make_on(engine, config, log, out, folder, *options, meanwhile=None):
     """As documented, in a process of its own: Beam stops its job server when that process ends."""
-    (folder / "model.yaml").write_text(
-        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    )
     jar = job_server(engine, folder)
     options = [f"--runner={engine}Runner", f"--{engine.lower()}_job_server_jar={jar}", *options]
-    command = [sys.executable, "-m", "multigate", "examples", "--config"]
-    command += [str(folder / "model.yaml"), "--data", str(log), "--out", str(out)]
+    command = [sys.executable, "-m", "multigate", "examples", "--data", str(log), "--out", str(out)]
+    command += ["--config", str(write_config(config, folder))]
     with subprocess.Popen(
         [*command, "--beam", shlex.join(options)],
         cwd=ROOT,
@@ -203,14 +200,6 @@ def workers(machines):
     return [*options, "--environment_cache_millis=30000"]
 
 
-def check_store(out, expected, same_folders, folder):
-    """Whether the examples at an address are those of a folder."""
-    for name, file in out.files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        file.download(folder / name)
-    same_folders(folder, expected)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
@@ -239,7 +228,7 @@ def test_a_flink_cluster_that_shares_a_store_alone_makes_the_same(
         make_on("Flink", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
         assert flink.get("overview")["jobs-finished"] == 1
         assert len(flink.workers_of_finished_job()) >= 2
-    check_store(out, expected, same_folders, tmp_path / "out")
+    same_folders(download(out, tmp_path / "out"), expected)
 
 
 @pytest.mark.long
@@ -271,4 +260,4 @@ def test_a_spark_cluster_that_shares_a_store_alone_makes_the_same(
         make_on("Spark", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
         assert len({task["Task Info"]["Executor ID"] for task in spark.events("TaskEnd")}) >= 2
         assert bool(spark.events("ExecutorRemoved")) == killed
-    check_store(out, expected, same_folders, tmp_path / "out")
+    same_folders(download(out, tmp_path / "out"), expected)

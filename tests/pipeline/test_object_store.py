@@ -12,8 +12,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import yaml
 from tests.pipeline.random_log import write_log
+from tests.pipeline.stores import download, write_config
 
 from multigate.configs import DataError, storage
 from multigate.configs.examples_store import Unfinished, _identity, fetched, for_each, new_examples
@@ -43,19 +43,6 @@ def here(event_config, tmp_path_factory):
     config = event_config(**NUMBERS)
     run(config, log, log.parent / "here")
     return log, config, log.parent / "here"
-
-
-def write_config(config, folder):
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    (folder / "model.yaml").write_text(text)
-
-
-def download(address, folder):
-    """All files below an address."""
-    for name, file in address.files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        file.download(folder / name)
-    return folder
 
 
 @pytest.mark.sweep(1)
