@@ -44,14 +44,15 @@ _AT_ONCE = 8  # files that are copied at the same time
 class Unfinished:
     """A folder of examples that is being made.
 
-    `local`: where this process writes. `shared`: where workers on other machines write; the same
-    where the folder is a local one. `resumed`: whether `local` holds what a killed run made.
+    `local`: where this process writes, and from where `complete` uploads. `shared`: where workers
+    on other machines write; the same where the folder is a local one. `resumed`: whether `local`
+    holds what a killed run made.
     """
 
     local: Path
     shared: Place
     resumed: bool = False
-    _collected: set[str] = field(default_factory=set)
+    _kept: set[str] = field(default_factory=set)
     _token: str = ""
 
     @property
@@ -59,10 +60,10 @@ class Unfinished:
         """A folder for what is needed while the examples are made."""
         return self.local / _WORK
 
-    def collect(self) -> None:
-        """Copy what workers wrote to the store into the local folder."""
+    def keep(self) -> None:
+        """Keep what workers have written to the store; what comes later is another run's."""
         if isinstance(self.shared, Address):
-            self._collected = _download(self.shared, self.local)
+            self._kept = self.shared.files().keys() - {_MARKER}
 
     def complete(self, manifest: dict[str, Any]) -> None:
         """Write the manifest, last, once all that this process wrote is in the store.
@@ -75,20 +76,18 @@ class Unfinished:
             write_json(ExamplesFolder(self.local).manifest, manifest)
             return
         names = {p.relative_to(self.local).as_posix() for p in _files(self.local)}
-        new = sorted(names - self._collected)
         shared = self.shared
-        for_each(lambda name: (shared / name).upload(self.local / name), new)
-        # Records are not copied here; all else came from the workers of a run that was killed.
-        records = {Path(n).with_suffix(".tfrecord").as_posix() for n in names}
-        for name in shared.files().keys() - names - records - {_MARKER}:
-            (shared / name).remove()
+        for_each(lambda name: (shared / name).upload(self.local / name), sorted(names))
+        # What else is there came from the workers of a run that was killed.
+        for name in shared.files().keys() - names - self._kept - {_MARKER}:
+            (shared / name).unlink()
         if _writer(shared) != self._token:
             raise DataError(
                 f"{self.shared}: another run began to write to this address meanwhile, and removed "
                 "what this one had written; give every run an address of its own"
             )
         write_json(ExamplesFolder(shared).manifest, manifest)
-        (shared / _MARKER).remove()
+        (shared / _MARKER).unlink()
 
 
 @contextmanager
@@ -213,14 +212,13 @@ def _fetch(folder: Address, entry: Path, key: str) -> None:
             temporary.rename(entry)
 
 
-def _download(folder: Address, to: Path) -> set[str]:
-    """Copy the files of a folder, without records for other trainers; returns their names."""
+def _download(folder: Address, to: Path) -> None:
+    """Copy the files of a folder."""
     found = folder.files()
-    names = [name for name in found if name != _MARKER and not name.endswith(".tfrecord")]
+    names = [name for name in found if name != _MARKER]
     for parent in {(to / name).parent for name in names}:
         parent.mkdir(parents=True, exist_ok=True)
     for_each(lambda name: found[name].download(to / name), names)
-    return found.keys() - {_MARKER}
 
 
 def _files(folder: Path) -> Iterator[Path]:

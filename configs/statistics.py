@@ -1,12 +1,12 @@
 """What the pipeline measures on the training split and the model reads: `statistics.json`."""
 
 import json
-from pathlib import Path
 
 from pydantic import Field
 
 from multigate.configs.errors import DataError
 from multigate.configs.sections.base import Frozen, parse
+from multigate.configs.storage import Place
 
 
 class NumberStatistics(Frozen):
@@ -66,7 +66,7 @@ class Statistics(Frozen):
     configuration names, or the task's mean over the training split's logged impressions."""
 
     @classmethod
-    def read(cls, path: Path) -> "Statistics":
+    def read(cls, path: Place) -> "Statistics":
         """Read `statistics.json`.
 
         Raises:

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -32,6 +32,7 @@ _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<bucket>[^/]*)/*(?P<k
 _SCHEMES = ("s3", "gs")
 _BUFFER = 1 << 20
 _ATTEMPTS = 7  # about half a minute
+_SILENCE = 10.0  # seconds without a byte, after which S3 is asked again
 _PATIENCE = timedelta(seconds=30)  # of Google's client, which counts no attempts
 _NOT_REPEATED = "Failed to flush response stream"
 _AWS_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation: (.*)", re.S)
@@ -71,10 +72,6 @@ class Address:
         """The same folder's file or folder of another name."""
         return Address(f"{self.text.rpartition('/')[0]}/{name}")
 
-    def with_suffix(self, suffix: str) -> "Address":
-        """The same name with another suffix."""
-        return self.with_name(Path(self.name).with_suffix(suffix).name)
-
     @property
     def key(self) -> str:
         """Bucket and key, as pyarrow names files."""
@@ -82,17 +79,17 @@ class Address:
 
     def changed(self) -> int:
         """When a file was written, in nanoseconds since 1970."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             return int(_filesystem(self).get_file_info(self.key).mtime_ns or 0)
 
     def is_file(self) -> bool:
         """Whether there is such a file."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             return bool(_filesystem(self).get_file_info(self.key).is_file)
 
     def open(self, mode: Literal["rb"] = "rb", buffering: int = _BUFFER) -> io.BufferedReader:
         """Open a file for reading; raises FileNotFoundError where there is none."""
-        with _plain_failures(self, "read"):
+        with plain_failures(self, "read"):
             file = _filesystem(self).open_input_file(self.key)
         return io.BufferedReader(_Object(self, file), buffering)
 
@@ -105,16 +102,24 @@ class Address:
         """The content of a text file."""
         return self.read_bytes().decode(encoding)
 
+    def dataset(self, files: Sequence["Address"]) -> Any:
+        """Parquet files of this store as one dataset of pyarrow's, which reads footers once."""
+        from pyarrow import dataset
+
+        keys = [file.key for file in files]
+        with plain_failures(self, "read"):
+            return dataset.dataset(keys, format="parquet", filesystem=_filesystem(self))
+
     def write_bytes(self, content: bytes | memoryview) -> None:
         """Write a file, which appears when it is whole."""
-        with _plain_failures(self, "written"):
+        with plain_failures(self, "written"):
             sink = self._sink()
             sink.write(content)
             sink.close()
 
     def upload(self, path: Path) -> None:
         """Write a file with the content of a local one; it appears when it is whole."""
-        with path.open("rb") as source, _plain_failures(self, "written"):
+        with path.open("rb") as source, plain_failures(self, "written"):
             # An error must not close the stream: that would make a file of what came through.
             sink = self._sink()
             shutil.copyfileobj(source, sink, 8 * _BUFFER)
@@ -164,14 +169,14 @@ class Address:
             return sorted({name.partition("/")[0] for name in self.files()})
         return sorted(info.base_name for info in self._infos(self.key, recursive=False))
 
-    def remove(self) -> None:
+    def unlink(self) -> None:
         """Remove a file."""
-        with _plain_failures(self, "removed"):
+        with plain_failures(self, "removed"):
             _filesystem(self).delete_file(self.key)
 
     def remove_files(self) -> None:
         """Remove all files below a folder."""
-        with _plain_failures(self, "removed"):
+        with plain_failures(self, "removed"):
             _filesystem(self).delete_dir_contents(self.key, missing_dir_ok=True)
 
     def _list(self, start: str, recursive: bool) -> dict[str, "Address"]:
@@ -188,7 +193,7 @@ class Address:
         from pyarrow import fs
 
         selector = fs.FileSelector(start, allow_not_found=True, recursive=recursive)
-        with _plain_failures(self, "listed"):
+        with plain_failures(self, "listed"):
             found = list(_filesystem(self).get_file_info(selector))
             bucket = self.key.partition("/")[0]
             if not found and _filesystem(self).get_file_info(bucket).type == fs.FileType.NotFound:
@@ -276,7 +281,7 @@ class _Object(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with _plain_failures(self._address, "read"):
+        with plain_failures(self._address, "read"):
             for attempt in range(_ATTEMPTS):
                 try:
                     return int(self._file.readinto(buffer))
@@ -332,12 +337,13 @@ def _connect(scheme: str, bucket: str, endpoint: str | None) -> Any:
         endpoint_override=endpoint,
         region=region,
         connect_timeout=10,
+        request_timeout=_SILENCE,
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
     )
 
 
 @contextmanager
-def _plain_failures(address: Address, done: str) -> Iterator[None]:
+def plain_failures(address: Address, done: str) -> Iterator[None]:
     """Say in one line what a store refused; a missing file stays a FileNotFoundError.
 
     Args:
@@ -366,6 +372,8 @@ def _reason(address: Address, error: OSError) -> str:
     lower = text.lower()
     if code == "NO_SUCH_BUCKET" or "bucket does not exist" in lower:
         return f"there is no bucket {bucket!r}; correct the address"
+    if re.search(r"HTTP status 507|StorageFull|QuotaExceeded", text) is not None:
+        return f"the store has no room in bucket {bucket!r} ({text[-200:]}); make room, start again"
     if code in ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH") or (
         "HTTP status 403" in text
         or "permission_denied" in lower

@@ -64,7 +64,6 @@ def examples(
     span: tuple[datetime, datetime] | None = None,
     forget: Place | None = None,
     previous: Place | None = None,
-    records: bool = False,
     beam: Sequence[str] | None = None,
     shuffle: Literal["files", "beam"] | None = None,
 ) -> Examples:
@@ -77,7 +76,6 @@ def examples(
         span: only the examples whose labels close between these two instants.
         forget: file of ids of users to leave out, one a line.
         previous: the previous run's examples, for drift and for counters that go on.
-        records: whether to write tf.Example records beside the Parquet parts.
         beam: Beam's own options.
         shuffle: how rows travel between stages.
 
@@ -102,7 +100,6 @@ def examples(
         span=span,
         forget=forget,
         previous=previous,
-        records=records,
         shuffle=shuffle,
     )
     return Examples(folder)

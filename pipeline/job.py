@@ -8,7 +8,6 @@ import logging
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,14 +17,14 @@ import polars as pl
 
 from multigate.configs import Config, DataError, progress
 from multigate.configs.examples_store import new_examples
-from multigate.configs.files import ExamplesFolder, remove_partial, write_json
-from multigate.configs.storage import Address, Place, place
+from multigate.configs.files import ExamplesFolder, new_part, remove_partial, write_json
+from multigate.configs.storage import Place, place
 from multigate.pipeline.compute import tables, totals
 from multigate.pipeline.core import stage_bar
 from multigate.pipeline.core.columns import check, counters
 from multigate.pipeline.core.facts import RunFacts
 from multigate.pipeline.core.runner import import_beam, local_options, plain_failures
-from multigate.pipeline.plan import FACTS, Plan, count_buckets
+from multigate.pipeline.plan import Plan, count_buckets
 from multigate.pipeline.read import erasure, inputs
 from multigate.pipeline.read.sources import Shard
 from multigate.pipeline.shuffle.parcel import Carrier, InBeam, LocalFiles, Parcel
@@ -42,6 +41,8 @@ _LOCAL_RUNNERS = {
     "PrismRunner",
 }
 
+_PARTS = "part-*.parquet"
+
 Tables = dict[str, Callable[[], Parcel | None]]
 """What makes the parcel of a side table."""
 
@@ -57,7 +58,6 @@ def run(
     span: tuple[datetime, datetime] | None = None,
     forget: Place | None = None,
     previous: Place | None = None,
-    records: bool = False,
     shuffle: Literal["files", "beam"] | None = None,
 ) -> dict[str, Any]:
     """Make examples from a log.
@@ -74,7 +74,6 @@ def run(
         forget: ids of users to forget, one a line, beside those of `pipeline.forget`.
         previous: the previous run's folder of examples, for the drift in `report.json`, and for
             the totals that the counters of a run of some days go on from.
-        records: whether to write tf.Example records beside the Parquet parts.
         shuffle: how rows travel between stages: through `files` on this machine's disk, or through
             `beam`, so that workers share nothing but the input and the output. By default files on
             Beam's local runner and Beam on every other.
@@ -113,7 +112,7 @@ def run(
     buckets = count_buckets(config, shards)
     identity = None
     if local:
-        made_of = (out, window, records, buckets)
+        made_of = (out, window, buckets)
         identity = stage_records.identity(config, data, shards, forgotten, before, *made_of)
     with new_examples(out, identity) as made:
         if made.resumed:
@@ -124,20 +123,19 @@ def run(
         # Workers on this machine need no store between them and this process.
         folder = made.local if local else made.shared
         finished = made.work / "stages" if identity is not None else None
-        plan = Plan(config, folder, out, buckets, carrier, window, records, finished)
+        plan = Plan(config, folder, out, buckets, carrier, window, finished)
         small = _small_tables(plan, _absolute(data), forgotten, before)
         with _bar(plan, len(shards), here=usual == "files"):
             _run_beam(shards, plan, small, options)
+        facts = RunFacts.read(plan.facts)
+        plan.facts.unlink()
         if not local:
-            made.collect()
-        plan = replace(plan, folder=made.local)
-        facts = RunFacts.read(made.local / FACTS)
-        (made.local / FACTS).unlink()
+            made.keep()
         remove_partial(made.local)
         problem = facts.log.verdict.problem
         if problem is not None:
             if str(manifest.rejects_beside(out)) in problem:
-                _leave_rejects(made.local, out)  # the message sends the user there
+                _leave_rejects(plan.examples.rejects, out)  # the message sends the user there
             absent = facts.log.verdict.absent
             raise DataError(problem + ("" if absent is None else tables.hint(config, data, absent)))
         account = manifest.build(config, facts)
@@ -152,10 +150,10 @@ def run(
         counted = totals.identity(config, forgotten)
         totals.finish(plan, made.local, facts.log.verdict.cut_off, before, counted)
         _check_splits(account, config, some_days=window is not None)
-        reading.write_no_rejects(made.local)
+        reading.write_no_rejects(plan, made.local)
         lists = data_report.add_lengths(fact.lengths for fact in facts.finished)
-        report = data_report.report(config, ExamplesFolder(made.local), account, lists, previous)
-        write_json(plan.examples.report, report)
+        report = data_report.report(config, plan.examples, account, lists, previous)
+        write_json(ExamplesFolder(made.local).report, report)
         made.complete(account)
     for line in report["advice"]:
         _log.warning("%s", line)
@@ -241,21 +239,16 @@ def _run_beam(
         transforms.build(pipeline, shards, plan, small)
 
 
-def _leave_rejects(made: Path, out: Place) -> None:
+def _leave_rejects(rejects: Place, out: Place) -> None:
     """Keep the rejects of a failed run beside its output folder, which does not exist."""
-    beside, rejects = manifest.rejects_beside(out), ExamplesFolder(made).rejects
-    if not rejects.exists():
-        return
-    if isinstance(beside, Address):
-        beside.remove_files()
-        for path in rejects.iterdir():
-            (beside / path.name).upload(path)
-        return
-    beside.mkdir(exist_ok=True)
-    for old in beside.glob("part-*.parquet"):
-        old.unlink()
-    for path in rejects.iterdir():
-        shutil.move(path, beside / path.name)
+    beside = manifest.rejects_beside(out)
+    found: list[Any] = list(rejects.glob(_PARTS))
+    if found:
+        for old in beside.glob(_PARTS):
+            old.unlink()
+    for path in found:
+        with path.open("rb") as source, new_part(beside / path.name) as part, part.open("wb") as to:
+            shutil.copyfileobj(source, to)
 
 
 def _check_splits(account: dict[str, Any], config: Config, some_days: bool = False) -> None:

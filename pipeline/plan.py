@@ -34,8 +34,6 @@ class Plan:
     carrier: Carrier
     window: Window | None = None
     """What a run of some days reads and makes; None where the whole log is."""
-    records: bool = False
-    """Whether tf.Example records are written beside the Parquet parts."""
     finished: Path | None = None
     """Folder of the stage records, see `stages.records`; None where none are kept."""
 

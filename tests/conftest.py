@@ -43,7 +43,7 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 # Files, or groups of files that share what takes seconds to make; the longest are first.
 TOGETHER = (
     r"jobs/(night/test_(run|candidate_stages)|test_tune)\.py",
-    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|tfrecord_contract|offline_scores)\.py|(verbs/test_(errors|json|progress)|model/report/test_table|jobs/test_interface)\.py",
+    r"candidates/|jobs/test_multistage\.py|end_to_end/test_(demo|verbs)\.py|contract/test_(one_event|offline_scores)\.py|(verbs/test_(errors|json|progress)|model/report/test_table|jobs/test_interface)\.py",
     r"jobs/night/test_fortnight\.py",
     r"model/training/test_resume\.py",
     r"serving/rpc/test_faults\.py",
@@ -193,13 +193,18 @@ class Bucket:
     address: Any
     endpoint: str
 
-    def busy(self, times: int, pattern: str = "") -> int:
+    def busy(self, times: int, pattern: str = "", fault: str = "busy") -> int:
         """Have the next requests with the pattern in method and path be answered with 503.
+
+        Args:
+            times: how many requests.
+            pattern: what their method and path contain.
+            fault: or another one of `s3_server.py`.
 
         Returns:
             How many were since the last call.
         """
-        url = f"{self.endpoint}/-/busy/{times}/{quote(pattern)}"
+        url = f"{self.endpoint}/-/{fault}/{times}/{quote(pattern)}"
         with urllib.request.urlopen(url) as answer:
             return int(answer.read())
 

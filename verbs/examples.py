@@ -38,12 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_forget(parser)
     parser.add_argument(
-        "--format",
-        choices=("parquet", "tfrecord"),
-        default="parquet",
-        help="tfrecord writes tf.Example records beside the Parquet parts",
-    )
-    parser.add_argument(
         "--previous",
         type=place,
         help="folder or address of the previous run's examples: to report drift against, and for "
@@ -104,7 +98,6 @@ def execute(options: argparse.Namespace) -> dict[str, Any]:
         span=span,
         forget=options.forget,
         previous=options.previous,
-        records=options.format == "tfrecord",
         shuffle=options.shuffle,
     )
     show_manifest(manifest, options.out)

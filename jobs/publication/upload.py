@@ -65,7 +65,7 @@ def upload(base: Base, to: Address) -> Uploaded:
         if trial is not None:
             (to / SETTINGS).write_bytes(trial.text().encode())
         elif (to / SETTINGS).is_file():
-            (to / SETTINGS).remove()
+            (to / SETTINGS).unlink()
         removed = _remove_others(to, set(offered)) if offered else []
         removed += _remove_others(to / TRIAL, set(tried))
     return {"copied": copied, "removed": removed}
@@ -109,6 +109,6 @@ def _remove_others(base: Address, kept: set[int]) -> list[int]:
     for number in gone:
         version = base / str(number)
         if (version / MANIFEST).is_file():
-            (version / MANIFEST).remove()
+            (version / MANIFEST).unlink()
         version.remove_files()
     return gone

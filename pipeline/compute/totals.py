@@ -27,6 +27,7 @@ from multigate.configs.contract import Mean, fingerprint
 from multigate.configs.files import ExamplesFolder, new_part, write_json
 from multigate.configs.storage import Place
 from multigate.pipeline.core.columns import counters, id_type
+from multigate.pipeline.core.stored import read_parquet
 from multigate.pipeline.label.labels import waits
 from multigate.pipeline.plan import Plan
 from multigate.pipeline.shuffle.parcel import Bundle
@@ -83,7 +84,7 @@ class Found:
                 f"{self.folder / source}: no totals here; do all workers see the folder of "
                 "--previous?"
             )
-        return pl.concat([_read(path) for path in paths])
+        return pl.concat([read_parquet(path) for path in paths])
 
 
 def since_of(plan: Plan) -> datetime | None:
@@ -126,11 +127,6 @@ def _write(rows: pl.DataFrame, path: Place) -> None:
         rows.write_parquet(temporary, compression="zstd")
 
 
-def _read(path: Place) -> pl.DataFrame:
-    with path.open("rb") as file:
-        return pl.read_parquet(file)
-
-
 def finish(
     plan: Plan, made: Path, cut_off: datetime | None, found: Found | None, identity_: str
 ) -> None:
@@ -138,7 +134,7 @@ def finish(
 
     Args:
         plan: the run.
-        made: the local folder that holds the examples.
+        made: the local folder that is published; see `examples_store.Unfinished`.
         cut_off: of the run.
         found: what it went on from.
         identity_: see `identity`.
@@ -150,7 +146,8 @@ def finish(
     for source, key in SIDES.items():
         (folder / source).mkdir(parents=True, exist_ok=True)
         if found is not None and since_of(plan) is not None:
-            seen = [pl.read_parquet(path)[key] for path in (folder / source).glob("*.parquet")]
+            paths = (plan.examples.totals / source).glob("*.parquet")
+            seen = [read_parquet(path)[key] for path in paths]
             others = found.rows(source)
             for ids in seen:
                 others = others.filter(~pl.col(key).is_in(ids.implode()))

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
 from pydantic import TypeAdapter
 
@@ -178,7 +177,7 @@ class RunFacts:
         write_json(path, _RUN.dump_python(self, mode="json"))
 
     @staticmethod
-    def read(path: Path) -> "RunFacts":
+    def read(path: Place) -> "RunFacts":
         """Read what `write` wrote."""
         return _RUN.validate_json(path.read_bytes())
 

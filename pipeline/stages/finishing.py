@@ -119,7 +119,7 @@ def finish_bucket(
     }
     lengths: dict[str, dict[str, int]] = {}
     paths = {name: part_path(plan.examples.split(name), number) for name in SPLITS}
-    with SplitWriter(paths, example_schema(config), plan.records) as writer:
+    with SplitWriter(paths, example_schema(config)) as writer:
         for examples in pieces:
             found_lengths = data_report.lengths(examples, config.contract)
             lengths = data_report.add_lengths([lengths, found_lengths])

@@ -270,8 +270,8 @@ def _cut_off(plan: Plan, log: dict[int, Day]) -> datetime | None:
     return None if latest is None else latest + timedelta(microseconds=1)
 
 
-def write_no_rejects(folder: Path) -> None:
+def write_no_rejects(plan: Plan, folder: Path) -> None:
     """Write an empty part where nothing was rejected, so that readers need no special case."""
-    rejects = ExamplesFolder(folder).rejects
-    if not rejects.exists():
-        write_parquet(pl.DataFrame(schema=REJECTS), part_path(rejects, 0), _REJECTS)
+    if not list(plan.examples.rejects.glob("*.parquet")):
+        path = part_path(ExamplesFolder(folder).rejects, 0)
+        write_parquet(pl.DataFrame(schema=REJECTS), path, _REJECTS)

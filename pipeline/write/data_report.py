@@ -35,6 +35,7 @@ from multigate.configs.contract import (
 from multigate.configs.files import LABEL, SAMPLED, SPLITS, TIME, ExamplesFolder
 from multigate.configs.statistics import Statistics
 from multigate.configs.storage import Place
+from multigate.pipeline.core import stored
 from multigate.pipeline.write.separators import other_separator
 
 _SMALL = 16 * 2**20  # bytes of files that are read once rather than once a figure
@@ -67,7 +68,7 @@ def add_lengths(parts: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[st
 
 def report(
     config: Config,
-    folder: ExamplesFolder,
+    folder: ExamplesFolder[Place],
     account: dict[str, Any],
     lists: dict[str, dict[str, int]],
     previous: Place | None = None,
@@ -209,27 +210,27 @@ def stability(now: dict[str, float] | None, before: dict[str, float]) -> float |
     return round(total, 6)
 
 
-def _logged(folder: ExamplesFolder) -> dict[str, pl.LazyFrame]:
+def _logged(folder: ExamplesFolder[Place]) -> dict[str, pl.LazyFrame]:
     """The logged impressions, by split; in memory if they are few."""
-    paths = {name: sorted(folder.split(name).glob("*.parquet")) for name in SPLITS}
-    found = {name: pl.scan_parquet(of).filter(~pl.col(SAMPLED)) for name, of in paths.items()}
-    if sum(path.stat().st_size for of in paths.values() for path in of) > _SMALL:
+    paths = {name: _parts(folder.split(name)) for name in SPLITS}
+    found = {name: stored.scan(of).filter(~pl.col(SAMPLED)) for name, of in paths.items()}
+    if sum(stored.size(path) for of in paths.values() for path in of) > _SMALL:
         return found
     return {name: rows.collect().lazy() for name, rows in found.items()}
+
+
+def _parts(folder: Place) -> list[Any]:
+    return sorted(folder.glob("*.parquet"))
 
 
 def _only(frame: pl.LazyFrame) -> dict[str, Any]:
     return dict(frame.collect(engine="streaming").row(0, named=True))
 
 
-def _split(folder: ExamplesFolder, name: str) -> dict[str, Any]:
-    paths = sorted(folder.split(name).glob("*.parquet"))
+def _split(folder: ExamplesFolder[Place], name: str) -> dict[str, Any]:
     logged, first, last = pl.col(SAMPLED).not_(), pl.col(TIME).min(), pl.col(TIME).max()
-    found = _only(
-        pl.scan_parquet(paths).select(
-            rows=pl.len(), impressions=logged.sum(), first=first, last=last
-        )
-    )
+    rows = stored.scan(_parts(folder.split(name)))
+    found = _only(rows.select(rows=pl.len(), impressions=logged.sum(), first=first, last=last))
     times = {key: None if found[key] is None else found[key].isoformat() for key in _TIMES}
     return {"rows": found["rows"], "impressions": found["impressions"], **times}
 
@@ -320,20 +321,20 @@ def _shares(counts: dict[str, int], known: set[str] | None) -> dict[str, float]:
     return {name: counts[name] / total for name in names}
 
 
-def _vocabularies(folder: ExamplesFolder) -> dict[str, int]:
-    paths = sorted(folder.vocabulary("any").parent.glob("*.parquet"))
-    return {path.stem: _only(pl.scan_parquet(path).select(rows=pl.len()))["rows"] for path in paths}
+def _vocabularies(folder: ExamplesFolder[Place]) -> dict[str, int]:
+    paths = _parts(folder.vocabulary("any").parent)
+    return {path.name.removesuffix(".parquet"): stored.count_rows(path) for path in paths}
 
 
 def _unknown(
-    contract: Contract, folder: ExamplesFolder, logged: dict[str, pl.LazyFrame]
+    contract: Contract, folder: ExamplesFolder[Place], logged: dict[str, pl.LazyFrame]
 ) -> dict[str, dict[str, float | None]]:
     """Share of the ids that the vocabulary lacks, by id feature that uses one and by split."""
     found: dict[str, dict[str, float | None]] = {}
     for name, feature in contract.features.items():
         if not isinstance(feature, IdFeature) or contract.unknown_codes(name) is None:
             continue
-        known = pl.read_parquet(folder.vocabulary(contract.vocabulary_of(name)))["value"]
+        known = stored.read_parquet(folder.vocabulary(contract.vocabulary_of(name)))["value"]
         value = pl.col(name)
         if feature.missing == "default":
             value = value.fill_null(feature.default)

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from multigate.configs.files import IMPRESSION, REQUEST, TIME, P, new_part
 from multigate.configs.storage import Place
-from multigate.pipeline.write.tfrecord import write_records
 
 _ROWS = 1 << 16
 
@@ -29,17 +28,13 @@ class SplitWriter:
     Args:
         paths: of the parts, by split.
         schema: of all.
-        records: whether to write tf.Example records beside each part.
     """
 
-    def __init__(
-        self, paths: Mapping[str, Place], schema: pa.Schema, records: bool = False
-    ) -> None:
-        self._paths, self._schema, self._records = paths, schema, records
+    def __init__(self, paths: Mapping[str, Place], schema: pa.Schema) -> None:
+        self._paths, self._schema = paths, schema
         # These values hardly repeat: a dictionary would cost time and save no space.
         unlike = (TIME, IMPRESSION, REQUEST)
         self._repeated = [name for name in schema.names if name not in unlike]
-        self._record_files: dict[str, Any] = {}
         self._writers: dict[str, Any] = {}
         self._files = ExitStack()
         self.rows = dict.fromkeys(paths, 0)
@@ -64,11 +59,6 @@ class SplitWriter:
                 )
             table = rows.select(self._schema.names).to_arrow().cast(self._schema)
             self._writers[name].write_table(table, row_group_size=_ROWS)
-            if self._records:
-                if name not in self._record_files:
-                    temporary = self._files.enter_context(new_part(path.with_suffix(".tfrecord")))
-                    self._record_files[name] = self._files.enter_context(temporary.open("wb"))
-                write_records(pl.DataFrame(table), self._record_files[name])
             self.rows[name] += len(rows)
         return divided
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from multigate.configs import DataError
+from multigate.configs import DataError, storage
 from multigate.configs.files import new_file, write_json
 from multigate.configs.storage import Address, place
 
@@ -41,7 +41,6 @@ def test_parts_of_an_address():
     address = place("s3://b/logs/a.csv")
     assert (address.name, str(address.parent)) == ("a.csv", "s3://b/logs")
     assert str(address.with_name("b")) == "s3://b/logs/b"
-    assert str(address.with_suffix(".tfrecord")) == "s3://b/logs/a.tfrecord"
 
 
 FILES = ("c.txt", "date=1/a.csv", "date=2/b.csv.gz", "date=2/deep/d.csv")
@@ -119,7 +118,7 @@ def test_google_cloud_storage_works_alike(gs_address, tmp_path):
     for name, file in gs_address.files().items():
         file.download(tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == file.read_bytes() == name.encode()
-    (gs_address / "c.txt").remove()
+    (gs_address / "c.txt").unlink()
     assert not (gs_address / "c.txt").is_file()
     with pytest.raises(FileNotFoundError):
         (gs_address / "c.txt").read_bytes()
@@ -153,6 +152,23 @@ def test_a_busy_store_is_asked_again(bucket):
     bucket.busy(2, "GET")
     assert address.read_bytes() == b"1"
     assert bucket.busy(0) == 2
+
+
+@pytest.mark.slow
+def test_a_store_that_does_not_answer_is_asked_again(bucket, monkeypatch):
+    monkeypatch.setattr(storage, "_SILENCE", 1.0)
+    storage._connect.cache_clear()
+    bucket.busy(1, "PUT", "slow")
+    (bucket.address / "x").write_bytes(b"1")
+    assert bucket.busy(0) == 1
+    assert (bucket.address / "x").read_bytes() == b"1"
+
+
+def test_a_full_store_is_one_line(bucket):
+    bucket.busy(1000, "PUT", "full")
+    with pytest.raises(DataError, match=r"s3://.*/x: cannot be written: the store has no room"):
+        (bucket.address / "x").write_bytes(b"1")
+    assert bucket.busy(0) == 1  # it is not asked again
 
 
 @pytest.mark.long  # the pauses between attempts grow to seconds

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.tf_examples import tf_example
 
 from multigate.configs.config import Config
 from multigate.configs.contract import FrozenContract
@@ -25,7 +26,6 @@ from multigate.model.evaluation.scored import score
 from multigate.model.training import train, warm_start
 from multigate.pipeline import job
 from multigate.pipeline.audit import audit
-from multigate.pipeline.write.tfrecord import serialise
 from multigate.serving.client.packing import rank_request
 from multigate.serving.client.rank_client import CallError, RankClient
 from multigate.serving.core.options import ServerOptions
@@ -266,8 +266,12 @@ def test_the_version_scores_as_the_checkpoint(run: Run, rows: Any, expected: np.
     assert np.std(expected) > 1e-4
 
 
-def test_tf_examples_score_as_their_rows(rows: Any, signatures: Any, expected: np.ndarray) -> None:
-    inputs = tf.constant(serialise(pl.from_arrow(rows)), tf.string)
+def test_tf_examples_score_as_their_rows(
+    run: Run, rows: Any, signatures: Any, expected: np.ndarray
+) -> None:
+    names = [name for name, _ in run.config.contract.of_side("user", "item", "context")]
+    examples = [tf_example(rows, row, names) for row in range(len(rows))]
+    inputs = tf.constant(examples, tf.string)
     found = signatures["classify"](inputs)["scores"][:, 0].numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 

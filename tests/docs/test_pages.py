@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from multigate.pipeline.core.runner import import_beam
 from multigate.verbs.command import make_parser
 
 ROOT = Path(__file__).parents[2]
@@ -13,6 +14,7 @@ PAGES = sorted(
     [
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "deploy").glob("*.md"),
         *(ROOT / "clients").glob("*.md"),
         *(ROOT / "clients").glob("*/*.md"),
     ]
@@ -39,6 +41,17 @@ def test_commands_are_found():
 def test_documented_commands_parse(command):
     arguments = shlex.split(re.split(r" {3,}(?=[A-Z])", command)[0])[1:]
     assert make_parser().parse_args(arguments).verb == arguments[0]
+
+
+@pytest.mark.parametrize("runner", ["Flink", "Spark", "Dataflow"])
+def test_the_engines_options_are_beams(runner):
+    """On the page of engines; Beam only warns of an option that it does not know."""
+    commands = (shlex.split(one) for one in documented_commands() if f"={runner}Runner" in one)
+    given = [word for one in commands for word in one if f"={runner}Runner" in word]
+    names = {one.partition("=")[0].removeprefix("--") for word in given for one in word.split()}
+    _, pipeline_options = import_beam()
+    assert len(names) > 4
+    assert names <= pipeline_options([]).get_all_options().keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

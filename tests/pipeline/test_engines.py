@@ -1,8 +1,9 @@
-"""The same job on other engines: through Beam's portable protocol, and on Apache Flink."""
+"""The same job on other engines: through Beam's portable protocol, on Apache Flink and Spark."""
 
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,16 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
-from tests.pipeline.flink.cluster import cluster
+from tests.pipeline.flink.cluster import flink_cluster
+from tests.pipeline.machines import need_mounts
 from tests.pipeline.random_log import write_log
+from tests.pipeline.spark.cluster import spark_cluster
+from tests.pipeline.stores import download, write_config
 from tests.ports import free_port
 
 from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
 
 ROOT = Path(__file__).parents[2]
-POM = Path(__file__).parent / "flink" / "pom.xml"
 NUMBERS = {
     "contract.features.seen": {
         "kind": "number",
@@ -32,39 +34,44 @@ NUMBERS = {
 }
 
 
-def flink_class_path(folder: Path) -> list[Path]:
-    """Jars of Beam's job server with Flink in it; skips where they cannot be had.
+def class_path(engine: str, folder: Path) -> list[Path]:
+    """Jars of Beam's job server with an engine in it; skips where they cannot be had.
 
     Maven finds them, in its own cache after the first time.
+
+    Args:
+        engine: Flink or Spark.
+        folder: for the list.
     """
     missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
     if missing:
-        pytest.skip(f"Flink was not run: {' and '.join(missing)} not installed")
-    listed = folder / "class_path.txt"
-    command = ["mvn", "--batch-mode", "--quiet", "--file", str(POM), "dependency:build-classpath"]
+        pytest.skip(f"{engine} was not run: {' and '.join(missing)} not installed")
+    listed, pom = folder / "class_path.txt", Path(__file__).parent / engine.lower() / "pom.xml"
+    command = ["mvn", "--batch-mode", "--quiet", "--file", str(pom), "dependency:build-classpath"]
     command.append(f"-Dmdep.outputFile={listed}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     except subprocess.TimeoutExpired:
-        pytest.skip("Flink was not run: Maven did not get its job server within 400 s")
+        pytest.skip(f"{engine} was not run: Maven did not get its job server within 400 s")
     if done.returncode:
         reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout)
-        pytest.skip(f"Flink was not run: Maven did not get its job server: {reason[:300]}")
+        pytest.skip(f"{engine} was not run: Maven did not get its job server: {reason[:300]}")
     return [Path(jar) for jar in listed.read_text().strip().split(os.pathsep)]
 
 
-def job_server(folder: Path) -> Path:
-    """Make a jar that starts Beam's job server with a Flink inside.
+def job_server(engine: str, folder: Path) -> Path:
+    """Make a jar that starts Beam's job server with an engine inside.
 
     Beam starts a job server by `java -jar`: this jar only names the others and the class to start.
     """
-    jars = " ".join(jar.as_uri() for jar in flink_class_path(folder))
+    jars = " ".join(jar.as_uri() for jar in class_path(engine, folder))
     # A line of a manifest has at most 72 bytes; one that goes on begins with a blank.
     named = "\r\n ".join(re.findall(".{1,70}", f"Class-Path: {jars}"))
     jar = folder / "job_server.jar"
     with zipfile.ZipFile(jar, "w") as file:
-        first = "Manifest-Version: 1.0\r\nMain-Class: org.apache.beam.runners.flink"
-        file.writestr("META-INF/MANIFEST.MF", f"{first}.FlinkJobServerDriver\r\n{named}\r\n")
+        main = f"org.apache.beam.runners.{engine.lower()}.{engine}JobServerDriver"
+        first = f"Manifest-Version: 1.0\r\nMain-Class: {main}"
+        file.writestr("META-INF/MANIFEST.MF", f"{first}\r\n{named}\r\n")
     return jar
 
 
@@ -90,17 +97,14 @@ def test_workers_in_processes_of_their_own_make_the_same(here, same_folders, tmp
     same_folders(tmp_path / "out", expected)
 
 
-def make_on_flink(config, log, out, folder, *more, master="[local]", parallelism=2, meanwhile=None):
-    """As documented, in a process of its own: Beam stops its Flink when that process ends."""
-    (folder / "model.yaml").write_text(
-        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    )
-    options = [f"--runner=FlinkRunner --flink_master={master} --parallelism={parallelism}"]
-    options = " ".join([*options, f"--flink_job_server_jar={job_server(folder)}", *more])
-    command = [sys.executable, "-m", "multigate", "examples", "--config"]
-    command += [str(folder / "model.yaml"), "--data", str(log), "--out", str(out)]
+def make_on(engine, config, log, out, folder, *options, meanwhile=None):
+    """As documented, in a process of its own: Beam stops its job server when that process ends."""
+    jar = job_server(engine, folder)
+    options = [f"--runner={engine}Runner", f"--{engine.lower()}_job_server_jar={jar}", *options]
+    command = [sys.executable, "-m", "multigate", "examples", "--data", str(log), "--out", str(out)]
+    command += ["--config", str(write_config(config, folder))]
     with subprocess.Popen(
-        [*command, "--beam", options],
+        [*command, "--beam", shlex.join(options)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -121,12 +125,10 @@ def make_on_flink(config, log, out, folder, *more, master="[local]", parallelism
 @pytest.mark.timeout(1200)  # some minutes where Maven's cache is empty, half of one where not
 def test_flink_makes_the_same(here, same_folders, tmp_path):
     log, config, expected = here
-    make_on_flink(config, log, tmp_path / "out", tmp_path, "--environment_type=LOOPBACK")
+    options = ["--flink_master=[local]", "--parallelism=2", "--environment_type=LOOPBACK"]
+    make_on("Flink", config, log, tmp_path / "out", tmp_path, *options)
     same_folders(tmp_path / "out", expected)
 
-
-KEPT = "--environment_cache_millis=30000"
-"""Python workers wait so long for the next step; else each step starts new ones."""
 
 OWN_DISK = """#!/bin/sh
 exec unshare --mount sh -ec '
@@ -166,65 +168,96 @@ def worker_pool(folder):
 @pytest.mark.timeout(1200)
 def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
     """Input, read only, and output are shared; each worker sees a disk of its own beside them."""
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("needs mount namespaces: unshare --mount is not allowed here")
+    need_mounts()
     log, config, expected = here
     shutil.copytree(log, tmp_path / "log")
     for name in ("output", "disk"):
         (tmp_path / name).mkdir()
     out = tmp_path / "output" / "out"
     with worker_pool(tmp_path) as address:
-        environment = f"--environment_type=EXTERNAL --environment_config={address}"
-        more = (environment, "--sdk_worker_parallelism=2")
-        make_on_flink(config, tmp_path / "log", out, tmp_path, *more)
+        options = ["--flink_master=[local]", "--parallelism=2", "--sdk_worker_parallelism=2"]
+        options += ["--environment_type=EXTERNAL", f"--environment_config={address}"]
+        make_on("Flink", config, tmp_path / "log", out, tmp_path, *options)
     assert len((tmp_path / "output" / "workers").read_text().splitlines()) >= 2
     same_folders(out, expected)
+
+
+@pytest.fixture(params=["s3", "gs"])
+def store(request):
+    """An address in a store that this test alone uses, with what it takes in the environment."""
+    if request.param == "s3":
+        return request.getfixturevalue("bucket").address
+    return request.getfixturevalue("gs_address")
+
+
+def workers(machines):
+    """Beam's options for Python workers that the engine starts, each on its own machine's disk.
+
+    They wait half a minute for the next step; else each step would start new ones.
+    """
+    config = json.dumps({"command": str(machines.boot)})
+    options = ["--environment_type=PROCESS", f"--environment_config={config}"]
+    return [*options, "--environment_cache_millis=30000"]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_cluster_that_shares_a_store_alone_makes_the_same(
-    killed, here, bucket, same_folders, tmp_path
+def test_a_flink_cluster_that_shares_a_store_alone_makes_the_same(
+    killed, here, store, same_folders, tmp_path
 ):
-    """A JobManager and two TaskManagers as processes; input and output on an S3 server.
+    """A JobManager and two TaskManagers as processes; input and output in a store.
 
     Each TaskManager starts its own Python workers, and sees an empty disk of its own.  A killed one
     is replaced, as a cluster's manager would, and changes nothing.
     """
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("needs mount namespaces: unshare --mount is not allowed here")
+    need_mounts()
     log, config, expected = here
     for path in log.iterdir():
-        (bucket.address / "log" / path.name).upload(path)
-    class_path = os.pathsep.join(map(str, flink_class_path(tmp_path)))
-    out = bucket.address / "examples"
-    with cluster(tmp_path / "cluster", class_path) as flink:
+        (store / "log" / path.name).upload(path)
+    out = store / "examples"
+    with flink_cluster(tmp_path / "cluster", class_path("Flink", tmp_path)) as flink:
 
         def kill():
-            flink.wait(lambda _: flink.finished_steps() >= 20, 400)
+            flink.wait(lambda: flink.finished_steps() >= 20, 400)
             flink.kill("task_manager_0")
             flink.start_task_manager("task_manager_2")
 
-        environment = {"command": str(flink.boot)}
-        options = (
-            f"--environment_type=PROCESS --environment_config='{json.dumps(environment)}' {KEPT}"
-        )
-        make_on_flink(
-            config,
-            bucket.address / "log",
-            out,
-            tmp_path,
-            options,
-            master=f"localhost:{flink.port}",
-            parallelism=4,
-            meanwhile=kill if killed else None,
-        )
+        options = [f"--flink_master=localhost:{flink.port}", "--parallelism=4", *workers(flink)]
+        meanwhile = kill if killed else None
+        make_on("Flink", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
         assert flink.get("overview")["jobs-finished"] == 1
         assert len(flink.workers_of_finished_job()) >= 2
-    local = tmp_path / "out"
-    for name in out.files():
-        path = local / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((out / name).read_bytes())
-    same_folders(local, expected)
+    same_folders(download(out, tmp_path / "out"), expected)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_spark_cluster_that_shares_a_store_alone_makes_the_same(
+    killed, here, store, same_folders, tmp_path
+):
+    """A master and two workers as processes; input and output in a store.
+
+    Each worker's executor starts its own Python workers, and sees an empty disk of its own.  A
+    killed one changes nothing.
+    """
+    need_mounts()
+    log, config, expected = here
+    for path in log.iterdir():
+        (store / "log" / path.name).upload(path)
+    out = store / "examples"
+    with spark_cluster(tmp_path / "cluster", class_path("Spark", tmp_path)) as spark:
+
+        def kill():
+            spark.wait(lambda: len(spark.events("TaskEnd")) >= 20, 400)
+            spark.kill("worker_0")
+            spark.start_worker("worker_2")
+
+        options = [f"--spark_master_url=spark://localhost:{spark.port}", *workers(spark)]
+        options += [f"--job_server_jvm_properties={one}" for one in spark.properties]
+        meanwhile = kill if killed else None
+        make_on("Spark", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
+        assert len({task["Task Info"]["Executor ID"] for task in spark.events("TaskEnd")}) >= 2
+        assert bool(spark.events("ExecutorRemoved")) == killed
+    same_folders(download(out, tmp_path / "out"), expected)

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import yaml
 from tests.pipeline.random_log import write_log
+from tests.pipeline.stores import download, write_config
 
 from multigate.configs import DataError, storage
-from multigate.configs.examples_store import _identity, fetched, for_each, new_examples
+from multigate.configs.examples_store import Unfinished, _identity, fetched, for_each, new_examples
 from multigate.configs.files import ExamplesFolder
 from multigate.configs.storage import Address
 from multigate.pipeline.core.runner import BEAMS_RUNNER
 from multigate.pipeline.job import run
+from multigate.pipeline.write import data_report
 from multigate.verbs.command import main
 
 ROOT = Path(__file__).parents[2]
@@ -40,21 +41,8 @@ def here(event_config, tmp_path_factory):
     """The log, its configuration, and what a run into a local folder makes of it."""
     log = write_log(tmp_path_factory.mktemp("store") / "log", files=3, rows=200, users=20)
     config = event_config(**NUMBERS)
-    run(config, log, log.parent / "here", records=True)
+    run(config, log, log.parent / "here")
     return log, config, log.parent / "here"
-
-
-def write_config(config, folder):
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    (folder / "model.yaml").write_text(text)
-
-
-def download(address, folder):
-    """All files below an address."""
-    for name, file in address.files().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        file.download(folder / name)
-    return folder
 
 
 @pytest.mark.sweep(1)
@@ -65,7 +53,7 @@ def test_a_bucket_holds_the_same_files(shuffle, here, bucket, same_folders, tmp_
         (bucket.address / "log" / path.name).upload(path)
     out = bucket.address / "examples" / "today"
     options = BEAMS_OWN if shuffle == "beam" else None
-    manifest = run(config, bucket.address / "log", out, options, shuffle=shuffle, records=True)
+    manifest = run(config, bucket.address / "log", out, options, shuffle=shuffle)
     assert manifest["rows"]["rejects"] == 3
     same_folders(download(out, tmp_path / "out"), expected)
     with pytest.raises(DataError, match=f"{out}: already exists; choose another output folder"):
@@ -78,8 +66,27 @@ def test_google_cloud_storage_holds_the_same_files(here, gs_address, same_folder
     log, config, expected = here
     for path in log.iterdir():
         (gs_address / "log" / path.name).upload(path)
-    run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam", records=True)
+    run(config, gs_address / "log", gs_address / "out", BEAMS_OWN, shuffle="beam")
     same_folders(download(gs_address / "out", tmp_path / "out"), expected)
+
+
+def test_the_launching_process_copies_no_part(here, bucket, monkeypatch):
+    """Neither to disk, where `complete` uploads from, nor for the report, which scans the store."""
+    log, config, expected = here
+    local = []
+    complete = Unfinished.complete
+
+    def watched(self, manifest):
+        local.extend(path for path in self.local.rglob("*") if path.is_file())
+        complete(self, manifest)
+
+    monkeypatch.setattr(Unfinished, "complete", watched)
+    monkeypatch.setattr(Address, "download", None)
+    monkeypatch.setattr(data_report, "_SMALL", 0)
+    run(config, log, bucket.address / "out", BEAMS_OWN, shuffle="beam")
+    assert {path.name for path in local} == {"identity", "report.json", "totals.json"}
+    run(config, log, expected.parent / "scanned")
+    assert data_report.read(bucket.address / "out") == data_report.read(expected.parent / "scanned")
 
 
 def test_what_stands_at_an_address_is_not_removed(here, bucket):
@@ -115,11 +122,28 @@ def test_a_store_that_refuses_writes_leaves_no_manifest(here, bucket, monkeypatc
     assert list(bucket.address.files()) == []
 
 
+@pytest.mark.parametrize("shuffle", ["files", "beam"])
+def test_a_full_bucket_is_told_in_one_line_and_leaves_nothing(
+    shuffle, here, bucket, tmp_path, capsys
+):
+    log, config, _ = here
+    write_config(config, tmp_path)
+    arguments = ["examples", "--config", str(tmp_path / "model.yaml"), "--data", str(log)]
+    bucket.busy(10_000, "part-00001", "full")
+    out = bucket.address / "out"
+    assert main([*arguments, "--out", str(out), "--shuffle", shuffle]) == 2
+    assert bucket.busy(0) > 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {out}/")
+    assert "part-00001.parquet: cannot be written: the store has no room" in line
+    assert list(bucket.address.files()) == []
+
+
 @pytest.mark.slow  # the pauses between attempts
 def test_a_busy_store_is_asked_again_until_all_is_written(here, bucket, same_folders, tmp_path):
     log, config, expected = here
     bucket.busy(3, "PUT")
-    run(config, log, bucket.address / "out", records=True)
+    run(config, log, bucket.address / "out")
     assert bucket.busy(0) == 3
     same_folders(download(bucket.address / "out", tmp_path / "out"), expected)
 
@@ -150,7 +174,7 @@ def test_a_killed_run_leaves_no_manifest_and_the_next_one_succeeds(
     write_config(config, tmp_path)
     out = bucket.address / "examples"
     arguments = ["examples", "--config", str(tmp_path / "model.yaml"), "--data", str(log)]
-    arguments += ["--out", str(out), "--shuffle", "beam", "--format", "tfrecord"]
+    arguments += ["--out", str(out), "--shuffle", "beam"]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *arguments],
         cwd=ROOT,
@@ -177,7 +201,7 @@ def test_of_two_runs_at_one_address_one_is_told(bucket):
         with new_examples(out) as second:
             (second.local / "part").write_bytes(b"second")
             second.complete({"cut_off": None})
-        (out / "manifest.json").remove()
+        (out / "manifest.json").unlink()
         first.complete({"cut_off": None})
 
 
@@ -298,14 +322,14 @@ def test_totals_go_on_from_an_address(event_config, bucket, same_folders, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_and_evaluated_from_an_address(
+def test_a_model_is_trained_evaluated_and_exported_from_an_address(
     here, stored, event_config, tmp_path, capsys
 ):
     _, _, folder = here
     small = {"train.epochs": 1, "model.experts": {"count": 4, "units": [8]}}
     write_config(event_config(**NUMBERS, **small), tmp_path)
     config = ["--config", str(tmp_path / "model.yaml"), "--json"]
-    rows = []
+    rows, versions = [], []
     for at, examples in enumerate((folder, stored)):
         out = str(tmp_path / f"checkpoint{at}")
         assert main(["train", *config, "--examples", str(examples), "--out", out]) == 0
@@ -313,4 +337,12 @@ def test_a_model_is_trained_and_evaluated_from_an_address(
         capsys.readouterr()
         assert main(["evaluate", *arguments]) == 0
         rows.append(json.loads(capsys.readouterr().out)["tasks"])
+        models = str(tmp_path / f"models{at}")
+        assert main(["export", "--checkpoint", out, *arguments[2:], "--out", models]) == 0
+        versions.append(Path(json.loads(capsys.readouterr().out)["export"]) / "assets.extra")
     assert rows[0] == rows[1]
+    names = [p.relative_to(versions[0]) for p in versions[0].rglob("*") if p.is_file()]
+    of_examples = [name for name in names if name.parts[0] in ("snapshot", "popular.json")]
+    assert len(of_examples) > 2
+    for name in (Path("golden.json"), *of_examples):
+        assert (versions[0] / name).read_bytes() == (versions[1] / name).read_bytes()

@@ -59,6 +59,15 @@ def test_a_night_from_the_log_to_production(finished):
     assert manifest["cut_off"] == "2026-01-31T00:00:00+00:00"
 
 
+@pytest.mark.slow
+def test_a_night_reads_its_log_from_a_store(finished, nights, bucket, tmp_path):
+    for path in finished.logs.iterdir():
+        (bucket.address / "logs" / path.name).upload(path)
+    result = run(nights.config(), DAY, bucket.address / "logs", tmp_path)
+    assert (result["state"], result["version"]) == ("published", 1)
+    assert same_answers(base_of(tmp_path).versions()[1], base_of(finished.runs).versions()[1])
+
+
 def test_people_are_told_once(finished):
     (line,) = finished.told.read_text().splitlines()
     told = json.loads(line)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from tests.tf_examples import tf_example
 
 from multigate.configs.contract import Combine, Contract
 from multigate.configs.errors import ExportError
@@ -215,29 +216,12 @@ def test_both_signatures_score_like_the_keras_model(exported, gate) -> None:
         assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
 
 
-def example(table: pa.Table, row: int, names: list[str]) -> bytes:
-    """A row as a serialised tf.Example; null features are absent."""
-    made = tf.train.Example()
-    for name in names:
-        value = table[name][row].as_py()
-        if value is None:
-            continue
-        values, held = value if isinstance(value, list) else [value], made.features.feature[name]
-        if pa.types.is_floating(table[name].type):
-            held.float_list.value.extend(values)
-        elif pa.types.is_string(table[name].type):
-            held.bytes_list.value.extend(text.encode() for text in values)
-        else:
-            held.int64_list.value.extend(values)
-    return made.SerializeToString()
-
-
 def test_classify_and_regress_score_examples_like_rows(exported) -> None:
     model = exported("topk")
     names = [name for name, _ in model.contract.of_side("user", "item", "context")]
     table = model.table.slice(0, 80)
     assert any(table[name].null_count for name in names)
-    serialised = np.array([example(table, row, names) for row in range(80)], object)
+    serialised = np.array([tf_example(table, row, names) for row in range(80)], object)
     received = model.call("classify", {"inputs": serialised})
     rows = take(model.raw("user", "item", "context"), slice(80))
     expected = model.call("serving_default", rows)
@@ -273,7 +257,7 @@ def test_gates_answer_with_the_weights_of_the_keras_model(exported, gate) -> Non
 def test_examples_that_do_not_fit_the_contract_are_refused(exported) -> None:
     model = exported("topk")
     names = [name for name, _ in model.contract.of_side("user", "item", "context")]
-    whole = tf.train.Example.FromString(example(model.table, 0, names))
+    whole = tf.train.Example.FromString(tf_example(model.table, 0, names))
     absent, repeated, mistyped = (
         tf.train.Example.FromString(whole.SerializeToString()) for _ in "123"
     )

@@ -35,18 +35,16 @@ def test_an_attempt_that_fails_leaves_nothing_and_harms_no_other(tmp_path):
     assert pl.read_parquet(tmp_path / "part.parquet")["meta/time"].to_list() == [1, 2]
 
 
-@pytest.mark.parametrize("records", [True, False])
-def test_parts_of_splits_appear_only_when_all_is_written(records, tmp_path):
+def test_parts_of_splits_appear_only_when_all_is_written(tmp_path):
     paths = {name: tmp_path / name / "part.parquet" for name in ("train", "test")}
-    with pytest.raises(OSError, match="full"), SplitWriter(paths, SCHEMA, records) as writer:
+    with pytest.raises(OSError, match="full"), SplitWriter(paths, SCHEMA) as writer:
         writer.write(ROWS)
         raise OSError("full")
     assert names(tmp_path) == []
-    with SplitWriter(paths, SCHEMA, records) as writer:
+    with SplitWriter(paths, SCHEMA) as writer:
         writer.write(ROWS)
         assert not any(path.exists() for path in paths.values())
-    expected = ["part.parquet"] * 2 + (["part.tfrecord"] * 2 if records else [])
-    assert names(tmp_path) == expected
+    assert names(tmp_path) == ["part.parquet"] * 2
     assert pl.read_parquet(paths["test"])["meta/time"].to_list() == [2]
 
 
