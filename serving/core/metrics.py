@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -41,6 +41,7 @@ _RUN = ("model", "signature")
 _VERSION = ("model", "version")
 _SCORES = tuple(digit * 10.0**power for power in range(-3, 4) for digit in (1, 2, 5))
 _AGREEMENT = (*tuple(round(0.1 * tenth, 1) for tenth in range(1, 10)), 0.95, 0.99)
+_LOAD = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 _SHARES = (0.25, 0.5, 0.75, 0.9)  # of scores; probabilities crowd below 1
 
 
@@ -371,6 +372,12 @@ class ServerMetrics:
         self.loads = Counter(
             "multigate_version_loads_total", "Attempts to load a version.", ["model", "result"]
         )
+        self.load_time = Histogram(
+            "multigate_version_load_seconds",
+            "Time to load, check and warm up a version that then served.",
+            _LOAD,
+            _MODEL,
+        )
         self.store_looks = Counter(
             "multigate_store_looks_total",
             "Looks at a base path in an object store: read, or failed.",
@@ -414,6 +421,7 @@ class ServerMetrics:
         for metric in vars(self).values():
             if isinstance(metric, _Metric):
                 self.registry.register(metric)
+        ProcessCollector(registry=self.registry)
 
     def answered(
         self,
