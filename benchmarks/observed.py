@@ -20,7 +20,8 @@ its equal for as long as it lives, and no number of rounds tells that from its k
     config       plain, with its models from a file that is looked at every second
     all          all of these together
 
-Prints each kind's calls a second and CPU time a call (of all its processes), median and middle half
+Prints each round as it ends, so that a run which is cut off has told what it knew.  At the end,
+each kind's calls a second and CPU time a call (of all its processes), median and middle half
 of the rounds, and its ratio to `plain` in the same round: geometric mean with a 95 % interval (t),
 over the rounds of a single start or over the means of several.  The last line is JSON.
 """
@@ -210,6 +211,12 @@ def in_turns(
                 if turn >= 0:
                     one = {"calls": len(latencies) / elapsed, "cpu": cpu / len(latencies)}
                     found[name].append(one | {"statuses": dict(statuses)})
+            if turn >= 0:
+                said = [
+                    f"{name} {one[-1]['calls']:.0f}/s {1e3 * one[-1]['cpu']:.3f} ms"
+                    for name, one in found.items()
+                ]
+                print(f"round {turn + 1} of {rounds}: {', '.join(said)}", flush=True)
     return found
 
 
@@ -253,7 +260,10 @@ def compare(
 ) -> dict[str, Any]:
     """Measure the kinds, print the table, return the ratios to `plain`."""
     counts: dict[str, int] = {}
-    started = [one_start(base, kinds, rounds, seconds, counts) for _ in range(starts)]
+    started = []
+    for number in range(starts):
+        print(f"start {number + 1} of {starts}", flush=True)
+        started.append(one_start(base, kinds, rounds, seconds, counts))
     result: dict[str, Any] = {
         "starts": starts,
         "rounds": rounds,
@@ -304,7 +314,7 @@ def main() -> None:
         parser.error("--model_base_path: required")
     base = options.model_base_path.resolve()
     found = compare(base, options.servers, options.rounds, options.seconds, options.starts)
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ does meets all servers alike; all servers get the same calls at the same moments
 each turn there is a pause, until what waits to be scored by a server that nobody calls is scored:
 else the next server would wait for that.
 
-Prints p50, p90 and p99 of all calls of a server; the ratio of its p99, and of its p90, to those of
+Prints p50 and p99 of each server's turn as each round ends; at the end, p50, p90 and p99 of all
+calls of a server; the ratio of its p99, and of its p90, to those of
 the first, with a 95 % interval (bootstrap of the rounds, the same rounds for both); CPU time a
 call; and how many calls were scored, dropped and failed.  The last line is JSON.
 """
@@ -121,6 +122,13 @@ def in_turns(
                 found[name].latencies.append(np.array(latencies))
                 found[name].statuses.update(statuses)
                 found[name].cpu += cpu_seconds(servers[name][0]) - before
+            said = [
+                f"{name} % {1e3 * median:.1f} {1e3 * high:.1f} ms"
+                for name, one in found.items()
+                if one.latencies[-1].size
+                for median, high in [np.quantile(one.latencies[-1], [0.5, 0.99])]
+            ]
+            print(f"round {place + 1} of {rounds}, p50 p99: {', '.join(said)}", flush=True)
     return found, capacity
 
 
@@ -205,7 +213,7 @@ def main() -> None:
         options.seconds,
         options.pause,
     )
-    print(json.dumps(found))
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

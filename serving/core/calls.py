@@ -24,7 +24,7 @@ from multigate.serving.core.status import (
     UnauthenticatedError,
     status_of,
 )
-from multigate.serving.core.tracing import Trace, TracedCall, Tracing
+from multigate.serving.core.tracing import Trace, TracedCall, Tracing, current
 
 HEALTH = "/grpc.health.v1.Health/"
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
@@ -41,9 +41,6 @@ class Caller(Protocol):
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline; None without one."""
-
-    def invocation_metadata(self) -> Any:
-        """Its metadata, or the headers of its HTTP request."""
 
 
 class CallGate:
@@ -113,8 +110,14 @@ class CallGate:
                 "reload request: expected an admin token in metadata: authorization: Bearer"
             )
 
-    def admit(self, path: str) -> None:
+    def admit(self, path: str, metadata: Metadata) -> None:
         """Count the call of the current task among those in flight until the task ends.
+
+        Here it is decided whether the call is traced, too.
+
+        Args:
+            path: of the method, as gRPC writes it.
+            metadata: of the call, or the headers of an HTTP request.
 
         Raises:
             AdmissionError: too many are in flight.
@@ -131,6 +134,8 @@ class CallGate:
         assert task is not None  # gRPC runs a whole call, its interceptor included, in one task
         calls.add(task)
         task.add_done_callback(calls.discard)
+        if self.tracing is not None and not probe:
+            self.tracing.begin(metadata)
 
     def refused(self, error: RequestError, entrypoint: EntryPoint) -> None:
         """Count a call that is refused before its message is read."""
@@ -178,9 +183,7 @@ class HandledCall:
         self._started = time.perf_counter()
         self._gate.in_flight += 1
         logs.begin()
-        tracing = self._gate.tracing
-        if tracing is not None and not self._path.startswith(HEALTH):
-            self._trace = tracing.begin(self._caller.invocation_metadata() or ())
+        self._trace = current()
         return self
 
     def __exit__(

@@ -12,10 +12,18 @@ from collections.abc import Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import (
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    get_current_span,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from multigate.serving.core.metrics import ServerMetrics
@@ -31,10 +39,17 @@ _LAST_SECONDS = 3.0
 """For the last spans, when the server stops."""
 _EVERY_MS = 1000
 """Milliseconds between batches."""
+_SCOPE = InstrumentationScope("multigate.serving")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET = Status(StatusCode.UNSET)
 
 
 class SpanExport:
-    """Sends the spans of traced calls."""
+    """Sends the spans of traced calls.
+
+    All of a call is known when its spans are made, so that they need no tracer, which keeps spans
+    that are under way: a call of five spans would take 104 us of the loop in place of 8 to 16.
+    """
 
     def __init__(self, endpoint: str, metrics: ServerMetrics) -> None:
         """Begin to send.
@@ -45,7 +60,7 @@ class SpanExport:
         """
         # It writes a line per failed batch; ours says once that the collector is gone.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        resource = Resource.create(
+        self._resource = Resource.create(
             {
                 "service.name": os.environ.get("OTEL_SERVICE_NAME", "multigate"),
                 "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
@@ -53,16 +68,13 @@ class SpanExport:
         )
         self._metrics = metrics
         self._sender = _Sender(endpoint, metrics)
-        self._provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                self._sender,
-                max_queue_size=_MOST_WAITING,
-                schedule_delay_millis=_EVERY_MS,
-                max_export_batch_size=512,
-            )
+        self._processor = BatchSpanProcessor(
+            self._sender,
+            max_queue_size=_MOST_WAITING,
+            schedule_delay_millis=_EVERY_MS,
+            max_export_batch_size=512,
         )
-        self._tracer = self._provider.get_tracer("multigate.serving")
+        self._ids = RandomIdGenerator()
         self._contexts = TraceContextTextMapPropagator()
 
     def add(self, call: TracedCall) -> None:
@@ -72,33 +84,56 @@ class SpanExport:
         if not self._sender.reserve(count):
             self._metrics.spans.add("dropped", by=count)
             return
-        fields = {f"multigate.{name}": value for name, value in call.fields.items()}
-        span = self._tracer.start_span(
-            call.path,
-            self._contexts.extract(trace.carrier),
-            SpanKind.SERVER,
-            {
-                "rpc.system": "grpc" if call.entrypoint == "GRPC" else "http",
-                "rpc.service": call.path.rpartition("/")[0],
-                "rpc.method": call.path.rpartition("/")[2],
-                "rpc.response.status_code": call.status,
-                **fields,
-            },
-            start_time=trace.nanoseconds(trace.started),
-        )
-        parent = set_span_in_context(span)
+        parent = get_current_span(self._contexts.extract(trace.carrier)).get_span_context()
+        caller = parent if parent.is_valid else None
+        trace_id = caller.trace_id if caller is not None else self._ids.generate_trace_id()
+        state = parent.trace_state
+
+        def context() -> SpanContext:
+            return SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED, state)
+
+        whole = context()
         for name, began, ended, attributes in trace.steps:
-            child = self._tracer.start_span(
-                name, parent, attributes=attributes, start_time=trace.nanoseconds(began)
+            self._processor.on_end(
+                ReadableSpan(
+                    name,
+                    context(),
+                    whole,
+                    self._resource,
+                    attributes,
+                    status=_UNSET,
+                    start_time=trace.nanoseconds(began),
+                    end_time=trace.nanoseconds(ended),
+                    instrumentation_scope=_SCOPE,
+                )
             )
-            child.end(trace.nanoseconds(ended))
-        if call.status != "OK":
-            span.set_status(Status(StatusCode.ERROR, call.message))
-        span.end(trace.nanoseconds(call.ended))
+        service, _, method = call.path.rpartition("/")
+        fields = {f"multigate.{name}": value for name, value in call.fields.items()}
+        failed = call.status != "OK"
+        self._processor.on_end(
+            ReadableSpan(
+                call.path,
+                whole,
+                caller,
+                self._resource,
+                {
+                    "rpc.system": "grpc" if call.entrypoint == "GRPC" else "http",
+                    "rpc.service": service,
+                    "rpc.method": method,
+                    "rpc.response.status_code": call.status,
+                    **fields,
+                },
+                kind=SpanKind.SERVER,
+                status=Status(StatusCode.ERROR, call.message) if failed else _UNSET,
+                start_time=trace.nanoseconds(trace.started),
+                end_time=trace.nanoseconds(call.ended),
+                instrumentation_scope=_SCOPE,
+            )
+        )
 
     def close(self) -> None:
         """Send what waits, for a limited time."""
-        ending = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
         ending.start()
         ending.join(_LAST_SECONDS)
 

@@ -122,17 +122,12 @@ class _Answer:
 class _Caller:
     """How long an HTTP client waits."""
 
-    def __init__(self, seconds: float, headers: Headers) -> None:
+    def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
-        self._headers = headers
 
     def time_remaining(self) -> float:
         """Seconds until the deadline."""
         return self._until - time.monotonic()
-
-    def invocation_metadata(self) -> Headers:
-        """The headers."""
-        return self._headers
 
 
 Work = Callable[[_Target, bytes, _Caller], Awaitable[bytes]]
@@ -230,14 +225,14 @@ class RestApp:
             )
         try:
             self._gate.authorize(service + method, headers)
-            caller = _Caller(min(_timeout(headers), self._timeout), headers)
+            caller = _Caller(min(_timeout(headers), self._timeout))
             body = await self._body(headers, receive, caller) if wanted == "POST" else b""
         except RequestError as error:
             self._gate.refused(error, "REST")
             return _failure(error)
         if not isinstance(body, bytes):
             return body
-        handled = self._handle(service + method, caller, work, found, body)
+        handled = self._handle(service + method, headers, caller, work, found, body)
         return await self._until_done(handled, caller, receive)
 
     async def _until_done(
@@ -266,6 +261,7 @@ class RestApp:
     async def _handle(
         self,
         path: str,
+        headers: Headers,
         caller: _Caller,
         work: Work,
         found: re.Match[str],
@@ -273,7 +269,7 @@ class RestApp:
     ) -> "_Answer | _Failure":
         """One call, in a task of its own that the gate admits."""
         try:
-            self._gate.admit(path)
+            self._gate.admit(path, headers)
         except RequestError as error:
             self._gate.refused(error, "REST")
             return _failure(error)

@@ -44,10 +44,11 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[Any], Awaitable[Any]], call: Any
     ) -> Any:
         """The method's wrapped handler, made once per method."""
-        method = call.method
+        # Not the context's: gRPC makes that anew.
+        method, metadata = call.method, call.invocation_metadata
         try:
-            self._gate.authorize(method, call.invocation_metadata)
-            self._gate.admit(method)
+            self._gate.authorize(method, metadata)
+            self._gate.admit(method, metadata)
         except RequestError as error:
             return self._refuse(error)
         if method not in self._handlers:

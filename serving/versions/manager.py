@@ -403,14 +403,11 @@ class VersionManager(Generic[V]):
         with self._lock:
             self._loaded[version] = loaded
             self._records[version] = VersionRecord("AVAILABLE")
+        seconds = time.monotonic() - started
         self._metrics.loads.add(self.name, "loaded")
+        self._metrics.load_time.observe(seconds, self.name)
         self._freed.change()
-        LOG.info(
-            "model %s version %d is available after %.1f s",
-            self.name,
-            version,
-            time.monotonic() - started,
-        )
+        LOG.info("model %s version %d is available after %.1f s", self.name, version, seconds)
         return True
 
     def _open(self, version: int, folder: Path) -> V:

@@ -25,6 +25,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -506,7 +507,8 @@ class Supervisor(Collector):
         families: dict[str, Iterable[Metric]] = {
             str(slot.number): slot.metrics for slot in asked if slot.metrics is not None
         }
-        families["supervisor"] = self.metrics.thread_failures.collect()
+        of_this_process = ProcessCollector(registry=None).collect()
+        families["supervisor"] = [*self.metrics.thread_failures.collect(), *of_this_process]
         yield from labelled_by_worker(families)
         serving = sum(slot.ready.is_set() and slot.responsive for slot in self.slots)
         yield GaugeMetricFamily("multigate_workers", "Workers that serve.", serving)

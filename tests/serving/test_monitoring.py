@@ -8,6 +8,7 @@ import subprocess
 import urllib.parse
 import urllib.request
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -19,7 +20,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from pyarrow import fs
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import (
+    classification_pb2,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
 
 from multigate.configs.errors import ServingError
 from multigate.configs.storage import place
@@ -29,12 +34,16 @@ from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.upload import upload
 from multigate.serving.client import RankClient
 from multigate.serving.core.background import SupervisedThread
+from multigate.serving.core.metrics import ServerMetrics
+from multigate.serving.core.options import ServerOptions
 from multigate.serving.feature_store.snapshot_writer import write_snapshot
 from multigate.serving.observe.exporter import PATH
 from multigate.serving.observe.shadow import ShadowResult
 from multigate.serving.rpc.canary import CanaryResult
 from multigate.serving.runtime.child import Child, ChildError
+from multigate.serving.runtime.start import start_runtime
 from multigate.serving.versions.saved_model import Signature
+from multigate.serving.workers.supervisor import Supervisor
 
 ITEMS = [f"i{n}" for n in range(1, 5)]
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -60,6 +69,11 @@ DECLARED = {
     ("multigate_shadow_calls_total", "result"): get_args(ShadowResult),
     (":tensorflow:serving:request_count", "status"): [code.name for code in grpc.StatusCode],
 }
+# Metrics that neither a panel nor an alert asks for, and why.
+UNWATCHED = {
+    "process_virtual_memory_bytes": "TensorFlow reserves more than it ever uses; resident counts",
+}
+SAMPLES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
 FUNCTIONS = {
     *("abs", "histogram_quantile", "increase", "max", "min", "rate", "sum", "time", "topk"),
     *("by", "offset", "or", "unless", "without"),
@@ -84,6 +98,47 @@ def test_the_metrics_of_a_query_are_found():
     assert selected(query) == [(":x:y_bucket", {"b": "c|d", "e": "f"}, by), ("g", {}, by)]
 
 
+def worker_options(base, workers=1):
+    """Of a server with processes of its own."""
+    options = {"model_name": "small", "model_base_path": base, "port": 0, "metrics_port": 0}
+    return ServerOptions(**options, workers=workers)
+
+
+@pytest.fixture(scope="module")
+def declared(tmp_path_factory):
+    """By metric: the labels of each of its samples, as the code declares them."""
+    metrics = ServerMetrics()
+    supervisor = Supervisor(worker_options(tmp_path_factory.mktemp("none")), lambda: None)
+    labels = {"multigate_worker_deaths_total": {"worker"}}
+    for metric in vars(metrics).values():
+        if hasattr(metric, "labels"):
+            labels |= {family.name: set(metric.labels) for family in metric.collect()}
+    found = {}
+    for family in (*metrics.registry.collect(), *supervisor.collect()):
+        has = labels.get(family.name, set())
+        found[family.name] = {
+            family.name + suffix: has | ({"le"} if suffix == "_bucket" else set())
+            for suffix in SAMPLES[family.type]
+        }
+    supervisor._held.close()
+    return found
+
+
+def test_no_metric_of_the_server_is_forgotten(declared):
+    asked = {name for queries in QUERIES.values() for query in queries
+             for name, _, _ in selected(query)}  # fmt: skip
+    forgotten = {name for name, samples in declared.items() if not asked & set(samples)}
+    assert forgotten == set(UNWATCHED), "neither a panel, nor an alert, nor a reason above"
+
+
+@pytest.mark.parametrize("title", QUERIES)
+def test_the_code_declares_what_is_asked_for(declared, title):
+    labels = {name: has for samples in declared.values() for name, has in samples.items()}
+    for name, matchers, by in (one for query in QUERIES[title] for one in selected(query)):
+        has = PROMETHEUS.get(name) or labels[name] | ADDED
+        assert set(matchers) | by <= has, f"{title}: {name} has {', '.join(sorted(has))}"
+
+
 @pytest.fixture(scope="module")
 def base(watched, contract, tmp_path_factory):
     """A folder with a version that has all that export gives it to be watched by."""
@@ -94,6 +149,7 @@ def base(watched, contract, tmp_path_factory):
     shares = {"item_id": {"missing": 0.0, "unseen": 0.5}}
     reference = {"rows": 1000, "features": shares, "scores": scores}
     (extra / "reference.json").write_text(json.dumps(reference))
+    (extra / "sparsity.json").write_text('{"experts_per_row": 2.5}')
     examples = tmp_path_factory.mktemp("examples")
     count, floats = len(ITEMS), np.float32
     tables = {
@@ -150,17 +206,27 @@ def remove_files(address):
 
 
 @pytest.fixture(scope="module")
-def page(base, stored, run_server, tmp_path_factory, until):
-    """Samples of the pages of three servers after calls, good and bad: labels by name.
+def pair(publish, publish_candidates, with_items, tmp_path_factory):
+    """Base folders of a ranker, which classifies too, and of its candidate model."""
+    ranker, candidates = (tmp_path_factory.mktemp(name) for name in ("ranker", "candidates"))
+    publish(ranker, 1, with_items)
+    publish_candidates(candidates, 1)
+    return ranker, candidates
+
+
+@pytest.fixture(scope="module")
+def page(base, pair, stored, run_server, tmp_path_factory, until):
+    """Samples of the pages of five servers after calls, good and bad: labels by name.
 
     One has its features from the version, watches its calls and cannot write its impression log;
-    the store in Redis of another is not there.  The third has a version on trial that fails, a
-    damaged version in a bucket, then no bucket, and a file of models that is none.
+    the store in Redis of another is not there.  The third has a candidate model, the fourth a
+    worker.  The last has a version on trial that fails, a damaged version in a bucket, then no
+    bucket, and a file of models that is none.
     """
     samples = {}
 
-    def read(running):
-        port = running.server.metrics_port
+    def read(server):
+        port = server.metrics_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{PATH}") as answer:
             text = answer.read().decode()
         # prometheus-client's own parser renames counters without `_total`.
@@ -213,7 +279,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
 
         def all_there():
             samples.clear()
-            read(running)
+            read(running.server)
             results = [labels["result"] for labels in samples["multigate_version_loads_total"]]
             rows = [labels["result"] for labels in samples["multigate_impression_rows_total"]]
             return wanted <= set(samples) and "failed" in results and "dropped" in rows
@@ -229,7 +295,27 @@ def page(base, stored, run_server, tmp_path_factory, until):
         for _ in range(5):  # after three failures in a row, requests are no longer sent
             with suppress(ServingError):  # where a feature must not be missing
                 call(client, 1)
-        read(running)
+        read(running.server)
+    ranker, candidates = pair
+    with (
+        run_server(ranker, metrics_port=0, candidates_base_path=candidates) as running,
+        RankClient(running.target, timeout=120) as client,
+    ):
+        user = {"user_id": "u7"}
+        new = {"item_ids": ["i1", "new"], "columns": {"length": [1.0, None]}}
+        assert client.rank("small", user=user, context={"hour": 9}, **new).unscored == [1]
+        assert len(client.recommend("small", user=user, context={"hour": 9})) > 1
+        request = classification_pb2.ClassificationRequest()
+        request.model_spec.name, request.model_spec.signature_name = "small", "classify"
+        feature = request.input.example_list.examples.add().features.feature
+        feature["item_id"].bytes_list.value.append(b"i1")
+        feature["length"].float_list.value.append(1.0)
+        prediction_service_pb2_grpc.PredictionServiceStub(running.channel).Classify(request)
+        read(running.server)
+    supervisor = Supervisor(worker_options(ranker), partial(start_runtime, "c"))
+    supervisor.start()
+    read(supervisor)
+    supervisor.stop()
     shutil.copytree(base / "1", base / "2")
     trials.begin(Base(base), 2, 100.0, 100.0)
     models = base.parent / "models.txt"
@@ -279,7 +365,7 @@ def page(base, stored, run_server, tmp_path_factory, until):
         remove_files(stored)
         until(lambda: running.metric("multigate_store_looks_total", **failed))
         until(lambda: running.metric("multigate_config_reloads_total", result="failed"))
-        read(running)
+        read(running.server)
     return samples
 
 
@@ -296,6 +382,8 @@ def test_a_live_server_has_what_is_asked_for(page, title):
         labels = set().union(*page[name]) | ADDED
         assert set(matchers) | by <= labels, f"{title}: {name} has {', '.join(sorted(labels))}"
         for label, value in matchers.items():
+            if label in ADDED:
+                continue
             found = {sample[label] for sample in page[name]} | set(DECLARED.get((name, label), ()))
             assert set(value.split("|")) <= found, f"{title}: {name} has {label} {found}"
 
@@ -440,6 +528,14 @@ def test_a_prometheus_reads_a_server_and_judges_it(running, prometheus, until):
     assert "firing" not in found.values()
     running.server.metrics.impressions.add("small", "dropped")  # an alert that needs no `for`
     until(lambda: "firing" in {rule["state"] for rule in rules()}, "an alert")
+
+
+@pytest.mark.parametrize("title", [panel["title"] for panel in PANELS])
+def test_a_panel_says_what_it_shows(title):
+    (panel,) = [panel for panel in PANELS if panel["title"] == title]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert all(target["legendFormat"] for target in panel["targets"])
 
 
 def test_the_dashboards_panels_have_places_and_names_of_their_own():

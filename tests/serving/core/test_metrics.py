@@ -50,11 +50,18 @@ NAMES = {
     "multigate_batch_calls": "histogram",
     "multigate_list_places_total": "counter",
     "multigate_version_loads_total": "counter",
+    "multigate_version_load_seconds": "histogram",
     "multigate_model_version": "gauge",
     "multigate_model_loaded_timestamp_seconds": "gauge",
     "multigate_model_exported_timestamp_seconds": "gauge",
     "multigate_experts_per_row": "gauge",
     "multigate_features_cut_off_timestamp_seconds": "gauge",
+    "process_cpu_seconds_total": "counter",
+    "process_max_fds": "gauge",
+    "process_open_fds": "gauge",
+    "process_resident_memory_bytes": "gauge",
+    "process_start_time_seconds": "gauge",
+    "process_virtual_memory_bytes": "gauge",
 }
 """Names that dashboards and alerts ask for, as they stand on the page."""
 
