@@ -146,6 +146,10 @@ def _share_shown(roles: Roles) -> float:
 def _model(rows: int, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
+    made.notes["model.wide"] = (
+        "a weight for each pair of a user's and an item's value, such as country and topic, where "
+        "there are few pairs; embeddings of ids with few rows are held near zero"
+    )
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
     teacher = {}
     if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
@@ -158,6 +162,7 @@ def _model(rows: int, made: Draft) -> dict[str, Any]:
         "model": {
             "embedding_dim": dim,
             "number_clip": 3.0,
+            "wide": {"crosses": 4096, "embeddings": 10.0},
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.
