@@ -113,7 +113,8 @@ class Ranker(keras.Model):
         self.wide, self.wide_penalty, self.embedding_penalty = None, 0.0, 0.0
         if config.wide is not None:
             crosses = crosses_of(contract, counts or {}, config.wide.crosses)
-            self.wide = Wide(counts or {}, len(contract.tasks), crosses, name="wide")
+            rows_of_log = statistics.rows.get("train", 1)
+            self.wide = Wide(counts or {}, len(contract.tasks), crosses, rows_of_log, name="wide")
             self.wide_penalty = config.wide.penalty
             self.embedding_penalty = config.wide.embeddings
         self.embedder = Embedder(contract, config, rows, seed, name="embedder")

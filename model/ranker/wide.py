@@ -35,24 +35,30 @@ class Wide(keras.layers.Layer):
         counts: the features that have weights.
         tasks: T.
         crosses: pairs of them that have weights as well.
+        rows: of the training split, from which the pairs' counts are made.
     """
 
     def __init__(
-        self, counts: Counts, tasks: int, crosses: Crosses | None = None, **kwargs: Any
+        self,
+        counts: Counts,
+        tasks: int,
+        crosses: Crosses | None = None,
+        rows: int = 1,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**{"dtype": "float32"} | kwargs)
         self.crosses = dict(crosses or {})
         self.sizes = {name: len(of_id) for name, (_, of_id) in counts.items()}
         """Known ids by feature."""
-        counts = {**counts, **_cross_counts(counts, self.crosses)}
+        counts = {**counts, **_cross_counts(counts, self.crosses, rows)}
         self.first = {name: unknown for name, (unknown, _) in counts.items()}
         """Code of each feature's first known id."""
         self.shared = None
         self.tables: dict[str, TablePart] = {}
         """By feature, and by cross."""
         if counts:
-            rows = {name: unknown + len(of_id) for name, (unknown, of_id) in counts.items()}
-            self.shared = Table(rows, tasks, name="weights")
+            lengths = {name: unknown + len(of_id) for name, (unknown, of_id) in counts.items()}
+            self.shared = Table(lengths, tasks, name="weights")
             self.tables = dict(self.shared.parts)
             # Per row; those of unknown ids are never read.  A variable: a constant of this size
             # would be copied into every graph.
@@ -61,7 +67,7 @@ class Wide(keras.layers.Layer):
                 for unknown, of_id in counts.values()
             ]
             self._counts = self.add_weight(
-                shape=(sum(rows.values()),),
+                shape=(sum(lengths.values()),),
                 initializer=lambda *_, **__: np.concatenate(of_rows).astype(np.float32),
                 trainable=False,
                 name="counts",
@@ -147,23 +153,30 @@ def crosses_of(contract: Contract, counts: Counts, most: int) -> Crosses:
     Args:
         contract: the features.
         counts: those that have weights.
-        most: pairs of known ids that a cross may have.
+        most: pairs of known ids that all crosses may have together; the smallest come first.
     """
-    return {
-        one + CROSSED + other: (one, other)
-        for one, _ in contract.of_side("user", "context")
-        for other, _ in contract.of_side("item")
-        if one in counts
-        and other in counts
-        and 0 < len(counts[one][1]) * len(counts[other][1]) <= most
+    users, items = (
+        [name for name, _ in contract.of_side(*sides) if name in counts]
+        for sides in (("user", "context"), ("item",))
+    )
+    sizes = {
+        (one, other): len(counts[one][1]) * len(counts[other][1])
+        for one in users
+        for other in items
     }
+    found: dict[str, tuple[str, str]] = {}
+    for (one, other), size in sorted(sizes.items(), key=lambda pair: pair[1]):
+        if 0 < size <= most:
+            most -= size
+            found[one + CROSSED + other] = (one, other)
+    return found
 
 
-def _cross_counts(counts: Counts, crosses: Crosses) -> Counts:
+def _cross_counts(counts: Counts, crosses: Crosses, rows: int) -> Counts:
     """The rows that each pair would have if its two features were independent of one another."""
     found = {}
     for cross, (one, other) in crosses.items():
         first, second = counts[one][1].astype(np.float64), counts[other][1].astype(np.float64)
-        rows = max(first.sum(), second.sum(), 1.0)
-        found[cross] = (1, np.outer(first, second).ravel() / rows)
+        most = max(rows, first.sum(), second.sum(), 1)
+        found[cross] = (1, np.outer(first, second).ravel() / most)
     return found

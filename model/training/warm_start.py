@@ -24,6 +24,7 @@ So known ids keep the scores that the checkpoint gives them, until the first ste
 moments start at zero, but those of the rows of features with `max_age` are carried over too.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
@@ -269,7 +270,8 @@ def _move_crosses(
     """Give the pairs of ids in the wide term their weights of a file, `found`, where both remain.
 
     Their features may have grown beyond `model.wide.crosses`, or shrunk below it: a weight that is
-    new starts from 0, as if no row had had it, and one that is gone adds nothing.
+    new starts from 0, as if no row had had it, and one that is gone adds nothing. Moments of Adam
+    are not carried over.
     """
     crosses = {} if ranker.wide is None else ranker.wide.crosses
     for key in [key for key in found if key.startswith("wide/") and CROSSED in key]:
@@ -278,9 +280,11 @@ def _move_crosses(
     for cross, features in crosses.items():
         key = f"wide/{cross}"
         fresh = weights.to_numpy(named[key])
-        if key in found and found[key].shape[1:] == fresh.shape[1:]:
-            owners = [now.contract.vocabulary_of(name) for name in features]
-            sizes = [[len(one.vocabularies[owner]) for owner in owners] for one in (before, now)]
+        owners = [now.contract.vocabulary_of(name) for name in features]
+        sizes = [[len(one.vocabularies[owner]) for owner in owners] for one in (before, now)]
+        if key in found and found[key].shape != (1 + math.prod(sizes[0]), *fresh.shape[1:]):
+            continue  # `assign` refuses it by name
+        if key in found:
             old, new = (
                 table[1:].reshape(*size, -1)
                 for table, size in zip((found[key], fresh), sizes, strict=True)

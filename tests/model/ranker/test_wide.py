@@ -69,10 +69,20 @@ def test_pairs_of_known_ids_have_weights_of_their_own() -> None:
 
 
 def test_pairs_are_of_a_user_and_an_item_and_few(tiny: Any) -> None:
-    for most, expected in ((0, []), (90, ["country * item_id"]), (600, ["user_id * item_id"])):
+    both = ["country * item_id", "user_id * item_id"]  # 90 and 600 pairs
+    for most, expected in ((0, []), (89, []), (90, both[:1]), (689, both[:1]), (690, both)):
         ranker, _ = make(tiny, wide=WideConfig(crosses=most))
         assert ranker.wide is not None
-        assert set(ranker.wide.crosses) == {*expected, *(["country * item_id"] if most else [])}
+        assert list(ranker.wide.crosses) == expected
+
+
+def test_a_pair_counts_as_many_rows_as_two_independent_features_would_give_it() -> None:
+    counts = {"user": (2, np.array([30, 10])), "item": (2, np.array([20]))}
+    wide = Wide(counts, tasks=1, crosses={"user * item": ("user", "item")}, rows=100)
+    part = wide.tables["user * item"]
+    part.embeddings.assign(np.ones(part.embeddings.shape))
+    rows = {"user": np.array([2, 3], np.int32), "item": np.array([2, 2], np.int32)}
+    assert float(wide.penalty(rows)) == pytest.approx((1 / 6 + 1 / 2) / 2)
 
 
 def test_over_an_epoch_the_embedding_of_each_known_id_pays_its_square_once() -> None:
