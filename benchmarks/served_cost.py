@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "length": PLAIN | {"lists": {"length": True, "match": False}},
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
+    "crosses": PLAIN | {"wide": {"crosses": 200_000}},  # regions and countries by articles
     "all": {},
     "attention": {},
     "sequence": {},

@@ -88,8 +88,16 @@ class Wide(Frozen):
     """
 
     penalty: float = Field(1.0, ge=0)
-    """Weight of z^2 / count in each row's loss, for an id with weight z and `count` training rows:
-    over an epoch each weight pays `penalty` z^2 once, however frequent its id is."""
+    """Weight of z^2 / count in each row's loss, for an id with weight z and `count` training rows
+    in the log: over an epoch each weight pays `penalty` z^2 once, however frequent its id is, and
+    more often where negatives are drawn."""
+    crosses: int = Field(0, ge=0, le=2**24)
+    """Pairs of values that may have weights of their own, such as 8192: what users of a country do
+    with a topic. Each pair of id features with vocabularies, one of the user or context and one of
+    the item, has them, those with the fewest pairs of values first, as long as all fit. 0: none."""
+    embeddings: float = Field(0.0, ge=0)
+    """Weight of |e|^2 / count in each row's loss, for an id of a vocabulary with embedding e: rare
+    ids stay near zero, so that a small log is not learnt by heart. 0: embeddings are free."""
 
 
 class ModelConfig(Frozen):

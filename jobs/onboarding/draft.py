@@ -82,7 +82,7 @@ def draft(data: Place, name: str) -> Draft:
         "name": name,
         "contract": contract,
         "pipeline": pipeline,
-        **_model(rows * (1 + drawn), made),
+        **_model(rows * (1 + drawn), drawn > 0, made),
     }
     if labels.shown_only:
         made.values["evaluation"] = {"rules": {"calibration": None}}
@@ -143,9 +143,13 @@ def _share_shown(roles: Roles) -> float:
     return counts.get(str(roles.impression), 0) / max(sum(counts.values()), 1)
 
 
-def _model(rows: int, made: Draft) -> dict[str, Any]:
+def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
     made.notes["model"] = f"for about {rows} examples"
+    made.notes["model.wide"] = (
+        "a weight for each pair of a user's and an item's value, such as country and topic, where "
+        "there are few pairs" + ("" if drawn else "; ids with few rows have small embeddings")
+    )
     made.notes["tune"] = "what `multigate tune` searches; nothing else reads it"
     teacher = {}
     if rows < _TAUGHT_ROWS and is_installed(LIGHTGBM):
@@ -158,6 +162,8 @@ def _model(rows: int, made: Draft) -> dict[str, Any]:
         "model": {
             "embedding_dim": dim,
             "number_clip": 3.0,
+            # Counts of ids are those of the log: drawn negatives would pay without being counted.
+            "wide": {"crosses": 8192} | ({} if drawn else {"embeddings": 10.0}),
             "experts": {"count": experts, "units": [units], "dropout": 0.3},
             # Exactly two experts from the first step on: the selection of a DSelect-k gate has not
             # converged after the few steps of a small log.

@@ -123,7 +123,9 @@ class ServingGraph:
         self._in_order = np.argsort(columns)
         user_width = len(self._embed.columns["user"])
         wide = wide_tables(ranker)
-        self._wide = FrozenWide(wide, layouts) if wide else None
+        self._wide = None
+        if wide and ranker.wide is not None:
+            self._wide = FrozenWide(wide, layouts, ranker.wide)
         self._cross = None
         if ranker.cross is not None:
             self._cross = FrozenCross(ranker.cross, columns, user_width)
@@ -367,11 +369,14 @@ class ServingGraph:
         """What the wide term adds to the towers' outputs, (N, T); None if there is none."""
         if self._wide is None:
             return None
-        of_users, of_items = self._wide("user", users), self._wide("item", items)
-        if of_users is None:
-            return of_items
-        of_users = halves.of_rows(of_users)
-        return of_users if of_items is None else of_items + of_users
+        of_users = self._wide("user", users)
+        parts = [
+            self._wide("item", items),
+            None if of_users is None else halves.of_rows(of_users),
+            self._wide.crosses(users, items, halves.of_rows),
+        ]
+        found = [part for part in parts if part is not None]
+        return sum(found[1:], found[0]) if found else None
 
     def _outputs(
         self, halves: Halves, gate_input: Callable[[], Tensor], ids: Tensor | None

@@ -35,7 +35,7 @@ from multigate.model.ranker.loss import (
 from multigate.model.ranker.make_heads import make_heads
 from multigate.model.ranker.ranking import ranking_term
 from multigate.model.ranker.towers import PositionTower, Tower
-from multigate.model.ranker.wide import Counts, Wide
+from multigate.model.ranker.wide import Counts, Wide, crosses_of
 
 if TYPE_CHECKING:  # JAX may not be installed
     from multigate.model.backend.devices import Devices
@@ -110,10 +110,13 @@ class Ranker(keras.Model):
         super().__init__(**{"name": "ranker"} | kwargs)
         self.contract = contract
         self.id_dropout = IdDropout(contract, id_dropout or {}, seed, name="id_dropout")
-        self.wide, self.wide_penalty = None, 0.0
+        self.wide, self.wide_penalty, self.embedding_penalty = None, 0.0, 0.0
         if config.wide is not None:
-            self.wide = Wide(counts or {}, len(contract.tasks), name="wide")
+            crosses = crosses_of(contract, counts or {}, config.wide.crosses)
+            rows_of_log = statistics.rows.get("train", 1)
+            self.wide = Wide(counts or {}, len(contract.tasks), crosses, rows_of_log, name="wide")
             self.wide_penalty = config.wide.penalty
+            self.embedding_penalty = config.wide.embeddings
         self.embedder = Embedder(contract, config, rows, seed, name="embedder")
         self.config = config
         width = sum(self.embedder.widths.values())
@@ -215,9 +218,21 @@ class Ranker(keras.Model):
         """The embedder's output (B, d), or its columns of some features, see `Embedder`."""
         return self.embedder(encoded, names=names)
 
-    def mixture_input(self, encoded: Mapping[str, Tensor]) -> Tensor:
-        """The experts' and gates' input (B, D)."""
-        x = self.embed(encoded)
+    def _of_ids(self, embedded: Tensor) -> dict[str, Tensor]:
+        """The columns (B, d) of each id that has a weight in the wide term."""
+        assert self.wide is not None
+        found, first = {}, 0
+        for name, width in self.embedder.widths.items():
+            if name in self.wide.sizes:
+                found[name] = embedded[:, first : first + width]
+            first += width
+        return found
+
+    def mixture_input(
+        self, encoded: Mapping[str, Tensor], embedded: Tensor | None = None
+    ) -> Tensor:
+        """The experts' and gates' input (B, D); `embedded` is what `embed` found, if known."""
+        x = self.embed(encoded) if embedded is None else embedded
         return x if self.cross is None else self.cross(x)
 
     def ids(self, encoded: Mapping[str, Tensor]) -> Tensor | None:
@@ -230,6 +245,7 @@ class Ranker(keras.Model):
         training: bool = False,
         positions: bool | None = None,
         wide: Tensor | None = None,
+        embedded: Tensor | None = None,
     ) -> Forward:
         """Compute logits and routings; ids are taken as they are, without id dropout.
 
@@ -238,8 +254,10 @@ class Ranker(keras.Model):
             training: whether dropout and the gates' noise are on.
             positions: whether to use the position tower; the same as `training` if None.
             wide: what `Wide.look_up` found, if that is known already.
+            embedded: what `embed` found, likewise.
         """
-        mixed = self.mixture(self.mixture_input(encoded), ids=self.ids(encoded), training=training)
+        x = self.mixture_input(encoded, embedded)
+        mixed = self.mixture(x, ids=self.ids(encoded), training=training)
         representations = mixed.outputs
         if training and self.balances:
             weights = [task.weight for task in self.contract.tasks.values()]
@@ -315,13 +333,18 @@ class Ranker(keras.Model):
         if self.devices is not None:
             encoded = self.devices.shard(encoded)
         self._last.penalty, self._last.requests = None, encoded.get(REQUEST)
-        wide = None
+        wide, embedded = None, None
         if training:
             encoded = self.id_dropout(encoded)
             if self.wide is not None:
                 wide = self.wide.look_up(encoded)
                 self._last.penalty = self.wide_penalty * self.wide.penalty(encoded, wide)
-        forward = self.forward(encoded, training, training or self.validates_positions, wide)
+                if self.embedding_penalty:
+                    embedded = self.embed(encoded)
+                    paid = self.wide.embedding_penalty(encoded, self._of_ids(embedded))
+                    self._last.penalty += self.embedding_penalty * paid
+        positions = training or self.validates_positions
+        forward = self.forward(encoded, training, positions, wide, embedded)
         self._last.forward = forward
         return forward.logits
 

@@ -1,9 +1,10 @@
-"""The wide term: one weight per task and known id, added to the logits.
+"""The wide term: one weight per task and known id, or pair of ids, added to the logits.
 
 Deep layers share what they learn among users and items, so the habit of one user ("always
 bookmarks") takes them many rows to learn.  A weight of its own learns it from a few (the wide part
-of Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, section 3.1, over single ids
-instead of crossed features).
+of Cheng et al., Wide & Deep Learning for Recommender Systems, 2016, section 3.1).  The same holds
+for what users of a country do with a topic: relu layers learn a product of two features slowly,
+and few rows teach them little of it before they know the rows by heart.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from multigate.configs.contract import Contract
 from multigate.model.backend import rows as some_rows
 from multigate.model.gates.parts.base import Tensor
 from multigate.model.ranker.tables import Table, TablePart
@@ -19,6 +21,11 @@ from multigate.model.ranker.tables import Table, TablePart
 Counts = Mapping[str, tuple[int, np.ndarray]]
 """Feature -> its number of codes that stand for no known id, and the training rows of each known
 id, in the order of the vocabulary."""
+Crosses = Mapping[str, tuple[str, str]]
+"""Name of a cross -> its two features.  A cross has the codes 1 + place of the first's known id *
+known ids of the second + place of the second's, and 0 where one of the two is not known."""
+CROSSED = " * "
+"""Between the names of two features in that of their cross."""
 
 
 class Wide(keras.layers.Layer):
@@ -27,18 +34,31 @@ class Wide(keras.layers.Layer):
     Args:
         counts: the features that have weights.
         tasks: T.
+        crosses: pairs of them that have weights as well.
+        rows: of the training split, from which the pairs' counts are made.
     """
 
-    def __init__(self, counts: Counts, tasks: int, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        counts: Counts,
+        tasks: int,
+        crosses: Crosses | None = None,
+        rows: int = 1,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**{"dtype": "float32"} | kwargs)
+        self.crosses = dict(crosses or {})
+        self.sizes = {name: len(of_id) for name, (_, of_id) in counts.items()}
+        """Known ids by feature."""
+        counts = {**counts, **_cross_counts(counts, self.crosses, rows)}
         self.first = {name: unknown for name, (unknown, _) in counts.items()}
         """Code of each feature's first known id."""
         self.shared = None
         self.tables: dict[str, TablePart] = {}
-        """By feature."""
+        """By feature, and by cross."""
         if counts:
-            rows = {name: unknown + len(of_id) for name, (unknown, of_id) in counts.items()}
-            self.shared = Table(rows, tasks, name="weights")
+            lengths = {name: unknown + len(of_id) for name, (unknown, of_id) in counts.items()}
+            self.shared = Table(lengths, tasks, name="weights")
             self.tables = dict(self.shared.parts)
             # Per row; those of unknown ids are never read.  A variable: a constant of this size
             # would be copied into every graph.
@@ -47,7 +67,7 @@ class Wide(keras.layers.Layer):
                 for unknown, of_id in counts.values()
             ]
             self._counts = self.add_weight(
-                shape=(sum(rows.values()),),
+                shape=(sum(lengths.values()),),
                 initializer=lambda *_, **__: np.concatenate(of_rows).astype(np.float32),
                 trainable=False,
                 name="counts",
@@ -59,6 +79,7 @@ class Wide(keras.layers.Layer):
         """The weights (B, F, T) of B rows in F features, with one gather; 0 for unknown ids."""
         if self.shared is None:
             return keras.ops.zeros((1, 1, self.tasks))
+        encoded = self.codes(encoded)
         rows = self.shared.look_up([(name, encoded[name]) for name in self.tables])
         return keras.ops.stack(rows, axis=1) * self._known(encoded)[..., None]
 
@@ -81,9 +102,35 @@ class Wide(keras.layers.Layer):
         if self.shared is None:
             return ops.zeros(())
         weights = self.look_up(encoded) if weights is None else weights
+        encoded = self.codes(encoded)
         places = ops.stack([encoded[n] + part.first for n, part in self.tables.items()], axis=1)
         counts = some_rows.gather(self._counts, places)  # (B, F)
         return ops.mean(ops.sum(ops.sum(ops.square(weights), axis=2) / counts, axis=1))
+
+    def codes(self, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Codes (B,) of the features and crosses that have weights."""
+        ops = keras.ops
+        found = {name: encoded[name] for name in self.tables if name not in self.crosses}
+        for cross, (one, other) in self.crosses.items():
+            first, second = found[one] - self.first[one], found[other] - self.first[other]
+            known = ops.logical_and(first >= 0, second >= 0)
+            found[cross] = ops.where(known, 1 + first * self.sizes[other] + second, 0)
+        return found
+
+    def embedding_penalty(self, encoded: Mapping[str, Tensor], x: Mapping[str, Tensor]) -> Tensor:
+        """Mean over B rows of the sum of |e|^2 / count over the embeddings of known ids, a scalar.
+
+        Args:
+            encoded: arrays by feature.
+            x: embeddings (B, d) of those features that have weights here.
+        """
+        ops = keras.ops
+        found = ops.zeros(())
+        for name, embedding in x.items():
+            counts = some_rows.gather(self._counts, encoded[name] + self.tables[name].first)
+            known = ops.cast(encoded[name] >= self.first[name], "float32")
+            found += ops.mean(known * ops.sum(ops.square(embedding), axis=1) / counts)
+        return found
 
     def weights_of(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """The tables (rows, T) of some features as they add to the logits: 0 for unknown ids."""
@@ -98,3 +145,38 @@ class Wide(keras.layers.Layer):
         """1 for the codes of known ids, else 0: (B, F)."""
         known = [encoded[name] >= self.first[name] for name in self.tables]
         return keras.ops.cast(keras.ops.stack(known, axis=1), "float32")
+
+
+def crosses_of(contract: Contract, counts: Counts, most: int) -> Crosses:
+    """The pairs of features that have weights: what one user's candidates differ in.
+
+    Args:
+        contract: the features.
+        counts: those that have weights.
+        most: pairs of known ids that all crosses may have together; the smallest come first.
+    """
+    users, items = (
+        [name for name, _ in contract.of_side(*sides) if name in counts]
+        for sides in (("user", "context"), ("item",))
+    )
+    sizes = {
+        (one, other): len(counts[one][1]) * len(counts[other][1])
+        for one in users
+        for other in items
+    }
+    found: dict[str, tuple[str, str]] = {}
+    for (one, other), size in sorted(sizes.items(), key=lambda pair: pair[1]):
+        if 0 < size <= most:
+            most -= size
+            found[one + CROSSED + other] = (one, other)
+    return found
+
+
+def _cross_counts(counts: Counts, crosses: Crosses, rows: int) -> Counts:
+    """The rows that each pair would have if its two features were independent of one another."""
+    found = {}
+    for cross, (one, other) in crosses.items():
+        first, second = counts[one][1].astype(np.float64), counts[other][1].astype(np.float64)
+        most = max(rows, first.sum(), second.sum(), 1)
+        found[cross] = (1, np.outer(first, second).ravel() / most)
+    return found

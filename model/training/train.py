@@ -29,6 +29,7 @@ from multigate.model.data.feeds import make_feed
 from multigate.model.data.funnels import check_labels
 from multigate.model.ranker.embedder import table_width
 from multigate.model.ranker.tables import table_bytes
+from multigate.model.ranker.wide import crosses_of
 from multigate.model.training import admission, label_quantiles, snapshots, unknown_ids, warm_start
 from multigate.model.training.loop import OnEpoch, ResumePoint, TrainingLoop
 from multigate.model.training.row_moments import Moments
@@ -215,8 +216,11 @@ def _require_memory(config: Config, encoder: Encoder) -> None:
     largest = sorted(sizes.values(), reverse=True)[:3]
     needed = sum(size for size, _ in sizes.values())
     if config.model.wide is not None:
-        for unknown, of_id in checkpoint.wide_counts(config.contract, encoder).values():
-            needed += table_bytes(unknown + len(of_id), len(config.contract.tasks), config.train)
+        counts = checkpoint.wide_counts(config.contract, encoder)
+        rows = sum(unknown + len(of_id) for unknown, of_id in counts.values())
+        for one, other in crosses_of(config.contract, counts, config.model.wide.crosses).values():
+            rows += 1 + len(counts[one][1]) * len(counts[other][1])
+        needed += table_bytes(rows, len(config.contract.tasks), config.train)
     names = ", ".join(name for _, name in largest)
     memory.require(
         needed,

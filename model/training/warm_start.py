@@ -24,6 +24,8 @@ So known ids keep the scores that the checkpoint gives them, until the first ste
 moments start at zero, but those of the rows of features with `max_age` are carried over too.
 """
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -47,6 +49,7 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.data.vocabulary_index import VocabularyIndex
 from multigate.model.gates.parts.schedule import ScheduledGate
 from multigate.model.ranker.ranker import Ranker
+from multigate.model.ranker.wide import CROSSED
 from multigate.model.training import admission
 from multigate.model.training.row_moments import Moments
 
@@ -137,6 +140,7 @@ def start(
                 zeros = np.zeros((len(fresh), carried[key].shape[1]), np.float32)
                 carried[key], _ = _move_rows(carried[key], zeros, old, new, offset)
             tables.setdefault(name, moved)
+    _move_crosses(ranker, found, named, before, encoder)
     if moments is not None:
         moments.update(carried)
     found = _with_task_weighting(found, named)
@@ -254,6 +258,47 @@ def _move_rows(
         "dropped": len(before) - len(kept),
     }
     return table, counts
+
+
+def _move_crosses(
+    ranker: Ranker,
+    found: dict[str, np.ndarray],
+    named: Mapping[str, Any],
+    before: Encoder,
+    now: Encoder,
+) -> None:
+    """Give the pairs of ids in the wide term their weights of a file, `found`, where both remain.
+
+    Their features may have grown beyond `model.wide.crosses`, or shrunk below it: a weight that is
+    new starts from 0, as if no row had had it, and one that is gone adds nothing. Moments of Adam
+    are not carried over.
+    """
+    crosses = {} if ranker.wide is None else ranker.wide.crosses
+    for key in [key for key in found if key.startswith("wide/") and CROSSED in key]:
+        if key not in named:
+            del found[key]
+    for cross, features in crosses.items():
+        key = f"wide/{cross}"
+        fresh = weights.to_numpy(named[key])
+        owners = [now.contract.vocabulary_of(name) for name in features]
+        sizes = [[len(one.vocabularies[owner]) for owner in owners] for one in (before, now)]
+        if key in found and found[key].shape != (1 + math.prod(sizes[0]), *fresh.shape[1:]):
+            continue  # `assign` refuses it by name
+        if key in found:
+            old, new = (
+                table[1:].reshape(*size, -1)
+                for table, size in zip((found[key], fresh), sizes, strict=True)
+            )
+            places = [
+                VocabularyIndex(before.vocabularies[owner]).find(now.vocabularies[owner])
+                for owner in owners
+            ]
+            kept = [np.flatnonzero(place >= 0) for place in places]
+            new[np.ix_(*kept)] = old[
+                np.ix_(*(place[to] for place, to in zip(places, kept, strict=True)))
+            ]
+            fresh[1:] = new.reshape(len(fresh) - 1, -1)
+        found[key] = fresh
 
 
 def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> None:

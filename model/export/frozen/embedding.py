@@ -16,8 +16,11 @@ from multigate.model.export.frozen.columns import Columns, Layout, join
 from multigate.model.export.frozen.trained import embedding_tables, rescaled
 from multigate.model.export.frozen.weights import StoredAs, StoredMatrix
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.wide import Wide
 
 Tensor = Any
+_UNKNOWN = -(1 << 30)
+"""Place of an id that is not known: a sum of two such places is still an int32 below 0."""
 
 
 class StackedTable:
@@ -214,20 +217,24 @@ class FrozenEmbedder:
 
 
 class FrozenWide:
-    """The wide term: one weight per task and known id, for inference only.
+    """The wide term: one weight per task and known id or pair of ids, for inference only.
 
     Args:
-        tables: weights (R, T) by feature.
+        tables: weights (R, T) by feature and cross.
         layouts: as in `FrozenEmbedder`.
+        wide: the trained term, which knows the crosses' codes.
     """
 
-    def __init__(self, tables: Mapping[str, np.ndarray], layouts: Mapping[str, Layout]) -> None:
+    def __init__(
+        self, tables: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], wide: Wide
+    ) -> None:
         self._table = StackedTable(tables)
         self._layouts = layouts
         self._names = {
             side: [name for name in layout.codes if name in tables]
             for side, layout in layouts.items()
         }
+        self._crosses, self._sizes, self._first = dict(wide.crosses), wide.sizes, wide.first
 
     def __call__(self, side: str, encoded: Columns) -> Tensor | None:
         """What the ids of a side add to the towers' outputs, (N, T); None if there are none."""
@@ -237,6 +244,35 @@ class FrozenWide:
         with tf.name_scope(f"wide_{side}"):
             codes = _some(encoded, self._layouts[side].codes, names)
             return tf.reduce_sum(self._table.take(names, codes), axis=1)
+
+    def crosses(
+        self, users: Columns, items: Columns, of_rows: Callable[[Tensor], Tensor]
+    ) -> Tensor | None:
+        """What pairs of a user's and an item's id add, (N, T); None if there are none.
+
+        Args:
+            users: of the users and the context (M, ...).
+            items: of the candidates (N, ...).
+            of_rows: gives each candidate its user's (M, F) as (N, F), or as (1, F).
+        """
+        if not self._crosses:
+            return None
+        with tf.name_scope("wide_crosses"):
+            pairs = list(self._crosses.values())
+            first = self._places(users, "user", [one for one, _ in pairs])
+            second = self._places(items, "item", [other for _, other in pairs])
+            sizes = np.array([self._sizes[other] for _, other in pairs], np.int32)
+            places = of_rows(tf.where(first < 0, _UNKNOWN, first * sizes)) + second
+            return tf.reduce_sum(
+                self._table.take(list(self._crosses), tf.maximum(places + 1, 0)), axis=1
+            )
+
+    def _places(self, encoded: Columns, side: str, names: list[str]) -> Tensor:
+        """Places (N, F) in their vocabularies of known ids; far below 0 for others."""
+        block = self._layouts[side].codes
+        codes = tf.gather(encoded.block(block), [block.index(name) for name in names], axis=1)
+        places = codes - np.array([self._first[name] for name in names], np.int32)
+        return tf.where(places < 0, _UNKNOWN, places)
 
 
 def _some(encoded: Columns, block: Sequence[str], names: Sequence[str]) -> Tensor:

@@ -35,10 +35,10 @@ def embedding_tables(embedder: Embedder) -> dict[str, np.ndarray]:
 
 
 def wide_tables(ranker: Ranker) -> dict[str, np.ndarray]:
-    """Weights (R, T) of the wide term by feature; those of unknown ids are 0."""
+    """Weights (R, T) of the wide term by feature and cross; those of unknown ids are 0."""
     if ranker.wide is None:
         return {}
-    return ranker.wide.weights_of(ranker.contract.features)
+    return ranker.wide.weights_of(ranker.wide.tables)
 
 
 def rescaled(embedder: Embedder) -> dict[str, np.ndarray]:

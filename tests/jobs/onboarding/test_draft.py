@@ -217,16 +217,22 @@ def test_ids_that_occur_once_share_an_embedding(rare, tmp_path):
     ],
 )
 def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
-    values = _model(rows, Draft({}))
+    values = _model(rows, False, Draft({}))
     assert values["model"]["embedding_dim"] == dim
     assert values["model"]["experts"] == {"count": experts, "units": [units], "dropout": 0.3}
     assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
 
 
+def test_drawn_negatives_are_not_counted_so_that_embeddings_do_not_pay():
+    drawn, shown = (_model(9_000, drawn, Draft({}))["model"]["wide"] for drawn in (True, False))
+    assert drawn == {"crosses": 8192}
+    assert shown == {"crosses": 8192, "embeddings": 10.0}
+
+
 @pytest.mark.parametrize("rows", [3_000, 42_000, 400_000, 30_000_000])
 def test_weights_that_no_label_moves_fall_to_a_third(rows):
     """By the steps of the optimiser: AdamW takes decay times learning rate of a weight."""
-    train = _model(rows, Draft({}))["train"]
+    train = _model(rows, False, Draft({}))["train"]
     steps = train["epochs"] * -(-rows * 8 // (10 * train["batch_size"]))
     rates = train["learning_rate"] * (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
     assert np.prod(1 - train["weight_decay"] * rates) == pytest.approx(0.36, abs=0.04)
@@ -241,7 +247,7 @@ def test_trees_teach_where_they_are_installed_and_the_log_fits(
 ):
     monkeypatch.setattr("multigate.jobs.onboarding.draft.is_installed", lambda name: installed)
     made = Draft({})
-    teacher = _model(rows, made)["train"].get("teacher")
+    teacher = _model(rows, False, made)["train"].get("teacher")
     assert teacher == ({"share": 0.5} if drafted else None)
     assert ("train.teacher" in made.notes) == drafted
 

@@ -34,6 +34,7 @@ MODEL = {
         },
     },
     "towers": {"units": [4]},
+    "wide": {"crosses": 4096, "embeddings": 0.1},  # users by items: 600
 }
 
 
@@ -93,6 +94,51 @@ def test_known_ids_keep_their_scores(tiny: Any, parent: Path, grown: Path) -> No
     np.testing.assert_array_equal(tables[0][:2], tables[1][:2])  # missing and unseen
     np.testing.assert_array_equal(tables[0][2], fresh["embeddings/user_id"][2])  # "new"
     np.testing.assert_array_equal(tables[0][3], tables[1][2 + before.index("u19")])
+
+
+GONE = ("u0", "u1")
+
+
+def by_pair(ranker: Any, folder: Path) -> dict[tuple[str, str], tuple[float, float]]:
+    """The weights of the first and the last task, which are binary, by user and item."""
+    encoder = Encoder.read(folder)
+    users, items = (encoder.vocabularies[name].to_pylist() for name in ("user_id", "item_id"))
+    table = ranker.wide.tables["user_id * item_id"].embeddings.numpy()[1:]
+    pairs = [(user, item) for user in users for item in items]
+    return {pair: (row[0], row[-1]) for pair, row in zip(pairs, table, strict=True)}
+
+
+def test_pairs_of_ids_that_remain_keep_their_weights(
+    tiny: Any, parent: Path, grown: Path, tmp_path: Path
+) -> None:
+    """Features may also grow beyond the bound for pairs, or shrink below it."""
+    config = make(tiny)
+    source = tmp_path / "c"
+    shutil.copytree(parent, source)
+    old = checkpoint.load(source).ranker
+    rng = np.random.default_rng(0)
+    for cross in old.wide.crosses:
+        part = old.wide.tables[cross].embeddings
+        part.assign(rng.normal(size=part.shape))
+    weights.save(old, source / checkpoint.WEIGHTS)
+    for crosses, pairs in ((4096, 2), (100, 1), (0, 0)):
+        model = config.model.model_copy(
+            update={"wide": config.model.wide.model_copy(update={"crosses": crosses})}
+        )
+        new = checkpoint.make_ranker(config.contract, model, Encoder.read(grown), seed=8)
+        assert len(new.wide.crosses) == pairs
+        warm_start.start(new, Encoder.read(grown), source)
+        if crosses == 4096:
+            before, after = (by_pair(*pair) for pair in ((old, source), (new, grown)))
+            assert before.keys() - after.keys() == {pair for pair in before if pair[0] in GONE}
+            for pair, of_tasks in after.items():
+                assert of_tasks == (before[pair] if pair[0] != "new" else (0, 0)), pair
+    # A checkpoint without pairs: all of them start from nothing.
+    without = checkpoint.make_ranker(config.contract, model, Encoder.read(source), seed=8)
+    weights.save(without, source / checkpoint.WEIGHTS)
+    both = checkpoint.make_ranker(config.contract, config.model, Encoder.read(grown), seed=8)
+    warm_start.start(both, Encoder.read(grown), source)
+    assert not both.wide.tables["user_id * item_id"].embeddings.numpy().any()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from multigate.model.data.encoding import Encoder
 from multigate.model.export.frozen.embedding import FrozenEmbedder, FrozenWide
 from multigate.model.export.frozen.encoding import layout_of
 from multigate.model.ranker.embedder import Embedder
+from multigate.model.ranker.wide import Wide
 
 NUMBER = {"kind": "number", "side": "item"}
 TAGS = {"kind": "id_list", "side": "item", "max_length": 3}
@@ -116,9 +117,11 @@ def test_columns_are_those_of_the_embedder(lengths: bool) -> None:
     pairs = {place for place, of in enumerate(_of_columns(embedder)) if of == "pair"}
     assert sorted([*every, *pairs]) == list(range(whole.shape[1]))
 
-    tables = {"shop": rng.normal(size=(8, 2)), "item_id": rng.normal(size=(6, 2))}
-    tables = {name: table.astype(np.float32) for name, table in tables.items()}
-    wide = FrozenWide(tables, layouts)
+    term = Wide({"shop": (4, np.ones(4)), "item_id": (2, np.ones(4))}, tasks=2)
+    for part in term.tables.values():
+        part.embeddings.assign(rng.normal(size=part.embeddings.shape))
+    tables = term.weights_of(term.tables)
+    wide = FrozenWide(tables, layouts, term)
     by_hand = tables["shop"][encoded["shop"]] + tables["item_id"][encoded["item_id"]]
     items = layouts["item"].pack(encoded).map(tf.constant)
     np.testing.assert_allclose(wide("item", items), by_hand, rtol=1e-6)
