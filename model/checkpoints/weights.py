@@ -2,7 +2,7 @@
 
     embeddings/<feature>    gates/<task>/<variable>         estimators/<task>/<variable>
     experts/<number>/...    towers/<task>/<variable>        position/<variable>
-    uncertainty/<variable>  wide/<feature>                  attention/<list>/<variable>
+    uncertainty/<variable>  wide/<feature or cross>         attention/<list>/<variable>
     sequence/<list>/<variable>                              own/<task>/<number>/...
     numbers/<feature>       cross/<variable>
     moments/<name>          of Adam, see `model.training.row_moments`; for warm starts alone

@@ -5,6 +5,8 @@ What is carried over, and how:
     id embeddings       one row per value, wherever the value is in the new vocabulary; a new value
                         keeps its initial row, a vanished one is dropped; the rows of missing and
                         unseen values are kept
+    weights of pairs    one row per pair of values, wherever both are in the new vocabularies; 0 for
+                        the others, and for features whose pairs had no weights before
     hashed id embeddings  all rows as they are: a hash needs no vocabulary, and the number of its
                         buckets is part of the schema; with `max_age` the rows of no recent id get
                         their initial weights (`model.training.admission`)
@@ -20,7 +22,8 @@ What is carried over, and how:
     regression labels   the same, in the last layer of the towers, as the task's head says
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
-So known ids keep the scores that the checkpoint gives them, until the first step.  The optimiser's
+So known ids keep the scores that the checkpoint gives them, until the first step, unless their
+features' pairs no longer fit into `model.wide.crosses`.  The optimiser's
 moments start at zero, but those of the rows of features with `max_age` are carried over too.
 """
 
