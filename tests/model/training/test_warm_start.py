@@ -236,7 +236,7 @@ def test_a_text_that_is_pooled_in_another_way_is_refused_too(tiny: Any) -> None:
 
 
 def test_a_missing_number_keeps_its_product() -> None:
-    layer = keras.layers.Dense(3)
+    layer = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=0))
     layer.build((None, 4))
     layer.bias.assign([0.1, 0.2, 0.3])
     # Columns: another feature, the number, its indicator, another feature.
@@ -245,7 +245,8 @@ def test_a_missing_number_keeps_its_product() -> None:
     # old number = 2 * new number + 3
     warm_start._rescale(layer.kernel, layer.bias, column=1, indicator=2, scale=2.0, shift=3.0)
     again = np.array([[1, (0.5 - 3) / 2, 1, 2], [1, 0, 0, 2]], np.float32)
-    np.testing.assert_allclose(layer(again), expected, rtol=1e-5)
+    # Terms of about 1 may cancel in their sum.
+    np.testing.assert_allclose(layer(again), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(layer.bias, [0.1, 0.2, 0.3])
 
 
