@@ -1,0 +1,265 @@
+"""Quality of each gate against what a served candidate costs, for numbers of experts and of chosen.
+
+    python benchmarks/gates_at_cost.py --config C --examples EXAMPLES --work FOLDER [--name NAME]
+        [--gates topk softmax ...] [--experts 4 8 ...] [--chosen 1 2 4] [--seeds 1] [--draw]
+
+Trains the configuration with each gate, E experts of the configuration's units and k chosen, each
+seed anew; exports it; and calls the exported version as the server does (`rank`, one user, 100
+candidates).  The teacher is left out, so that what a gate is worth is not hidden behind trees.
+`shared_bottom` is one expert for all tasks, `single_task` a model of one expert for each task,
+whose costs add up.
+
+The cost is the CPU time of a call over its candidates: the lower quartile over turns with the
+shared bottom, which is measured again beside each version, so that the ratio outlives the machine.
+Each run is one line of docs/results/gates_at_cost.jsonl: started again, the benchmark goes on where
+it was stopped.  --draw writes the table of all lines into docs/results/gates.md, and its
+picture into docs/pictures.  Quality is the mean AUC of the binary tasks on the test split; a row says its validation
+value too, by which a user has to choose.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from exported_versions import request_of
+from papers.rows import Row, Rows, cell, mean_and_error, replace_table
+
+from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK, baseline
+from multigate.configs.config import Config, load
+from multigate.configs.sections.base import parse
+from multigate.jobs import interface
+from multigate.model.checkpoints import history
+from multigate.model.export.graph import RANK
+from multigate.serving.versions.saved_model import SavedModel
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PICTURE = RESULTS.parent / "pictures" / "gates_at_cost.png"
+KEY = ("data", "gate", "experts", "chosen", "seed")
+GATES: dict[str, dict[str, Any]] = {
+    "softmax": {"name": "softmax"},
+    "topk": {"name": "topk"},
+    "moesart": {"name": "moesart"},
+    "dselect_k": {"name": "dselect_k", "entropy_weight": 0.01},
+    "dselect_k static": {"name": "dselect_k", "static": True, "entropy_weight": 0.01},
+    "comet": {"name": "comet", "entropy_weight": 0.01},
+}
+WITHOUT_CHOICE = "softmax"  # weighs every expert
+CANDIDATES = 100
+TURNS, CALLS = 40, 10
+
+
+def wanted(options: argparse.Namespace) -> Iterator[Row]:
+    """Keys of the runs, the cheapest first."""
+    for seed in range(options.seeds):
+        for name in (SHARED_BOTTOM, SINGLE_TASK):
+            yield dict(zip(KEY, (options.name, name, 1, 1, seed), strict=True))
+        for experts in options.experts:
+            for gate in options.gates:
+                for chosen in [experts] if gate == WITHOUT_CHOICE else options.chosen:
+                    least = 2 if gate == "moesart" else 1  # its router learns from a second one
+                    if gate == WITHOUT_CHOICE or least <= chosen < experts:
+                        yield dict(
+                            zip(KEY, (options.name, gate, experts, chosen, seed), strict=True)
+                        )
+
+
+def configured(config: Config, key: Row) -> Config:
+    """The configuration of a run."""
+    values = config.model_dump(mode="json")
+    values["train"] |= {"seed": key["seed"], "teacher": None}
+    if key["gate"] in GATES:
+        gate = dict(GATES[key["gate"]])
+        if key["gate"] != WITHOUT_CHOICE:
+            gate["num_selected"] = key["chosen"]
+        values["model"] |= {"gate": gate, "gates": {}}
+        values["model"]["experts"] |= {"count": key["experts"], "own": 0}
+    return parse(Config, values, str(key))
+
+
+class Measured:
+    """What is measured of one configuration's runs on one folder of examples."""
+
+    def __init__(self, config: Config, examples: Path, work: Path) -> None:
+        self.config, self.examples, self.work = config, examples, work
+        tasks = config.contract.tasks
+        self.binary = [name for name, task in tasks.items() if task.type == "binary"]
+        self.reference = work / "reference"
+        if not self.reference.exists():
+            key = dict(zip(KEY, ("", SHARED_BOTTOM, 1, 1, 0), strict=True))
+            bottom = baseline(configured(config, key), SHARED_BOTTOM)
+            self.trained(bottom, self.binary)["version"].rename(self.reference)
+
+    def __call__(self, key: Row) -> Row:
+        """Train, measure and export one run."""
+        config = configured(self.config, key)
+        began = time.process_time()
+        if key["gate"] == SINGLE_TASK:
+            parts = {
+                t: self.trained(baseline(config, f"{SINGLE_TASK}:{t}"), [t]) for t in self.binary
+            }
+            found: Row = {
+                split: {t: part[split][t] for t, part in parts.items()}
+                for split in ("validation", "test")
+            }
+            costs = [self.cost(part["version"]) for part in parts.values()]
+            found |= {"evaluated": len(parts), "ratio": sum(ratio for ratio, _ in costs)}
+            found["microseconds"] = sum(one for _, one in costs)
+        else:
+            if key["gate"] == SHARED_BOTTOM:
+                config = baseline(config, SHARED_BOTTOM)
+            found = self.trained(config, self.binary)
+            version = found.pop("version")
+            found["ratio"], found["microseconds"] = self.cost(version)
+        means = {
+            split: float(np.mean(list(found[split].values()))) for split in ("validation", "test")
+        }
+        return {
+            **{f"{split}_auc": round(value, 5) for split, value in means.items()},
+            "evaluated": round(found["evaluated"], 3),
+            "ratio": round(found["ratio"], 3),
+            "microseconds": round(found["microseconds"], 2),
+            "tasks": {name: round(value, 5) for name, value in found["test"].items()},
+            "cpu_seconds": round(time.process_time() - began),
+        }
+
+    def trained(self, config: Config, tasks: list[str]) -> Row:
+        """AUC of tasks on both splits, experts evaluated a row, and the version's folder."""
+        folder = self.work / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        checkpoint = folder / "checkpoint"
+        interface.train(config, self.examples, checkpoint, progress=False)
+        found: Row = {}
+        few = config.evaluation.model_copy(update={"replicates": 50})
+        for split in ("validation", "test"):
+            assessed = interface.evaluate(
+                checkpoint,
+                self.examples,
+                split=split,
+                options=few,
+            )
+            found[split] = {name: assessed["tasks"][name]["value"] for name in tasks}
+        epochs = json.loads((checkpoint / "history.json").read_text())["epochs"]
+        found["evaluated"] = history.kept(epochs)["experts_per_row"]
+        version = self.work / "versions" / "-".join(tasks)
+        shutil.rmtree(version, ignore_errors=True)
+        found["version"] = interface.export(checkpoint, self.examples, version)
+        return found
+
+    def cost(self, version: Path) -> tuple[float, float]:
+        """CPU time of a call over the shared bottom's, and microseconds a candidate."""
+        calls = {"reference": self.call(self.reference), "ours": self.call(version)}
+        times = defaultdict(list)
+        for _ in range(TURNS):
+            for name, call in calls.items():
+                start = time.process_time()
+                for _ in range(CALLS):
+                    call()
+                times[name].append(1e6 * (time.process_time() - start) / CALLS)
+        ours, base = (float(np.percentile(times[name], 25)) for name in ("ours", "reference"))
+        return ours / base, ours / CANDIDATES
+
+    def call(self, version: Path) -> Callable[[], Any]:
+        """A call of `rank` as the server makes it."""
+        served = SavedModel.load(1, version)
+        items = {name for name, _ in served.contract.of_side("item")}
+        request = {}
+        for name, value in request_of(version).items():
+            of_item = name.split("__")[0] in items or name == "user_index"
+            request[name] = value[np.arange(CANDIDATES) % len(value)] if of_item else value[:1]
+        request["user_index"] = np.zeros(CANDIDATES, np.int32)
+        return lambda: served.signatures[RANK](request)
+
+
+def draw(rows: list[Row]) -> None:
+    """The table and the picture of all rows."""
+    found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        found[tuple(row[name] for name in KEY[:-1])].append(row)
+    lines = [
+        "| data | gate | E | k | experts a row | cost | AUC, test | AUC, validation | seeds |",
+        "|" + " --- |" * 9,
+    ]
+    for (data, gate, experts, chosen), same in sorted(found.items()):
+        lines.append(
+            f"| {data} | {gate} | {experts} | {chosen} "
+            f"| {np.mean([row['evaluated'] for row in same]):.1f} "
+            f"| {np.mean([row['ratio'] for row in same]):.2f} "
+            f"| {cell([row['test_auc'] for row in same], 4)} "
+            f"| {cell([row['validation_auc'] for row in same], 4)} | {len(same)} |"
+        )
+    replace_table("gates at cost", lines, RESULTS / "gates.md")
+    _picture(found)
+
+
+def _picture(found: dict[tuple[Any, ...], list[Row]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    logs = sorted({key[0] for key in found})
+    gates = sorted({key[1] for key in found})
+    figure, axes = plt.subplots(1, len(logs), figsize=(5.5 * len(logs), 4.5), squeeze=False)
+    for axis, log in zip(axes[0], logs, strict=True):
+        for place, gate in enumerate(gates):
+            same = {key: rows for key, rows in found.items() if key[:2] == (log, gate)}
+            points = sorted(
+                (
+                    float(np.mean([row["ratio"] for row in rows])),
+                    *mean_and_error([row["test_auc"] for row in rows]),
+                    f"{key[2]}/{key[3]}"
+                    if gate in GATES and gate != WITHOUT_CHOICE
+                    else str(key[2]),
+                )
+                for key, rows in same.items()
+            )
+            if not points:
+                continue
+            x, y, error, names = zip(*points, strict=True)
+            bars = [one or 0.0 for one in error]
+            axis.errorbar(x, y, bars, fmt="o", color=f"C{place}", label=gate, ms=4, lw=0.8)
+            for one in zip(x, y, names, strict=True):
+                axis.annotate(one[2], one[:2], xytext=(3, 3), textcoords="offset points", size=6)
+        axis.set_title(log)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("CPU of a call of 100 candidates, shared bottom = 1")
+        axis.set_ylabel("mean AUC of the binary tasks, test")
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(PICTURE, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Run what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", help="preset or YAML file")
+    parser.add_argument("--examples", type=Path)
+    parser.add_argument("--work", type=Path, help="folder for checkpoints and versions")
+    parser.add_argument("--name", help="of the data in the table; by default the configuration's")
+    parser.add_argument("--gates", nargs="+", choices=list(GATES), default=list(GATES))
+    parser.add_argument("--experts", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--chosen", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--draw", action="store_true", help="write the table and the picture")
+    options = parser.parse_args()
+    rows = Rows("gates_at_cost", KEY, RESULTS)
+    if options.config is not None:
+        if options.examples is None or options.work is None:
+            parser.error("--config needs --examples and --work")
+        config = load(options.config)
+        options.name = options.name or config.name
+        options.work.mkdir(parents=True, exist_ok=True)
+        rows.run(wanted(options), Measured(config, options.examples, options.work))
+    if options.draw:
+        draw(rows.read())
+
+
+if __name__ == "__main__":
+    main()
