@@ -12,9 +12,9 @@ whose costs add up.
 The cost is the CPU time of a call over its candidates: the lower quartile over turns with the
 shared bottom, which is measured again beside each version, so that the ratio outlives the machine.
 Each run is one line of docs/results/gates_at_cost.jsonl: started again, the benchmark goes on where
-it was stopped.  --draw writes the table of all lines into docs/results/gates.md, and its
-picture into docs/pictures.  Quality is the mean AUC of the binary tasks on the test split; a row says its validation
-value too, by which a user has to choose.
+it was stopped.  --draw writes the table of all lines into docs/results/gates.md, and its picture
+into docs/pictures.  Quality is the mean AUC of the binary tasks on the test split; a row says its
+validation value too, by which a user has to choose.
 """
 
 import argparse
