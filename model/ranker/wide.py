@@ -81,7 +81,7 @@ class Wide(keras.layers.Layer):
             return keras.ops.zeros((1, 1, self.tasks))
         encoded = self.codes(encoded)
         rows = self.shared.look_up([(name, encoded[name]) for name in self.tables])
-        return keras.ops.stack(rows, axis=1) * self._known(encoded)[..., None]
+        return keras.ops.stack(rows, axis=1) * self._known(encoded, self.tables)[..., None]
 
     def call(self, encoded: Mapping[str, Tensor], weights: Tensor | None = None) -> Tensor:
         """What the ids of B rows add to the logits, (B, T).
@@ -102,9 +102,7 @@ class Wide(keras.layers.Layer):
         if self.shared is None:
             return ops.zeros(())
         weights = self.look_up(encoded) if weights is None else weights
-        encoded = self.codes(encoded)
-        places = ops.stack([encoded[n] + part.first for n, part in self.tables.items()], axis=1)
-        counts = some_rows.gather(self._counts, places)  # (B, F)
+        counts = self._counts_of(self.codes(encoded), self.tables)
         return ops.mean(ops.sum(ops.sum(ops.square(weights), axis=2) / counts, axis=1))
 
     def codes(self, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -125,12 +123,11 @@ class Wide(keras.layers.Layer):
             x: embeddings (B, d) of those features that have weights here.
         """
         ops = keras.ops
-        found = ops.zeros(())
-        for name, embedding in x.items():
-            counts = some_rows.gather(self._counts, encoded[name] + self.tables[name].first)
-            known = ops.cast(encoded[name] >= self.first[name], "float32")
-            found += ops.mean(known * ops.sum(ops.square(embedding), axis=1) / counts)
-        return found
+        if not x:
+            return ops.zeros(())
+        squares = ops.stack([ops.sum(ops.square(one), axis=1) for one in x.values()], axis=1)
+        paid = self._known(encoded, x) * squares / self._counts_of(encoded, x)
+        return ops.mean(ops.sum(paid, axis=1))
 
     def weights_of(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """The tables (rows, T) of some features as they add to the logits: 0 for unknown ids."""
@@ -141,10 +138,15 @@ class Wide(keras.layers.Layer):
                 found[name][: self.first[name]] = 0
         return found
 
-    def _known(self, encoded: Mapping[str, Tensor]) -> Tensor:
+    def _known(self, encoded: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
         """1 for the codes of known ids, else 0: (B, F)."""
-        known = [encoded[name] >= self.first[name] for name in self.tables]
+        known = [encoded[name] >= self.first[name] for name in names]
         return keras.ops.cast(keras.ops.stack(known, axis=1), "float32")
+
+    def _counts_of(self, encoded: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
+        """Training rows of the codes' ids, (B, F); 1 for unknown ids."""
+        places = [encoded[name] + self.tables[name].first for name in names]
+        return some_rows.gather(self._counts, keras.ops.stack(places, axis=1))
 
 
 def crosses_of(contract: Contract, counts: Counts, most: int) -> Crosses:

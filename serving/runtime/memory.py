@@ -13,7 +13,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of glibc's `mallopt`."""
 _LARGE_CODE = 8 << 20
 """Of the code of one library that is worth the walk."""
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ +(/.*)")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \S+ *(.*)")
 _KEPT_BYTES = 64 << 20
 _LARGEST_BYTES = 32 << 20
 """Of one piece; glibc takes no larger number."""
@@ -106,10 +106,8 @@ def _unchanged_code(smaps: str) -> Iterator[tuple[int, int]]:
     for line in smaps.splitlines():
         if found := _MAPPING.match(line):
             begin, end = (int(one, 16) for one in found.groups()[:2])
-            is_code = found[3] == "r-xp" and end - begin >= _LARGE_CODE
-            mapping = (begin, end - begin) if is_code else None
-        elif "-" in line.split(" ", 1)[0]:  # a mapping without a file
-            mapping = None
+            is_code = found[3] == "r-xp" and found[4].startswith("/")
+            mapping = (begin, end - begin) if is_code and end - begin >= _LARGE_CODE else None
         elif mapping is not None and line.startswith("Anonymous:"):
             if int(line.split()[1]) == 0:
                 yield mapping

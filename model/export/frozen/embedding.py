@@ -269,8 +269,7 @@ class FrozenWide:
 
     def _places(self, encoded: Columns, side: str, names: list[str]) -> Tensor:
         """Places (N, F) in their vocabularies of known ids; far below 0 for others."""
-        block = self._layouts[side].codes
-        codes = tf.gather(encoded.block(block), [block.index(name) for name in names], axis=1)
+        codes = _some(encoded, self._layouts[side].codes, names)
         places = codes - np.array([self._first[name] for name in names], np.int32)
         return tf.where(places < 0, _UNKNOWN, places)
 

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tests.model.export.test_graph import Exported, evaluated_rows, read_plain_prices
-from tests.model.export.test_poolings import assert_scores_equal, contract_with, matmul_rows
+from tests.model.export.test_poolings import (
+    assert_both_signatures_score_like_keras,
+    contract_with,
+    matmul_rows,
+)
 
 from multigate.model.checkpoints import checkpoint as checkpoints
 from multigate.model.checkpoints import weights
@@ -44,11 +48,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path, gate) -> Non
         options |= {"num_groups": 3, "primary": {"name": "topk"}, "secondary": {"name": "topk"}}
     checkpoint = make(case, model=MODEL | {"gate": options})
     model = Exported(checkpoint, tmp_path / "m", case.examples)
-    received = model.call("serving_default", model.raw("user", "item", "context"))
-    assert_scores_equal(model, received, model.expected(model.table))
-    for M in (1, 5):
-        raw, table = model.request(np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M)
-        assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+    for raw, table in assert_both_signatures_score_like_keras(model):
         rows = evaluated_rows(model, "rank", raw)
         assert sum(rows.values()) == model.selected(table)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tests.model.export.test_graph import Exported
-from tests.model.export.test_poolings import assert_scores_equal
+from tests.model.export.test_poolings import assert_both_signatures_score_like_keras
 
 from multigate.model.data.raw import take
 
@@ -13,10 +13,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path, limit) -> No
     model = Exported(case.checkpoint(model={"number_clip": limit}), tmp_path / "m", case.examples)
     prices = model.encoder(model.table)["price"]
     assert (np.abs(prices) > 0.5).mean() > 0.3  # many are beyond the limit
-    received = model.call("serving_default", model.raw("user", "item", "context"))
-    assert_scores_equal(model, received, model.expected(model.table))
-    raw, table = model.request(np.arange(5), np.arange(40, 100), np.arange(60) % 5)
-    assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+    assert_both_signatures_score_like_keras(model)
 
 
 def test_beyond_the_limit_nothing_changes(case, tmp_path) -> None:

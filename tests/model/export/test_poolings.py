@@ -25,6 +25,18 @@ def assert_scores_equal(model: Exported, received: dict[str, Any], expected: Any
     assert relative_differences(model.contract, expected, received).max() < 1e-4
 
 
+def assert_both_signatures_score_like_keras(model: Exported) -> list[tuple[Any, Any]]:
+    """Of all rows, and of one user's and several users' candidates; these requests and tables."""
+    received = model.call("serving_default", model.raw("user", "item", "context"))
+    assert_scores_equal(model, received, model.expected(model.table))
+    requests = []
+    for M in (1, 5):
+        raw, table = model.request(np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M)
+        assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+        requests.append((raw, table))
+    return requests
+
+
 def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tuple[int, ...]]:
     """Shapes of the results of the matrix products under a name, as the runtime recorded them."""
     return [shape for name, shape in products(exported, "rank", raw) if scope in name]
@@ -35,12 +47,7 @@ def matmul_rows(exported: Exported, raw: dict[str, Any], scope: str) -> list[tup
 def test_both_signatures_score_like_the_keras_model(case, tmp_path, pooling) -> None:
     checkpoint = case.checkpoint(contract=contract_with(pooling))
     model = Exported(checkpoint, tmp_path / "m", case.examples)
-    received = model.call("serving_default", model.raw("user", "item", "context"))
-    assert_scores_equal(model, received, model.expected(model.table))
-    for M in (1, 5):
-        users, items, index = np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M
-        _, table = model.request(users, items, index)
-        assert_scores_equal(model, model.rank(users, items, index), model.expected(table))
+    assert_both_signatures_score_like_keras(model)
 
 
 @pytest.mark.slow

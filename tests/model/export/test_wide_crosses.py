@@ -1,9 +1,8 @@
 """Weights of pairs of ids in the exported graph and its item table."""
 
-import numpy as np
 import pytest
 from tests.model.export.test_graph import Exported
-from tests.model.export.test_poolings import assert_scores_equal
+from tests.model.export.test_poolings import assert_both_signatures_score_like_keras
 
 from multigate.model.checkpoints import checkpoint as checkpoints
 
@@ -16,11 +15,7 @@ def test_both_signatures_score_like_the_keras_model(case, tmp_path) -> None:
     assert len(ranker.wide.crosses) > 1
     assert all(ranker.wide.tables[one].embeddings.numpy().any() for one in ranker.wide.crosses)
     model = Exported(checkpoint, tmp_path / "m", case.examples)
-    received = model.call("serving_default", model.raw("user", "item", "context"))
-    assert_scores_equal(model, received, model.expected(model.table))
-    for M in (1, 5):
-        raw, table = model.request(np.arange(M), np.arange(40, 100), np.arange(60) * 7 % M)
-        assert_scores_equal(model, model.call("rank", raw), model.expected(table))
+    assert_both_signatures_score_like_keras(model)
 
 
 @pytest.mark.slow
