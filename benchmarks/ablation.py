@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without the wide term": {"wide": None},
     "without match of lists": {"lists": {"length": True, "match": False}},
     "without length of lists": {"lists": {"length": False, "match": True}},
-    "with weights of pairs": {"wide": {"crosses": 4096}},
+    "with weights of pairs": {"wide": {"crosses": 8192}},
     "with held embeddings": {"wide": {"embeddings": 10.0}},
     "softmax over all experts": {"gate": {"name": "softmax"}},
     "none of these, as before": {

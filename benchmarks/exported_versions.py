@@ -23,7 +23,7 @@ import tensorflow as tf
 from inference import REFERENCE, K, make_case, make_table
 from tensorflow_serving.apis import prediction_log_pb2
 
-from multigate.configs.contract import FrozenContract
+from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.files import write_json
 from multigate.model.export import warmup_requests
 from multigate.model.export.export import EXTRA
@@ -65,21 +65,28 @@ def request_of(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
+def of_one_user(
+    request: dict[str, np.ndarray], contract: Contract, candidates: int
+) -> dict[str, np.ndarray]:
+    """The inputs of `rank` for the first user of a request, and so many of its candidates."""
+    items = {name for name, _ in contract.of_side("item")}
+    found = {}
+    for name, value in request.items():
+        per_item = name.split("__")[0] in items or name == "user_index"
+        found[name] = value[np.arange(candidates) % len(value)] if per_item else value[:1]
+    return found | {"user_index": np.zeros(candidates, np.int32)}
+
+
 def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
     """CPU microseconds and operations of `rank` by version and number of candidates."""
     # The Python runtime records the operations of a run.
     served = {n: SavedModel.load(1, folder, runtime="python") for n, folder in folders.items()}
     contract = next(iter(served.values())).contract
     whole = request_of(next(iter(folders.values())))
-    items = {name for name, _ in contract.of_side("item")}
     result: dict[str, Any] = {"microseconds": {}, "operations": {}}
     rng = np.random.default_rng(0)
     for N in CANDIDATES:
-        request = {}
-        for name, value in whole.items():
-            per_item = name.split("__")[0] in items or name == "user_index"
-            request[name] = value[np.arange(N) % len(value)] if per_item else value[:1]
-        request["user_index"] = np.zeros(N, np.int32)
+        request = of_one_user(whole, contract, N)
         answers = {name: one.signatures[RANK](request) for name, one in served.items()}
         first = next(iter(answers.values()))
         for name, answer in answers.items():

@@ -22,12 +22,14 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exported_versions import request_of
+from exported_versions import of_one_user, request_of
+from inference import measure
 from papers.rows import Row, Rows, cell, mean_and_error, replace_table
 
 from multigate.configs.baselines import SHARED_BOTTOM, SINGLE_TASK, baseline
@@ -51,7 +53,8 @@ GATES: dict[str, dict[str, Any]] = {
 }
 WITHOUT_CHOICE = "softmax"  # weighs every expert
 CANDIDATES = 100
-TURNS, CALLS = 40, 10
+SECONDS = 2.0
+"""Of calls, for each version."""
 
 
 def wanted(options: argparse.Namespace) -> Iterator[Row]:
@@ -137,12 +140,7 @@ class Measured:
         found: Row = {}
         few = config.evaluation.model_copy(update={"replicates": 50})
         for split in ("validation", "test"):
-            assessed = interface.evaluate(
-                checkpoint,
-                self.examples,
-                split=split,
-                options=few,
-            )
+            assessed = interface.evaluate(checkpoint, self.examples, split=split, options=few)
             found[split] = {name: assessed["tasks"][name]["value"] for name in tasks}
         epochs = json.loads((checkpoint / "history.json").read_text())["epochs"]
         found["evaluated"] = history.kept(epochs)["experts_per_row"]
@@ -153,27 +151,19 @@ class Measured:
 
     def cost(self, version: Path) -> tuple[float, float]:
         """CPU time of a call over the shared bottom's, and microseconds a candidate."""
-        calls = {"reference": self.call(self.reference), "ours": self.call(version)}
-        times = defaultdict(list)
-        for _ in range(TURNS):
-            for name, call in calls.items():
-                start = time.process_time()
-                for _ in range(CALLS):
-                    call()
-                times[name].append(1e6 * (time.process_time() - start) / CALLS)
-        ours, base = (float(np.percentile(times[name], 25)) for name in ("ours", "reference"))
-        return ours / base, ours / CANDIDATES
-
-    def call(self, version: Path) -> Callable[[], Any]:
-        """A call of `rank` as the server makes it."""
-        served = SavedModel.load(1, version)
-        items = {name for name, _ in served.contract.of_side("item")}
-        request = {}
-        for name, value in request_of(version).items():
-            of_item = name.split("__")[0] in items or name == "user_index"
-            request[name] = value[np.arange(CANDIDATES) % len(value)] if of_item else value[:1]
-        request["user_index"] = np.zeros(CANDIDATES, np.int32)
-        return lambda: served.signatures[RANK](request)
+        folders = {"reference": self.reference, "ours": version}
+        served = {name: SavedModel.load(1, one) for name, one in folders.items()}
+        requests = {
+            name: of_one_user(request_of(folders[name]), one.contract, CANDIDATES)
+            for name, one in served.items()
+        }
+        calls = {
+            name: partial(one.signatures[RANK], requests[name]) for name, one in served.items()
+        }
+        _, cpu = measure(calls, SECONDS)
+        for one in served.values():
+            one.retire()
+        return cpu["ours"] / cpu["reference"], cpu["ours"] / CANDIDATES
 
 
 def draw(rows: list[Row]) -> None:

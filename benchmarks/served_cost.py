@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "length": PLAIN | {"lists": {"length": True, "match": False}},
     "match": PLAIN | {"lists": {"length": False, "match": True}},
     "wide": PLAIN | {"wide": {}},
-    "crosses": PLAIN | {"wide": {"crosses": 200_000}},  # regions and countries by articles
+    "crosses": PLAIN | {"wide": {"crosses": 400_000}},  # of regions and countries by articles
     "all": {},
     "attention": {},
     "sequence": {},
