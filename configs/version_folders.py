@@ -106,17 +106,16 @@ def read_manifest(version: Address) -> dict[str, VersionFile] | None:
         DataError: the store cannot be read.
     """
     try:
-        text = (version / MANIFEST).read_text()
+        listed = json.loads((version / MANIFEST).read_text())["files"]
+        files = {name: VersionFile(**file) for name, file in listed.items()}
     except FileNotFoundError:
         return None
-    try:
-        files = {name: VersionFile(**file) for name, file in json.loads(text)["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{version / MANIFEST}: damaged: {error}; publish the version again"
         ) from None
     for name in files:
-        if name.startswith("/") or ".." in name.split("/"):
+        if name.startswith("/") or ".." in name.split("/") or not name.isprintable():
             raise ValueError(f"{version / MANIFEST}: expected names below it, received {name!r}")
     return files
 

@@ -1,6 +1,7 @@
 """What all tests share: where the real data are, and one small run of every stage."""
 
 import fcntl
+import json
 import os
 import re
 import resource
@@ -143,6 +144,42 @@ def go_tool(lacking: Any) -> Any:
                 if done.returncode:
                     lacking(f"{module}: Go did not build it: {done.stderr[-300:]}")
         return path
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def go_module(lacking: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The folder of a Go module at a version, through the module proxy."""
+    if shutil.which("go") is None:
+        lacking("modules come through Go, which is not installed")
+    folder = tmp_path_factory.mktemp("modules")
+
+    def download(path: str, version: str) -> Path:
+        done = fetch(["go", "mod", "download", "-json", f"{path}@v{version}"], cwd=folder)
+        if done.returncode:
+            lacking(f"{path} did not come: {done.stderr[-300:]}{done.stdout[-300:]}")
+        return Path(json.loads(done.stdout)["Dir"])
+
+    return download
+
+
+@pytest.fixture(scope="session")
+def go_build(lacking: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Build a program of the Go module in a folder; the modules that it needs are fetched."""
+
+    def build(folder: Path, package: str = ".") -> Path:
+        if shutil.which("go") is None:
+            lacking(f"{folder}: Go is not installed")
+        done = fetch(["go", "list", "-deps", package], cwd=folder)  # fetches what they lack
+        if done.returncode:
+            lacking(f"{folder}: its modules did not come: {done.stderr[-300:]}")
+        program = tmp_path_factory.mktemp("built") / "program"
+        flags = ["-buildvcs=false", "-gcflags=all=-N -l", "-ldflags=-s -w"]
+        environment = os.environ | {"CGO_ENABLED": "0"}
+        command = ["go", "build", *flags, "-o", program, package]
+        subprocess.run(command, check=True, cwd=folder, env=environment)
+        return program
 
     return build
 

@@ -14,6 +14,8 @@ _VALUES = "values"
 _FEW = 8
 """Values that are left to json_format."""
 _DEEPEST = 20
+_BOTH_NAMES = {"item_id", "itemId"}
+"""Of the one field with such lists that has two; of both, protobuf takes the second."""
 _MOST = float(np.finfo(np.float32).max)
 
 Path = tuple[str, ...]
@@ -37,6 +39,8 @@ def put_lists(message: Message, lists: list[tuple[Path, list[Any]]]) -> None:
 
 
 def _take(path: Path, part: Mapping[str, Any], found: list[tuple[Path, list[Any]]]) -> None:
+    if part.keys() >= _BOTH_NAMES:
+        return
     for key, one in part.items():
         if not isinstance(one, dict):
             continue

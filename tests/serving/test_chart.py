@@ -4,14 +4,12 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.registries import fetch
 
 from multigate.verbs.command import make_parser
 
@@ -266,23 +264,7 @@ OPERATORS = {"ServiceMonitor", "PrometheusRule"}
 
 
 @pytest.fixture(scope="module")
-def module(lacking, tmp_path_factory):
-    """The folder of a Go module at a version."""
-    if shutil.which("go") is None:
-        lacking("schemas come through Go, which is not installed")
-    folder = tmp_path_factory.mktemp("modules")
-
-    def download(path, version):
-        done = fetch(["go", "mod", "download", "-json", f"{path}@v{version}"], cwd=folder)
-        if done.returncode:
-            lacking(f"{path} did not come: {done.stderr[-300:]}{done.stdout[-300:]}")
-        return Path(json.loads(done.stdout)["Dir"])
-
-    return download
-
-
-@pytest.fixture(scope="module")
-def schemas(module, tmp_path_factory):
+def schemas(go_module, tmp_path_factory):
     """A folder of strict JSON schemas, by kind: Kubernetes' own and the Prometheus operator's."""
     folder = tmp_path_factory.mktemp("schemas")
 
@@ -290,7 +272,7 @@ def schemas(module, tmp_path_factory):
         group = f"{group.split('.')[0]}-" if group else ""
         (folder / f"{kind}-{group}{version}.json".lower()).write_text(json.dumps(schema))
 
-    path = module("k8s.io/kubernetes", KUBERNETES) / "api" / "openapi-spec" / "swagger.json"
+    path = go_module("k8s.io/kubernetes", KUBERNETES) / "api" / "openapi-spec" / "swagger.json"
     definitions = json.loads(path.read_text())["definitions"]
     for name, definition in definitions.items():
         if "properties" in definition:
@@ -303,7 +285,7 @@ def schemas(module, tmp_path_factory):
             if kind["kind"] in KINDS:
                 schema = {"$ref": f"#/definitions/{name}", "definitions": definitions}
                 write(kind["kind"], kind["group"], kind["version"], schema)
-    path = module("github.com/prometheus-operator/prometheus-operator", OPERATOR)
+    path = go_module("github.com/prometheus-operator/prometheus-operator", OPERATOR)
     for kind in OPERATORS:
         name = f"monitoring.coreos.com_{kind.lower()}s.yaml"
         text = (path / "example" / "prometheus-operator-crd" / name).read_text()

@@ -551,3 +551,52 @@ def test_the_dashboards_panels_have_places_and_names_of_their_own():
     ]
     assert len(set(cells)) == len(cells)
     assert max(x for x, _ in cells) < 24
+
+
+def kept_of(ours, kept, place="dashboard"):
+    """Places of our values that are not among those that were kept, or are others there."""
+    if isinstance(ours, dict) and isinstance(kept, dict):
+        return [
+            lost
+            for key, value in ours.items()
+            for lost in kept_of(value, kept.get(key), f"{place}.{key}")
+        ]
+    if isinstance(ours, list) and isinstance(kept, list) and len(ours) == len(kept):
+        pairs = enumerate(zip(ours, kept, strict=True))
+        return [lost for n, (a, b) in pairs for lost in kept_of(a, b, f"{place}[{n}]")]
+    return [] if ours == kept or (ours == [] and kept is None) else [place]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # Grafana's types have to be built
+def test_grafanas_types_hold_the_dashboard(go_module, go_build):
+    """Nothing is unknown to them, lacking, of another type, out of range, or dropped."""
+    sdk = go_module("github.com/grafana/grafana-foundation-sdk/go", "0.0.22")
+    program = go_build(Path(__file__).parent / "board")
+
+    def refused(board):
+        done = subprocess.run(
+            [program], input=json.dumps(board), capture_output=True, text=True, check=False
+        )
+        return done.stderr if done.returncode else kept_of(board, json.loads(done.stdout))
+
+    assert not refused(BOARD)
+    units = set(re.findall(r'^const \w+ = "(.*)"', (sdk / "units/types_gen.go").read_text(), re.M))
+    for panel in PANELS:
+        assert (sdk / panel["type"] / "panel_builder_gen.go").exists(), panel["type"]
+        assert panel["fieldConfig"]["defaults"]["unit"] in units, panel["title"]
+    # They would notice, panel by panel.
+    for steps, key, value in (
+        ((), "descripton", "x"),
+        (("gridPos",), "w", 25),
+        (("targets", 0), "expr", 1),
+        (("targets", 0), "legend", "x"),
+        (("fieldConfig", "defaults"), "units", "s"),
+        (("fieldConfig", "defaults"), "custom", {"stacked": True}),
+    ):
+        board = json.loads(json.dumps(BOARD))
+        part = next(panel for panel in board["panels"] if panel["type"] == "timeseries")
+        for step in steps:
+            part = part[step]
+        part[key] = value
+        assert refused(board), f"{steps} {key}"

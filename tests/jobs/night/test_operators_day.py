@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import yaml
 from tests.ports import free_port
-from tests.registries import fetch
 
 from multigate.jobs.publication.base_folder import Base
 from multigate.jobs.publication.upload import upload
@@ -153,20 +152,12 @@ class Crowd:
 
 
 @pytest.fixture(params=["receiver", pytest.param("collector", marks=pytest.mark.long)])
-def collector(request, lacking, tmp_path):
+def collector(request, go_build):
     """The words that start a collector: one of ours, or OpenTelemetry's, built anew."""
     here = Path(__file__).parent
     if request.param == "receiver":
         return [sys.executable, str(here / "receiver.py")]
-    if shutil.which("go") is None:
-        lacking("the collector: Go is not installed")
-    folder, program = here / "collector", tmp_path / "otelcol"
-    done = fetch(["go", "mod", "download"], cwd=folder)
-    if done.returncode:
-        lacking(f"the collector's modules did not come: {done.stderr[-300:]}")
-    flags = ["-buildvcs=false", "-gcflags=all=-N -l", "-ldflags=-s -w"]
-    subprocess.run(["go", "build", *flags, "-o", program, "."], check=True, cwd=folder)
-    return [str(program)]
+    return [str(go_build(here / "collector"))]
 
 
 @pytest.mark.slow

@@ -250,6 +250,26 @@ def test_a_manifest_names_files_below_it(base, address):
         read_manifest(address / "1")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b'{"files": {"a": 1}}',
+        b'{"files": {"a\\u0000b": {"size": 1, "sha256": "0"}}}',
+        b'{"files": {"\\ud800": {"size": 1, "sha256": "0"}}}',
+    ],
+    ids=["empty", "no UTF-8", "a list", "deep", "no object", "a zero", "half a character"],
+)
+def test_a_manifest_that_is_none_says_so(address, content):
+    """Any other error would end the look at the store, and no later version would come."""
+    (address / "1" / MANIFEST).write_bytes(content)
+    with pytest.raises(ValueError, match=r"^s3://.*/small/1/manifest.json: (damaged|expected)"):
+        read_manifest(address / "1")
+
+
 def test_an_address_is_an_option_and_a_configuration(tmp_path):
     options = ServerOptions(model_name="m", model_base_path="s3://bucket/models/m/")
     assert str(options.model_base_path) == "s3://bucket/models/m"

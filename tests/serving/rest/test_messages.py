@@ -71,6 +71,17 @@ def test_lists_of_other_values_are_read_or_refused_as_by_protobuf(kind, other):
         assert by_us(document) == by_protobuf(document)
 
 
+@pytest.mark.parametrize(("first", "second"), [(LONG, LONG), (LONG, 3), (LONG, 0), (3, LONG)])
+def test_of_a_field_under_both_of_its_names_the_second_counts(first, second):
+    ids = {
+        "item_id": {"texts": {"values": ["a"] * first}},
+        "itemId": {"texts": {"values": ["b"] * second}},
+    }
+    message = by_us({"candidates": ids})
+    assert message == by_protobuf({"candidates": ids})
+    assert message.candidates.item_id.texts.values == ["b"] * second
+
+
 def test_the_lists_of_a_request_are_left_to_nobody_else():
     document = {
         "user": {"a": {"texts": {"values": ["x"] * LONG}}, "b": {"texts": {"values": ["x"]}}},
