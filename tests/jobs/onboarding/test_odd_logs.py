@@ -563,3 +563,27 @@ def test_an_array_of_json_is_no_table(tmp_path):
     write(tmp_path / "log.json", json.dumps(rows, indent=2))
     with pytest.raises(DataError, match=r"no table here; .*; log.json: write one object a line"):
         draft(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("spell", "read"),
+    [
+        (lambda n: f"€ {n:,.2f}", lambda n: round(n, 2)),
+        (lambda n: f"{n:.2f} EUR", lambda n: round(n, 2)),
+        (lambda n: f"{n:.1f}kg".replace(".", ","), lambda n: round(n, 1)),
+        (lambda n: f"{int(n)}%", int),
+        (lambda n: f"EUR {n:.2f}" if n > 900 else f"USD {n:.2f}", None),  # two units: no numbers
+        (lambda n: f"x{int(n)}", None),  # an id
+        (lambda n: f"{n:.3f} t" if n > 900 else f"{n:.2f} t", None),  # 1.234 may be 1234
+    ],
+)
+def test_numbers_with_a_unit(spell, read):
+    draw = random.Random(3)
+    numbers = [draw.uniform(1, 2000) for _ in range(300)]
+    found = respell(pl.DataFrame({"price": [spell(n) for n in numbers]}))
+    if read is None:
+        assert found.derive == {}
+    else:
+        assert found.derive == {"price": {"number": "price"}}
+        values = found.frame["price"].cast(pl.Float64).to_list()
+        assert values == pytest.approx([read(n) for n in numbers])
