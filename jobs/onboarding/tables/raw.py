@@ -33,6 +33,8 @@ _DELIMITERS = ("::", "\t", ",", ";", "|")
 _HEAD = 1 << 18  # bytes of a file that are looked at for its format
 _LINES = 200
 _SPREAD, _BLOCKS = 5, 20  # rows are taken in blocks from five times as many
+_FILES, _SMALL_FILES = 16, 256  # that are read: of small ones more, up to so many bytes
+_BYTES = 1 << 24
 _NO_TABLES = (".md", ".html", ".pdf", ".png", ".jpg", ".py", ".sh", ".yaml", ".yml", ".toml")
 
 
@@ -99,7 +101,9 @@ def find_tables(data: Place, rows: int) -> list[Table]:
 def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: int) -> Table:
     form = members[0][1]
     columns = tuple(dict.fromkeys(name for _, _, names in members for name in names))
-    chosen = members[:: -(-len(members) // 16)]
+    size = sum(shard.size for shard, _, _ in members) / len(members)
+    most = min(max(_FILES, int(_BYTES / max(size, 1))), _SMALL_FILES)
+    chosen = members[:: -(-len(members) // most)]
     frames, total, width = [], 0, 0
     ended: list[tuple[int, int]] = []  # rows and bytes of files that were read to their end
     for shard, _, _ in chosen:

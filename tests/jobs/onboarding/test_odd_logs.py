@@ -17,6 +17,7 @@ from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.tables.columns import is_measure, look, vector_size
+from multigate.jobs.onboarding.tables.raw import find_tables
 from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline import job
 
@@ -587,3 +588,11 @@ def test_numbers_with_a_unit(spell, read):
         assert found.derive == {"price": {"number": "price"}}
         values = found.frame["price"].cast(pl.Float64).to_list()
         assert values == pytest.approx([read(n) for n in numbers])
+
+
+def test_of_many_small_files_all_are_read(tmp_path):
+    for day in range(60):
+        rows = pl.DataFrame({"at": [day, day], "x": ["a", "b"]})
+        rows.write_ndjson(tmp_path / f"part-{day}.jsonl")
+    [table] = find_tables(tmp_path, 1000)
+    assert len(table.frame) == table.rows == 120
