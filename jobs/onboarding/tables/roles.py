@@ -22,10 +22,10 @@ from multigate.jobs.onboarding.tables.columns import (
     holds_times,
     is_measure,
     is_prose,
-    tells_outcome,
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
+from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
@@ -172,7 +172,7 @@ def _join_user(roles: Roles) -> None:
         and not (column.is_list or is_prose(column))
         and 2 <= column.distinct <= _FEW_USERS
         and decides(frame, roles.item, name) < _DECIDES
-        and not any(tells_outcome(column, flag) for flag in flags)
+        and not any(tells(column, flag) for flag in flags)
     ]
     if roles.user not in parts or len(parts) < 2:
         return
@@ -243,9 +243,12 @@ def _ids(columns: dict[str, Column], taken: set[str], fewest: int = _SMALL + 1) 
         fewest: values that a column of numbers has.
     """
     found = []
+    flags = [column for column in columns.values() if column.flag]
     for name, column in columns.items():
         if name in taken or column.is_list or column.missing > 0.2 or is_prose(column):
             continue
+        if any(needs(column, flag) for flag in flags):
+            continue  # milliseconds in view, which are 0 without a click, are no id
         if column.serial:
             continue
         if column.number is not None and (not column.whole or column.flag):
