@@ -36,6 +36,8 @@ _SESSION = timedelta(hours=12)
 _GROUP = 50  # rows that a request or a session has at most, on average
 _CLEAR = 0.15
 _FEW_USERS = 30
+_BEFORE = 0.99  # of the rows
+_SOON = timedelta(hours=1)
 _HINTS = {
     "user": r"user|person|member|customer|visitor|account|client|viewer|reader",
     "item": r"item|content|product|movie|film|article|video|book|song|track|sku|post|asset",
@@ -217,7 +219,24 @@ def _time(columns: dict[str, Column]) -> Times | None:
             rising + times.column.distinct / max(len(values), 1),
         )
 
-    return max(found, key=score)
+    best = max(found, key=score)
+    return min((one for one in found if _precedes(one, best)), key=_middle, default=best)
+
+
+def _precedes(one: Times, best: Times) -> bool:
+    """Whether rows happened at a time, and came to the log a little later, at the best one."""
+    if one.column.missing > best.column.missing:
+        return False
+    if one.column.distinct < 0.5 * best.column.distinct:
+        return False  # such as when the item was listed
+    lags = (best.values - one.values).drop_nulls()
+    return len(lags) > 0 and bool(
+        (lags >= timedelta(0)).mean() > _BEFORE and lags.quantile(0.5) < _SOON
+    )
+
+
+def _middle(times: Times) -> Any:
+    return times.values.median()
 
 
 def _time_reason(time: Times) -> str:
