@@ -207,9 +207,14 @@ def test_what_a_column_tells_of_a_flag():
 
 @pytest.mark.parametrize(("name", "wait"), [("t", "10m"), ("t_ms", "10m"), ("t_s", "6h")])
 def test_milliseconds_are_not_waited_for_as_seconds(name, wait, tmp_path):
+    """A wait as long as a split leaves no row of it."""
     frame = advertisements().rename({"t": name})
     if name == "t_s":  # the log's times are seconds, and so are the long ones
         frame = frame.with_columns(ms=pl.col("ms") // 1000, t_s=pl.col("t_s") // 5)
     made, _ = drafted(frame, tmp_path, hide=False)
     assert made.values["pipeline"]["log"]["known_after"] == wait
     assert made.values["pipeline"]["split"]["test"] == (0.2 if wait == "6h" else 0.1)
+    made.values["pipeline"]["log"]["known_after"] = "1d"
+    made.values["pipeline"]["split"]["validation"] = 0.05
+    message = [one.message for one in check(made.config(), tmp_path).findings if one.fails]
+    assert message[0].startswith("no row of the validation split has a label")
