@@ -111,10 +111,10 @@ def pipeline_section(
 
 
 def _waits(labels: Labels) -> float:
-    """After how many seconds all labels of a row are known."""
-    windows = [task["label"].get("within", labels.wait) for task in labels.tasks.values()]
+    """After how many seconds all binary labels of a row are known."""
     seconds = dict(DELAYS)
-    return max(float(seconds.get(window, 0)) for window in windows)
+    binary = [task["label"] for task in labels.tasks.values() if task["type"] == "binary"]
+    return max(float(seconds[label.get("within", labels.wait)]) for label in binary)
 
 
 def _without_ids(roles: Roles) -> dict[str, float]:

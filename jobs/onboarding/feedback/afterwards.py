@@ -36,7 +36,7 @@ class Outcome:
 def outcomes_of_groups(
     frame: pl.DataFrame, roles: Roles, flags: Mapping[str, str]
 ) -> list[Outcome]:
-    """Whether any row of a row's session, request or user has an outcome.
+    """Whether any row of a session, request or user has an outcome, of the first row of each.
 
     Args:
         frame: rows of a log, in the order of time.
@@ -47,7 +47,10 @@ def outcomes_of_groups(
     for by in (roles.session, roles.request, roles.user):
         for name, what in flags.items() if by is not None else ():
             number = look(name, frame[name]).number
-            any_one = frame.select(by, one=number).select(pl.col("one").max().over(by)).to_series()
+            rows = frame.select(by, one=number)
+            # A group counts once.
+            first = pl.when(pl.col(by).is_first_distinct()).then(pl.col("one").max().over(by))
+            any_one = rows.select(first).to_series()
             told = f"any row of its {by!r} has {what}"
             found.append(Outcome(told, look(name, any_one), by=by))
     return found
@@ -73,9 +76,8 @@ def known_afterwards(roles: Roles, column: Column, outcomes: Sequence[Outcome]) 
     for at, outcome in enumerate(outcomes):
         # Who buys much has bought before: a user's numbers may need an outcome and be of the past.
         if outcome.by != roles.user and needs(column, outcome.flag):
-            return (
-                f"it is above 0 only where {outcome.told}, so that it can be known only afterwards"
-            )
+            what = "one of its words stands" if column.number is None else "it is above 0"
+            return f"{what} only where {outcome.told}, so that it can be known only afterwards"
         # A word may be missing for a reason that forbids a rare outcome, such as no login.
         may_lack = outcome.by is None and (column.number is not None or at == 0)
         if may_lack and needed(column, outcome.flag):

@@ -7,7 +7,7 @@ from multigate.jobs.onboarding.tables.columns import Column
 _WORDS = 12  # values, of which each may tell an outcome
 _FEWEST = 30  # of the rarer outcome
 _TELLS = 0.02  # of the rarer outcome, which values that tell outcomes may confuse
-_NESTED = 0.95  # of the rows above 0
+_OUTSIDE, _OF_CHANCE = 0.05, 0.1  # of the rows above 0, and of those that chance would leave
 _NO_CHANCE = 10  # rows that are expected, of which none or few are there
 _SCALE = 12  # values that a scale has at most
 _NEARLY_ALL = 0.97  # of the rows
@@ -32,13 +32,26 @@ def tells(column: Column, flag: Column) -> bool:
 
 
 def needs(column: Column, flag: Column) -> bool:
-    """Whether a number, or another flag, is above 0 only where a flag is 1, beyond chance."""
-    if column.number is None or column.distinct < 2 or column.lowest < 0:
+    """Whether a number is above 0, or one of a few words stands, only where a flag is 1.
+
+    Chance would leave ten such rows or more where it is 0.
+    """
+    if column.number is not None:
+        if column.distinct < 2 or column.lowest < 0:
+            return False
+        some = [column.number > 0]
+    elif column.is_list or column.distinct > _WORDS:
         return False
-    rows = pl.DataFrame({"x": column.number, "flag": flag.number})
-    above = rows.filter(pl.col("x") > 0)["flag"]
+    else:
+        some = [column.raw == word for word in column.raw.drop_nulls().unique()]
+    rows = pl.DataFrame({"flag": flag.number})
     share = float(rows["flag"].mean() or 0.0)
-    return len(above) * (1 - share) >= _NO_CHANCE and float(above.mean() or 0.0) > _NESTED
+    most = min(_OUTSIDE, _OF_CHANCE * (1 - share))
+    found = (rows.filter(one)["flag"].drop_nulls() for one in some)
+    return any(
+        len(flags) * (1 - share) >= _NO_CHANCE and 1 - float(flags.mean() or 0.0) < most
+        for flags in found
+    )
 
 
 def needed(column: Column, flag: Column) -> bool:

@@ -75,7 +75,7 @@ def test_an_anonymous_log(hide, tmp_path):
     assert [one["type"] for one in tasks.values()] == ["binary", "regression", "binary"]
     assert read_by(made) >= {names["device"], names["owner"], names["floor"]}
     assert not read_by(made) & {names[one] for one in ("y", "t", "page", "bought")}
-    assert "is never 1" in made.left_out[names["page"]]
+    assert "one of its words stands only where" in made.left_out[names["page"]]
     assert "above 0 only where" in made.left_out[names["bought"]]
     assert not check(made.config(), tmp_path).fails
 
@@ -100,6 +100,7 @@ def visits() -> pl.DataFrame:
             lines.insert(0, (at - 500, "search", None, None))
         total = round(orders * draw.uniform(5, 50), 2)
         whole = {"who": f"u{user}", "visit": f"v{session}", "lang": "ab"[user % 2]}
+        whole |= {"status": "bought" if orders and draw.random() < 0.7 else "open"}
         whole |= {"converted": orders > 0, "total": total, "from": draw.choice(["ad", "mail"])}
         for time, kind, item, depth in lines:
             rows.append({"time": time, "what": kind, "sku": item, "depth": depth, **whole})
@@ -112,7 +113,7 @@ def test_an_event_log_that_knows_its_sessions_end(hide, tmp_path):
     contract = made.values["contract"]
     assert made.values["pipeline"]["log"]["columns"]["session"] == names["visit"]
     assert names["from"] in read_by(made)
-    assert not read_by(made) & {names[one] for one in ("converted", "total", "depth")}
+    assert not read_by(made) & {names[one] for one in ("converted", "total", "depth", "status")}
     assert "any row of its" in made.left_out[names["converted"]]
     assert "any row of its" in made.left_out[names["total"]]
     assert "a 'basket' follows" in made.left_out[names["depth"]]
@@ -198,6 +199,12 @@ def test_what_a_column_tells_of_a_flag():
     assert not tells(look("x", noise), flag)
     assert needs(look("x", pl.Series([3] * 40 + [0] * 960)), flag)
     assert not needs(look("x", pl.Series([3] * 40 + [0] * 800 + [3] * 160)), flag)
+    assert needs(look("x", pl.Series(["done"] * 40 + ["open"] * 960)), flag)
+    assert not needs(look("x", pl.Series(["done"] * 10 + ["open"] * 990)), flag)  # by chance
+    mixed = pl.Series(["done"] * 60 + ["open"] * 40 + ["done", "open"] * 450)
+    assert not needs(look("x", mixed), flag)
+    often = look("y", pl.Series([1] * 970 + [0] * 30))
+    assert not needs(look("x", pl.Series([0, 3] * 500)), often)
     word = pl.Series(["a", "b"] * 55 + [None] * 890)
     assert needed(look("x", word), flag)
     assert not needed(look("x", pl.Series(["a", "b"] * 45 + [None] * 910)), flag)
