@@ -119,14 +119,29 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
 
 
 def _drop_certain(found: Labels, roles: Roles) -> None:
-    """Drop the tasks of types that follow nearly every impression: they tell nothing apart."""
+    """Drop the tasks of types that follow nearly every impression, or come with another type.
+
+    They tell nothing apart, or what the other one tells.
+    """
     pairs = roles.frame.select(e=str(roles.event), u=roles.user, i=roles.item).unique()
-    shown = pairs.filter(pl.col("e") == roles.impression)
+    of = {kind: pairs.filter(pl.col("e") == kind) for kind in roles.event_counts}
+
+    def both(one: str, other: str) -> int:
+        return len(of[one].join(of[other], on=["u", "i"], how="semi"))
+
+    shown = str(roles.impression)
+    told: list[str] = []
     for name, kind in list(found.events.items()):
-        after = shown.join(pairs.filter(pl.col("e") == kind), on=["u", "i"], how="semi")
-        if len(found.events) > 1 and len(after) > _CERTAIN * len(shown):
+        follows = both(shown, kind) / max(len(of[shown]), 1)
+        most = {other: _CERTAIN * max(len(of[kind]), len(of[other])) for other in told}
+        twin = next((other for other in told if both(kind, other) > most[other]), None)
+        if len(found.events) > 1 and (follows > _CERTAIN or twin is not None):
             del found.tasks[name], found.events[name], found.reasons[name]
-            found.no_task[kind] = f"follows {len(after) / max(len(shown), 1):.0%} of them"
+            found.no_task[kind] = (
+                f"comes with {twin!r}" if twin is not None else f"follows {follows:.0%} of them"
+            )
+        else:
+            told.append(kind)
 
 
 def _drop_measured(found: Labels, roles: Roles) -> None:

@@ -83,6 +83,22 @@ def test_what_is_hidden_is_unwelcome(podcast):
     assert "transform" not in tasks["share"]
 
 
+def test_an_event_that_comes_with_another_one_is_no_task_of_its_own(tmp_path):
+    """As a score that comes with every test that was completed; the score itself is a task."""
+    heard = pl.col("what") == "heard"
+    score = pl.when("ended").then(pl.col("share")).alias("share")
+    log = listening().with_columns(ended=pl.lit(False))
+    ended = log.filter(heard).with_columns(pl.col("at") + 1, what=pl.lit("ended"), ended=True)
+    log = pl.concat([log, ended]).with_columns(score).drop("ended", "recv").sort("at")
+    log.write_csv(tmp_path / "log.csv")
+    made = draft(place(str(tmp_path)), "my")
+    tasks = made.values["contract"]["tasks"]
+    assert "ended" not in tasks
+    assert tasks["heard"]["label"]["events"] == ["heard"]
+    assert tasks["share"]["label"]["events"] == ["ended"]
+    assert "'ended' comes with 'heard'" in made.notes["pipeline.log.impression"]
+
+
 def test_a_hidden_flag_is_unwelcome(tmp_path):
     draw = random.Random(2)
     rows = [
