@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -284,9 +285,20 @@ def _delimited(lines: list[str], encoding: str) -> tuple[dict[str, Any], tuple[s
         del form["quoted"]
     names = rows[0]
     if not _is_header(rows):
-        names = [f"column_{at + 1}" for at in range(len(names))]
+        short = next(csv.reader(lines, delimiter=form.get("delimiter", ",")[0]))
+        if len(short) == len(names) - 1 and _numbers_rows(rows):
+            names = ["row", *short]  # R gives the rows' names no name
+        else:
+            names = [f"column_{at + 1}" for at in range(len(names))]
         form["header"] = names
     return form, tuple(names)
+
+
+def _numbers_rows(rows: list[list[str]]) -> bool:
+    """Whether the first cells are whole numbers that grow by one."""
+    first = [row[0] for row in rows]
+    whole = all(cell.isdecimal() for cell in first)
+    return whole and all(int(b) - int(a) == 1 for a, b in pairwise(first))
 
 
 def _is_header(rows: list[list[str]]) -> bool:

@@ -596,3 +596,18 @@ def test_of_many_small_files_all_are_read(tmp_path):
         rows.write_ndjson(tmp_path / f"part-{day}.jsonl")
     [table] = find_tables(tmp_path, 1000)
     assert len(table.frame) == table.rows == 120
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        (range(1, 50), ("row", "when", "who")),  # as R writes tables: no name for the rows' names
+        (range(7, 300, 6), ("column_1", "column_2", "column_3")),  # a name is missing somewhere
+    ],
+)
+def test_a_header_with_a_name_less_than_cells(first, names, tmp_path):
+    lines = ['"when","who"', *(f'"{at}",{at + 10},"u{at % 5}"' for at in first)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    [table] = find_tables(tmp_path, 1000)
+    assert table.columns == names
+    assert len(table.frame) == 49
