@@ -44,7 +44,8 @@ class Derived(Frozen):
     """The first value of a list, or of a text with `separator` between its values; missing where
     there is none. So a label's rate can be of a list's main value."""
     number: str | None = Field(None, examples=["price"])
-    """The number that a text with a decimal comma spells: `1.234,50` is 1234.5."""
+    """The number that a text with a decimal comma or a unit spells: `1.234,50` is 1234.5, `€ 9.90`
+    is 9.9, `12 kg` is 12."""
     flag: str | None = Field(None, examples=["clicked"])
     """1 where the column's text is one of `ones`, 0 where it is another one, missing where there is
     none."""

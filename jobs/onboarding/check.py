@@ -266,3 +266,12 @@ def _check_labels(
             message = "no impression of the sample has a label; the rule finds nothing"
             found.findings.append(Finding(sample.whole, where, message))
         found.facts["tasks"][name] = facts
+    for part in ("train", "validation"):
+        of_all = [one["labels_by_split"][part] for one in found.facts["tasks"].values()]
+        if not sum(of_all):
+            message = (
+                f"no row of the {part} split has a label: those whose labels close after the next "
+                "split begins are left out; give the splits a larger share, or shorten "
+                "pipeline.log.known_after or contract.tasks.NAME.label.within"
+            )
+            found.findings.append(Finding(sample.whole, "pipeline.split", message))

@@ -7,9 +7,11 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.feedback.labels import Labels
+from multigate.jobs.onboarding.feedback.labels import DELAYS, Labels
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
+
+_WAIT = 0.02  # of the log's time
 
 
 def pipeline_section(
@@ -53,8 +55,7 @@ def pipeline_section(
         read["impression"] = roles.impression
         counts = ", ".join(f"{kind} ({count})" for kind, count in roles.event_counts.items())
         made.notes["pipeline.log.impression"] = f"event types: {counts}" + "".join(
-            f"; {kind!r} follows {share} of them, so that it is no task"
-            for kind, share in labels.certain.items()
+            f"; {kind!r} {why}, so that it is no task" for kind, why in labels.no_task.items()
         )
     elif time.unknown is None and labels.columns:
         read["known_after"] = labels.wait
@@ -96,12 +97,24 @@ def pipeline_section(
             "random, because some times are unknown; where they are known, by: time is honest"
         )
     else:
-        share = 0.1 if _positives(roles, labels, rows) >= 1000 else 0.2
+        reason = ""
+        if _positives(roles, labels, rows) < 1000:
+            reason = "; positives are few, so that their shares are large"
+        elif _waits(labels) > _WAIT * roles.span.total_seconds():
+            reason = "; labels wait long, which no split's last rows outlast: the shares are large"
+        share = 0.2 if reason else 0.1
         found["split"] = {"by": "time", "validation": share, "test": share}
-        made.notes["pipeline.split"] = "by time: training ends before validation and test begin" + (
-            "; positives are few, so that their shares are large" if share > 0.1 else ""
+        made.notes["pipeline.split"] = (
+            f"by time: training ends before validation and test begin{reason}"
         )
     return found
+
+
+def _waits(labels: Labels) -> float:
+    """After how many seconds all binary labels of a row are known."""
+    seconds = dict(DELAYS)
+    binary = [task["label"] for task in labels.tasks.values() if task["type"] == "binary"]
+    return max(float(seconds[label.get("within", labels.wait)]) for label in binary)
 
 
 def _without_ids(roles: Roles) -> dict[str, float]:

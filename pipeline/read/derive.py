@@ -11,6 +11,8 @@ from multigate.pipeline.read.lines import reject
 from multigate.pipeline.read.parse import parse_number, parse_time
 from multigate.pipeline.read.sources import Chunk
 
+WITH_UNIT = r"^(?:\p{Sc}\s*|\p{L}{1,3}\s+)?([+-]?\d[\d.,]*)(?:\s*(?:\p{Sc}|%|\p{L}{1,3}))?$"
+"""A number with a currency, a percent sign or a unit of at most three letters beside it."""
 PLACE = "__place"
 """The column that holds each value's place in its list, from 0."""
 
@@ -104,13 +106,19 @@ def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
 
 
 def number(column: pl.Series) -> pl.Series:
-    """Numbers with a decimal comma as others write them, (N,) texts; other texts stay."""
+    """Numbers with a decimal comma or a unit as others write them, (N,) texts; other texts stay.
+
+    `1.234,50`, `€ 19.90`, `USD 1,234.50` and `12 kg` are such numbers.
+    """
     if column.dtype.is_numeric():
         return column
     text = _filled(column)
-    spelled = text.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
-    plain = text.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
-    return _either(spelled, plain, text)
+    bare = text.str.extract(WITH_UNIT, 1)
+    bare = _either(bare.is_not_null(), bare, text)
+    comma = bare.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
+    plain = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
+    point = bare.str.contains(r"^[+-]?\d{1,3}(,\d{3})+\.\d+$")
+    return _either(comma, plain, _either(point, bare.str.replace_all(",", "", literal=True), bare))
 
 
 def flag(column: pl.Series, ones: Sequence[str]) -> pl.Series:

@@ -4,10 +4,17 @@ import re
 
 import polars as pl
 
+from multigate.jobs.onboarding.feedback.afterwards import (
+    Outcome,
+    is_decided,
+    known_afterwards,
+    outcomes_of_groups,
+    sounds_measured,
+)
 from multigate.jobs.onboarding.feedback.durations import (
     add_duration,
     add_leak,
-    excludes,
+    add_measured,
     is_duration,
     length_of,
     owner_of,
@@ -23,8 +30,9 @@ from multigate.jobs.onboarding.feedback.labels import (
     snake,
 )
 from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
+from multigate.jobs.onboarding.feedback.places import position_of
 from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
-from multigate.jobs.onboarding.tables.columns import Column, decides, look, tells_outcome
+from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _SUMS = 0.8
@@ -47,7 +55,7 @@ def feedback_columns(roles: Roles) -> Labels:
     flags = [c for c in flags if c.whole or (c.ones >= _OFTEN and _varies(roles, c))]
     flags.sort(key=lambda c: -c.ones)
     flags = [flag for flag in flags if not _is_given(roles, flag, flags)]
-    found.position = _position(roles, free)
+    found.position = position_of(roles.frame, roles, free)
     small = [c for c in free if is_small(c) and c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
     seen = flags[0] if flags and _tells_seen(roles, flags[0], flags[1:]) else None
@@ -92,43 +100,36 @@ def feedback_columns(roles: Roles) -> Labels:
             if scale.name != found.position and has_zeros(scale):
                 add_given(found, scale)
                 break
+    outcomes = [Outcome(f"{f.name!r} is 1", f, f"{f.name!r} is never 1") for f in flags]
     for column in free:
         if column.name in (*found.columns, found.position):
             continue
         owner = owner_of(column, flags)
         if is_duration(column, owner):
-            add_duration(found, column, owner, length_of(roles, column))
-        elif owner is not None:
+            add_duration(found, roles, column, owner, length_of(roles, column))
+        elif (why := known_afterwards(roles, column, outcomes)) is not None:
             found.columns.add(column.name)
-            found.afterwards[column.name] = (
-                f"it is above 0 only where {owner.name!r} is 1, so that it can be known only "
-                "afterwards"
-            )
-        elif (never := next((flag for flag in flags if excludes(column, flag)), None)) is not None:
-            found.columns.add(column.name)
-            found.afterwards[column.name] = (
-                f"where it is 0 or missing, {never.name!r} is never 1, and it differs within users "
-                "and items, as what is measured afterwards does"
-            )
-        elif (
-            told := next((flag for flag in flags if tells_outcome(column, flag)), None)
-        ) is not None:
-            found.columns.add(column.name)
-            found.afterwards[column.name] = (
-                f"its values tell whether {told.name!r} is 1, so that it can be known only "
-                "afterwards; if it is a weight of rows, columns.weight takes it"
-            )
+            found.afterwards[column.name] = why
+        elif sounds_measured(roles.frame, roles, column.name):
+            add_measured(found, column, is_main=not (flags or ratings))
         else:
             add_leak(found, column, flags)
+    names = {flag.name: repr(flag.name) for flag in flags}
+    of_groups = outcomes_of_groups(roles.frame, roles, names)
     for column in roles.columns.values():
-        known = column.name in roles.named or column.name in found.columns
-        counted = None if known else next((f for f in flags if _sums(roles, column, f)), None)
-        if counted is not None:
+        if column.name in (*roles.named, *found.columns, found.position):
+            continue
+        known = look(column.name, roles.frame[column.name])
+        counted = next((f for f in flags if _sums(roles, column, f)), None)
+        why = (
+            f"it goes with how many {counted.name!r} its own {roles.request!r} has, so that it can "
+            "be known only afterwards"
+            if counted is not None
+            else known_afterwards(roles, known, of_groups)
+        )
+        if why is not None:
             found.columns.add(column.name)
-            found.afterwards[column.name] = (
-                f"it goes with how many {counted.name!r} its own {roles.request!r} has, so that it "
-                "can be known only afterwards"
-            )
+            found.afterwards[column.name] = why
     if not any(
         task["type"] == "binary" and name in found.events for name, task in found.tasks.items()
     ):
@@ -152,7 +153,8 @@ def feedback_columns(roles: Roles) -> Labels:
 def _free(roles: Roles) -> list[Column]:
     """The columns without a role that neither users nor items nor requests decide."""
     free = [c for name, c in roles.columns.items() if name not in roles.named and c.distinct > 1]
-    return [column for column in free if not column.serial and not _decided(roles, column)]
+    by = (roles.user, roles.item, roles.request, roles.session)
+    return [c for c in free if not c.serial and not is_decided(roles.frame, c, by)]
 
 
 def _sums(roles: Roles, column: Column, flag: Column) -> bool:
@@ -235,45 +237,6 @@ def _varies(roles: Roles, flag: Column, *more: list[str]) -> bool:
         if statistic - len(groups) > 4 * variance**0.5:
             return True
     return False
-
-
-def _decided(roles: Roles, column: Column) -> bool:
-    """Whether the user, the item or the request decides a column: then it is a feature."""
-    by = [roles.user, roles.item, roles.request, roles.session]
-    frame, name = roles.frame, column.name
-    for one in by:
-        if one is None:
-            continue
-        if column.flag:
-            # Where a value is rare, most groups have none of it by chance: those that do decide.
-            rare = frame[name].drop_nulls().value_counts(sort=True)[name][-1]
-            some = frame.filter((pl.col(name) == rare).any().over(one))
-        else:
-            some = frame
-        if decides(some, one, name) > DECIDED:
-            return True
-    return False
-
-
-def _position(roles: Roles, free: list[Column]) -> str | None:
-    """The column of places: each place once in a request, or all places alike frequent."""
-    for column in free:
-        if column.number is None or not column.whole or column.lowest not in (0.0, 1.0):
-            continue
-        if column.flag or column.missing > 0 or column.highest > 1000:
-            continue
-        if roles.request is not None:
-            lists = roles.frame.select(r=roles.request, p=column.name, i=roles.item)
-            lists = lists.drop_nulls().unique()  # some logs write rows twice
-            lists = lists.group_by("r").agg(n=pl.len(), d=pl.col("p").n_unique())
-            several = lists.filter(pl.col("n") > 1)
-            if len(several) and (several["n"] == several["d"]).mean() > 0.97:
-                return column.name
-        elif column.distinct <= 50 and column.distinct == column.highest - column.lowest + 1:
-            shares = column.raw.value_counts()["count"] / column.rows * column.distinct
-            if shares.min() > 0.85 and shares.max() < 1.15:
-                return column.name
-    return None
 
 
 def _share_of(flag: Column, main: Column) -> float:

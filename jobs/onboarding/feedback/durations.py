@@ -1,21 +1,25 @@
 """Drafts tasks of numbers that follow what a user did, and finds what is known afterwards."""
 
+import re
+
 import polars as pl
 
 from multigate.jobs.onboarding.feedback.labels import (
     DECIDED,
     DELAYS,
     FEWEST,
-    NEARLY_ALL,
     SMALL,
+    WINDOW,
     Labels,
     snake,
 )
 from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.outcomes import needs
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _LEAK = 0.95
-_NO_CHANCE = 10  # positives that are expected, of which none is there
+_DAY = 86_400
+_LONG = 1000  # seconds, of which half of what users do lasts less
 
 
 def is_duration(column: Column, owner: Column | None) -> bool:
@@ -30,32 +34,7 @@ def is_duration(column: Column, owner: Column | None) -> bool:
 
 def owner_of(column: Column, flags: list[Column]) -> Column | None:
     """The rarest flag without which a number is not above 0; an order's price is no click's."""
-    return next((flag for flag in reversed(flags) if _follows(column, flag)), None)
-
-
-def _follows(column: Column, main: Column) -> bool:
-    """Whether a number that varies is above 0 only where something was taken."""
-    numbers = column.number
-    if numbers is None or column.flag or column.distinct < 2 or column.lowest < 0:
-        return False
-    positive = pl.DataFrame({"value": numbers, "main": main.number}).filter(pl.col("value") > 0)
-    share = main.ones / max(main.rows, 1)
-    return len(positive) >= FEWEST and share < 0.9 and float(positive["main"].mean() or 0.0) > 0.95
-
-
-def excludes(column: Column, flag: Column) -> bool:
-    """Whether a flag is never 1 where a number is 0 or missing, though by chance it often would.
-
-    Of numbers of few values only a flag that is 1 nearly everywhere, as of what was seen, may be
-    measured afterwards.
-    """
-    nearly = column.flag and column.ones > NEARLY_ALL * column.rows
-    if column.number is None or not (nearly or column.distinct > SMALL) or column.lowest < 0:
-        return False
-    pairs = pl.DataFrame({"x": column.number.fill_null(0), "flag": flag.number}).drop_nulls()
-    zero = pairs.filter(pl.col("x") == 0)["flag"]
-    rate = float(pairs["flag"].mean() or 0.0)
-    return rate * len(zero) >= (_NO_CHANCE if nearly else FEWEST) and float(zero.sum()) == 0
+    return next((flag for flag in reversed(flags) if needs(column, flag)), None)
 
 
 def length_of(roles: Roles, column: Column) -> Column | None:
@@ -74,7 +53,9 @@ def length_of(roles: Roles, column: Column) -> Column | None:
     return None
 
 
-def add_duration(found: Labels, column: Column, main: Column | None, length: Column | None) -> None:
+def add_duration(
+    found: Labels, roles: Roles, column: Column, main: Column | None, length: Column | None
+) -> None:
     """Add tasks of how long, and whether long; where `length` is known, by the share of it."""
     numbers = column.number
     assert numbers is not None
@@ -117,8 +98,23 @@ def add_duration(found: Labels, column: Column, main: Column | None, length: Col
             f"; its label is missing where {when} is 0, so that it is a rate of those taken, and "
             "no term of the combined score"
         )
-    longest = float(positive.quantile(0.99) or 600.0)
-    found.wait = next((text for text, seconds in DELAYS if seconds >= longest), "1d")
+    longest = float(positive.quantile(0.99) or 600.0) / (1000 if _are_ms(roles, column) else 1)
+    most = roles.span.total_seconds() * WINDOW
+    usable = [text for text, seconds in DELAYS if seconds <= min(most, _DAY)] or [DELAYS[0][0]]
+    found.wait = next((t for t, s in DELAYS if s >= longest and t in usable), usable[-1])
+
+
+def _are_ms(roles: Roles, column: Column) -> bool:
+    """Whether a duration is one of milliseconds: its name says so, or the log's times are such."""
+    if re.search(r"(^|[^a-z])ms([^a-z]|$)|milli", column.name.lower()):
+        return True
+    middle = _middle(column)
+    return roles.time.unit == "ms" and column.whole and middle >= _LONG
+
+
+def _middle(column: Column) -> float:
+    positive = None if column.number is None else column.number.filter(column.number > 0)
+    return 0.0 if positive is None else float(positive.median() or 0.0)
 
 
 def add_leak(found: Labels, column: Column, flags: list[Column]) -> None:
@@ -139,6 +135,39 @@ def add_leak(found: Labels, column: Column, flags: list[Column]) -> None:
                 f"{max(area, 1 - area):.2f}, so that it can be known only afterwards"
             )
             return
+
+
+def add_measured(found: Labels, column: Column, is_main: bool) -> None:
+    """Add a task of a number whose name says that it is measured afterwards.
+
+    Args:
+        found: gets it.
+        column: of the log.
+        is_main: whether no other column says what came of a row; then high values are a task, too.
+    """
+    name = snake(column.name, found.tasks)
+    label = {"rule": "column", "column": column.name}
+    found.columns.add(column.name)
+    found.tasks[name] = {"group": "engagement", "type": "regression", "label": label}
+    if column.lowest >= 0 and column.highest > SMALL:
+        found.tasks[name]["transform"] = "log1p"
+    found.reasons[name] = (
+        f"the name of {column.name!r} says that it is measured afterwards, and its values carry "
+        "over from no row to the next of a user or an item; if it is known beforehand, make it a "
+        "feature"
+    )
+    numbers = column.number
+    if is_main and numbers is not None:
+        high = snake(f"{name}_high", found.tasks)
+        middle = float(f"{float(numbers.median() or 0.0):.2g}")
+        found.tasks[high] = {
+            "group": "engagement",
+            "type": "binary",
+            "label": label,
+            "at_least": middle,
+            "score_weight": 1,
+        }
+        found.reasons[high] = f"{column.name!r} is at least its middle, {middle:g}"
 
 
 def _auc(column: Column, flag: Column) -> float:

@@ -6,23 +6,34 @@ from datetime import timedelta
 
 import polars as pl
 
+from multigate.jobs.onboarding.feedback.afterwards import (
+    Outcome,
+    is_decided,
+    known_afterwards,
+    outcomes_of_groups,
+    sounds_measured,
+)
 from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DELAYS,
     FEWEST,
     SATISFIED,
+    WINDOW,
     Labels,
     is_small,
     snake,
 )
+from multigate.jobs.onboarding.feedback.places import position_of
 from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
 from multigate.jobs.onboarding.tables.columns import Column, look
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
-_WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
 _FEW_VALUES = 100  # of one event type, where several have some
 _CERTAIN = 0.97  # of the impressions
+_SOON_AFTER = "1d"
+_SCALE = 12  # values
+_AT_THE_END = 0.05  # of the values, of which a scale has so many at its end
 
 
 def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
@@ -39,7 +50,12 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
     frame, shown = roles.frame, str(roles.impression)
     delays = _delays(roles)
     span = _span_seconds(roles)
-    others = {kind: n for kind, n in roles.event_counts.items() if kind != shown}
+    of_items = frame.drop_nulls([roles.user, roles.item])
+    counts = of_items[str(roles.event)].value_counts(sort=True)
+    others = {kind: n for kind, n in counts.iter_rows() if kind != shown}
+    for kind, count in roles.event_counts.items():
+        if others.get(kind, 0) < 0.1 * count and kind != shown:
+            found.no_task[kind] = f"names no {roles.item!r}"
     for at, (kind, count) in enumerate(others.items()):
         if count < FEWEST:
             continue
@@ -62,6 +78,7 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
             )
     _add_values(found, roles, spelled)
     _drop_certain(found, roles)
+    _drop_measured(found, roles)
     if found.events and shows(roles):
         return found
     first = {
@@ -102,20 +119,82 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
 
 
 def _drop_certain(found: Labels, roles: Roles) -> None:
-    """Drop the tasks of types that follow nearly every impression: they tell nothing apart."""
+    """Drop the tasks of types that follow nearly every impression, or come with another type.
+
+    They tell nothing apart, or what the other one tells.
+    """
     pairs = roles.frame.select(e=str(roles.event), u=roles.user, i=roles.item).unique()
-    shown = pairs.filter(pl.col("e") == roles.impression)
+    of = {kind: pairs.filter(pl.col("e") == kind) for kind in roles.event_counts}
+
+    def both(one: str, other: str) -> int:
+        return len(of[one].join(of[other], on=["u", "i"], how="semi"))
+
+    shown = str(roles.impression)
+    told: list[str] = []
     for name, kind in list(found.events.items()):
-        after = shown.join(pairs.filter(pl.col("e") == kind), on=["u", "i"], how="semi")
-        if len(found.events) > 1 and len(after) > _CERTAIN * len(shown):
+        follows = both(shown, kind) / max(len(of[shown]), 1)
+        most = {other: _CERTAIN * max(len(of[kind]), len(of[other])) for other in told}
+        twin = next((other for other in told if both(kind, other) > most[other]), None)
+        if len(found.events) > 1 and (follows > _CERTAIN or twin is not None):
             del found.tasks[name], found.events[name], found.reasons[name]
-            found.certain[kind] = f"{len(after) / max(len(shown), 1):.0%}"
+            found.no_task[kind] = (
+                f"comes with {twin!r}" if twin is not None else f"follows {follows:.0%} of them"
+            )
+        else:
+            told.append(kind)
+
+
+def _drop_measured(found: Labels, roles: Roles) -> None:
+    """Leave out what an impression's row knows of the events after it; find its place."""
+    event, ids = str(roles.event), [roles.user, roles.item]
+    of_items = roles.frame.drop_nulls(ids)
+    shown = of_items.filter(pl.col(event) == roles.impression).sort("__time", maintain_order=True)
+    by = ids if roles.session is None else [*ids, roles.session]
+    kinds = sorted(set(found.events.values()), key=lambda kind: -roles.event_counts[kind])
+    for kind in kinds:
+        then = of_items.filter(pl.col(event) == kind).select(*by, "__time", one=pl.lit(1))
+        after = shown.join_asof(
+            then.sort("__time"),
+            on="__time",
+            by=by,
+            strategy="forward",
+            tolerance=_SOON_AFTER,
+            check_sortedness=False,
+        )
+        shown = shown.with_columns(after["one"].fill_null(0).alias(_follows(kind)))
+    flags = {_follows(kind): f"a later {kind!r}" for kind in kinds}
+    of_rows = [
+        Outcome(f"a {kind!r} follows", look(name, shown[name]), f"no {kind!r} follows")
+        for kind, name in zip(kinds, flags, strict=True)
+    ]
+    of_groups = outcomes_of_groups(shown, roles, flags)
+    free = []
+    for name in roles.columns:
+        column = look(name, shown[name])
+        if name in roles.named or name in found.columns or column.distinct < 2:
+            continue
+        why = None
+        if not is_decided(shown, column, by):
+            free.append(column)
+            why = known_afterwards(roles, column, of_rows)
+            if why is None and sounds_measured(shown, roles, name):
+                why = "its name says that it is measured afterwards"
+        why = why or known_afterwards(roles, column, of_groups)
+        if why is not None:
+            found.columns.add(name)
+            found.afterwards[name] = why
+    free = [column for column in free if column.name not in found.columns]
+    found.position = position_of(shown, roles, free)
+
+
+def _follows(kind: str) -> str:
+    return f"{kind} follows"
 
 
 def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:
     """The shortest window that holds nearly all feedback of a type, and the share that it holds."""
     seconds = delays.filter(pl.col("e") == kind)["delay"].drop_nulls()
-    usable = [one for one in DELAYS if one[1] <= _WINDOW * span] or [DELAYS[0]]
+    usable = [one for one in DELAYS if one[1] <= WINDOW * span] or [DELAYS[0]]
     shares = {
         text: float((seconds <= limit).mean() or 0.0) if len(seconds) else 1.0
         for text, limit in usable
@@ -184,16 +263,25 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
     count = int((rows.is_not_null() & (rows != 0)).sum())
     for task, one in told.items():
         stars = is_small(one)
-        label = found.tasks[task]["label"] | {"aggregate": "max" if stars else "sum"}
+        ends = stars or _has_an_end(one)
+        label = found.tasks[task]["label"] | {"aggregate": "max" if ends else "sum"}
         own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
         found.tasks[own] = {
             "group": "satisfaction" if stars else "engagement",
             "type": "regression",
             "label": label,
-        } | ({} if stars or one.lowest < 0 else {"transform": "log1p"})
+        } | ({} if ends or one.lowest < 0 else {"transform": "log1p"})
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
         )
+
+
+def _has_an_end(column: Column) -> bool:
+    """Whether many numbers are the highest one, as of shares in percent, which nobody adds up."""
+    number = column.number
+    if number is None or column.distinct <= _SCALE:
+        return False
+    return float((number == column.highest).mean() or 0.0) > _AT_THE_END
 
 
 def _delays(roles: Roles) -> pl.DataFrame:

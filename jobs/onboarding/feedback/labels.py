@@ -11,12 +11,18 @@ AVERSE = (
     r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
     r"signale|gemeldet|denunci|ocult|masqu"
 )
+OUTCOME = (
+    r"watch|dwell|conver(t|sion)|purchas|bought|click|played|listen|heard|complet|finish|progress|"
+    r"spent|scroll|viewed|outcome|reaction|engage"
+)
+"""Words for what is measured afterwards, which decide only what the values leave open."""
 FEWEST = 30  # positives that a task needs
 NEARLY_ALL = 0.97  # of the rows: what is 1 so often is no task
 DELAYS = (
     *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),
     *(("3d", 259_200), ("7d", 604_800), ("14d", 1_209_600), ("30d", 2_592_000)),
 )
+WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
 SMALL = 12
 DECIDED = 0.95
 
@@ -38,8 +44,8 @@ class Labels:
     """Whether what was shown and not taken is missing from the log."""
     afterwards: dict[str, str] = field(default_factory=dict)
     """Column that no task reads, and why it can be known only afterwards."""
-    certain: dict[str, str] = field(default_factory=dict)
-    """Event types without a task, and which share of the impressions they follow."""
+    no_task: dict[str, str] = field(default_factory=dict)
+    """Event types without a task, and why."""
     value: str | None = None
     """Of an event log: the column of the events' numbers, such as seconds read."""
 

@@ -4,7 +4,14 @@ import re
 
 import polars as pl
 
-from multigate.jobs.onboarding.feedback.labels import AVERSE, FEWEST, Labels, snake
+from multigate.jobs.onboarding.feedback.labels import (
+    AVERSE,
+    FEWEST,
+    OUTCOME,
+    SATISFIED,
+    Labels,
+    snake,
+)
 from multigate.jobs.onboarding.tables.columns import Column, look
 from multigate.jobs.onboarding.tables.roles import Roles
 from multigate.pipeline.read.derive import flag
@@ -17,6 +24,9 @@ _NOTHING = 0.5  # of the rows: where of several words one means that nothing cam
 
 def spell_outcomes(roles: Roles, free: list[Column], found: Labels) -> dict[str, str]:
     """Make flags of columns of a few words that differ within lists.
+
+    Where each row stands alone, words are outcomes if they or the column's name say so, and no flag
+    tells what came of a row.
 
     Of two words the rarer one is taken for 1. Of more, the one that most rows have means that
     nothing came; what says otherwise is one flag, and each word but the first of these another.
@@ -35,7 +45,7 @@ def spell_outcomes(roles: Roles, free: list[Column], found: Labels) -> dict[str,
     for column in free:
         if column.number is not None or column.is_list or not 2 <= column.distinct <= _MOST_WORDS:
             continue
-        if not _differs_in_lists(roles, column.name):
+        if not _differs_in_lists(roles, column.name) and (flags or not _sounds(column)):
             continue
         counts = roles.frame[column.name].drop_nulls().value_counts(sort=True)
         most, *words = counts[column.name].to_list()
@@ -90,8 +100,19 @@ def _agree(column: Column, ones: list[str], flag: Column) -> bool:
 def _add(roles: Roles, name: str, source: str, ones: list[str]) -> None:
     made = flag(roles.frame[source], ones).cast(pl.String).alias(name)
     roles.frame = roles.frame.with_columns(made)
-    roles.columns[name] = look(name, roles.frame[name])
+    # The frame is in the order of time, columns are in that of the files.
+    roles.columns[name] = look(name, flag(roles.columns[source].raw, ones).cast(pl.String))
     roles.derive = roles.derive | {name: {"flag": source, "ones": ones}}
+
+
+def _sounds(column: Column) -> bool:
+    """Whether the name of a column, or all of its words but the most frequent one, say so."""
+    said = re.compile("|".join((OUTCOME, SATISFIED, AVERSE)))
+    counts = column.raw.drop_nulls().value_counts(sort=True)
+    _, *words = counts[column.name].cast(pl.String).to_list()
+    return bool(
+        re.search(OUTCOME, column.name.lower()) or all(said.search(one.lower()) for one in words)
+    )
 
 
 def _differs_in_lists(roles: Roles, name: str) -> bool:

@@ -1,5 +1,5 @@
 """What the tables of a folder hold: formats, columns, spellings, and who and what rows are about.
 
-Public face: `raw.find_tables`, `raw.Table`, `columns`, `roles.guess_roles`, `roles.Roles`,
-`roles.side_tables`, `rows.count_rows`, `unfold.unfold`.
+Public face: `raw.find_tables`, `raw.Table`, `columns`, `outcomes`, `roles.guess_roles`,
+`roles.Roles`, `roles.side_tables`, `rows.count_rows`, `unfold.unfold`.
 """

@@ -16,9 +16,6 @@ _TAGS = 100
 _SMOOTH = 0.8
 _FEW = 20  # values
 _KNOWN = 0.98
-_WORDS = 12  # values, of which each may tell an outcome
-_FEWEST = 30  # of the rarer outcome
-_TELLS = 0.02  # of the rarer outcome, which values that tell outcomes may confuse
 _HOURS = {"s": 3600, "ms": 3_600_000}
 _LONG_AGO = 10_000  # hours
 
@@ -201,24 +198,6 @@ def decides(frame: pl.DataFrame, by: str, what: str) -> float:
     # the rows that could differ.
     alike = several.filter(pl.col("values") == 1)
     return float(alike["rows"].sum() / rows)
-
-
-def tells_outcome(column: Column, flag: Column) -> bool:
-    """Whether a column has some values where a flag is 1 and others where it is 0.
-
-    So do weights that were set by the outcome, and words for it; of a column of many values, only
-    whether there is one counts.
-    """
-    if column.is_list or column.flag:
-        return False
-    values = column.raw if column.distinct <= _WORDS else column.raw.is_null()
-    rows = pl.DataFrame({"value": values, "flag": flag.number}).drop_nulls("flag")
-    counts = rows.group_by("value").agg(
-        ones=(pl.col("flag") == 1).sum(), zeros=(pl.col("flag") == 0).sum()
-    )
-    rarer = min(int(counts["ones"].sum()), int(counts["zeros"].sum()))
-    confused = int(counts.select(pl.min_horizontal("ones", "zeros").sum()).item())
-    return rarer >= _FEWEST and confused <= _TELLS * rarer
 
 
 def is_measure(column: Column) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ _DELIMITERS = ("::", "\t", ",", ";", "|")
 _HEAD = 1 << 18  # bytes of a file that are looked at for its format
 _LINES = 200
 _SPREAD, _BLOCKS = 5, 20  # rows are taken in blocks from five times as many
+_FILES, _SMALL_FILES = 16, 256  # that are read: of small ones more, up to so many bytes
+_BYTES = 1 << 24
 _NO_TABLES = (".md", ".html", ".pdf", ".png", ".jpg", ".py", ".sh", ".yaml", ".yml", ".toml")
 
 
@@ -99,7 +102,9 @@ def find_tables(data: Place, rows: int) -> list[Table]:
 def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: int) -> Table:
     form = members[0][1]
     columns = tuple(dict.fromkeys(name for _, _, names in members for name in names))
-    chosen = members[:: -(-len(members) // 16)]
+    size = sum(shard.size for shard, _, _ in members) / len(members)
+    most = min(max(_FILES, int(_BYTES / max(size, 1))), _SMALL_FILES)
+    chosen = members[:: -(-len(members) // most)]
     frames, total, width = [], 0, 0
     ended: list[tuple[int, int]] = []  # rows and bytes of files that were read to their end
     for shard, _, _ in chosen:
@@ -280,9 +285,20 @@ def _delimited(lines: list[str], encoding: str) -> tuple[dict[str, Any], tuple[s
         del form["quoted"]
     names = rows[0]
     if not _is_header(rows):
-        names = [f"column_{at + 1}" for at in range(len(names))]
+        short = next(csv.reader(lines, delimiter=form.get("delimiter", ",")[0]))
+        if len(short) == len(names) - 1 and _numbers_rows(rows):
+            names = ["row", *short]  # R gives the rows' names no name
+        else:
+            names = [f"column_{at + 1}" for at in range(len(names))]
         form["header"] = names
     return form, tuple(names)
+
+
+def _numbers_rows(rows: list[list[str]]) -> bool:
+    """Whether the first cells are whole numbers that grow by one."""
+    first = [row[0] for row in rows]
+    whole = all(cell.isdecimal() for cell in first)
+    return whole and all(int(b) - int(a) == 1 for a, b in pairwise(first))
 
 
 def _is_header(rows: list[list[str]]) -> bool:

@@ -22,10 +22,10 @@ from multigate.jobs.onboarding.tables.columns import (
     holds_times,
     is_measure,
     is_prose,
-    tells_outcome,
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
+from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.json_lines import as_text
 
@@ -36,6 +36,8 @@ _SESSION = timedelta(hours=12)
 _GROUP = 50  # rows that a request or a session has at most, on average
 _CLEAR = 0.15
 _FEW_USERS = 30
+_BEFORE = 0.99  # of the rows
+_SOON = timedelta(hours=1)
 _HINTS = {
     "user": r"user|person|member|customer|visitor|account|client|viewer|reader",
     "item": r"item|content|product|movie|film|article|video|book|song|track|sku|post|asset",
@@ -172,7 +174,7 @@ def _join_user(roles: Roles) -> None:
         and not (column.is_list or is_prose(column))
         and 2 <= column.distinct <= _FEW_USERS
         and decides(frame, roles.item, name) < _DECIDES
-        and not any(tells_outcome(column, flag) for flag in flags)
+        and not any(tells(column, flag) for flag in flags)
     ]
     if roles.user not in parts or len(parts) < 2:
         return
@@ -217,7 +219,24 @@ def _time(columns: dict[str, Column]) -> Times | None:
             rising + times.column.distinct / max(len(values), 1),
         )
 
-    return max(found, key=score)
+    best = max(found, key=score)
+    return min((one for one in found if _precedes(one, best)), key=_middle, default=best)
+
+
+def _precedes(one: Times, best: Times) -> bool:
+    """Whether rows happened at a time, and came to the log a little later, at the best one."""
+    if one.column.missing > best.column.missing:
+        return False
+    if one.column.distinct < 0.5 * best.column.distinct:
+        return False  # such as when the item was listed
+    lags = (best.values - one.values).drop_nulls()
+    return len(lags) > 0 and bool(
+        (lags >= timedelta(0)).mean() > _BEFORE and lags.quantile(0.5) < _SOON
+    )
+
+
+def _middle(times: Times) -> Any:
+    return times.values.median()
 
 
 def _time_reason(time: Times) -> str:
@@ -243,9 +262,12 @@ def _ids(columns: dict[str, Column], taken: set[str], fewest: int = _SMALL + 1) 
         fewest: values that a column of numbers has.
     """
     found = []
+    flags = [column for column in columns.values() if column.flag]
     for name, column in columns.items():
         if name in taken or column.is_list or column.missing > 0.2 or is_prose(column):
             continue
+        if any(needs(column, flag) for flag in flags):
+            continue  # milliseconds in view, which are 0 without a click, are no id
         if column.serial:
             continue
         if column.number is not None and (not column.whole or column.flag):

@@ -1,7 +1,7 @@
 """Recognises numbers, flags and times that a file spells otherwise than the pipeline reads them.
 
 A column whose values all have one such spelling is read through a rule of `derive`: decimal commas,
-words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
+units such as a currency, words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import as_times, holds_times, look
-from multigate.pipeline.read.derive import flag, number, spelled_time
+from multigate.pipeline.read.derive import WITH_UNIT, flag, number, spelled_time
 from multigate.pipeline.read.json_lines import as_text
 
 _YES_NO = (
@@ -40,6 +40,7 @@ _CLOCK = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
 _NANOSECONDS = r"^(\d+)\d{3}$"
 _HEAD = 300
 _ENOUGH = 0.98
+_MEASURES = 13  # values; of fewer, `size 4` may be a name
 _LETTERS = r"^[\p{L}]+$"
 
 
@@ -130,6 +131,11 @@ def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.S
                 rule = {"flag": name, "ones": ones}
                 why = f"its two values are {yes!r} and {no!r}"
                 yield rule, flag(raw, ones), why
+    unit = _unit(texts)
+    if unit is not None:
+        values = number(raw)
+        yield {"number": name}, values, f"numbers with {unit!r}, such as {texts[0]!r}"
+        return
     if texts.str.contains(",", literal=True).any() and not texts.str.contains(_LETTERS).any():
         values = number(raw)
         parsed = look(name, values)
@@ -147,6 +153,22 @@ def _spellings(name: str, raw: pl.Series) -> Iterator[tuple[dict[str, Any], pl.S
             else ""
         )
         yield {"time_of": name, "form": told}, spelled_time(raw, told), why
+
+
+def _unit(texts: pl.Series) -> str | None:
+    """The unit, such as a currency, that stands beside the numbers of all texts."""
+    if texts.n_unique() < _MEASURES or not texts.str.contains(WITH_UNIT).all():
+        return None
+    units = texts.str.replace(r"[+-]?\d[\d.,]*", "").str.strip_chars().unique()
+    if len(units) > 1 or not units[0]:
+        return None  # values of several currencies cannot be compared
+    # Three digits after a mark may be thousands or a fraction: other texts must not say otherwise.
+    bare = texts.str.extract(WITH_UNIT, 1)
+    marks = {mark for mark in ",." if bare.str.contains(rf"^[+-]?\d+\{mark}\d{{3}}$").any()}
+    is_other = bare.str.contains(r"\.\d{1,2}$|\.\d{4,}$").any()
+    if marks and (is_other or marks == {",", "."}):
+        return None
+    return str(units[0]) if look("", number(texts)).number is not None else None
 
 
 def _is_day(raw: pl.Series) -> bool:

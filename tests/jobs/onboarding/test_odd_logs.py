@@ -17,6 +17,7 @@ from multigate.jobs.onboarding.check import check
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.tables.columns import is_measure, look, vector_size
+from multigate.jobs.onboarding.tables.raw import find_tables
 from multigate.jobs.onboarding.tables.spellings import respell
 from multigate.pipeline import job
 
@@ -563,3 +564,50 @@ def test_an_array_of_json_is_no_table(tmp_path):
     write(tmp_path / "log.json", json.dumps(rows, indent=2))
     with pytest.raises(DataError, match=r"no table here; .*; log.json: write one object a line"):
         draft(tmp_path, "x")
+
+
+@pytest.mark.parametrize(
+    ("spell", "read"),
+    [
+        (lambda n: f"€ {n:,.2f}", lambda n: round(n, 2)),
+        (lambda n: f"{n:.2f} EUR", lambda n: round(n, 2)),
+        (lambda n: f"{n:.1f}kg".replace(".", ","), lambda n: round(n, 1)),
+        (lambda n: f"{int(n)}%", int),
+        (lambda n: f"EUR {n:.2f}" if n > 900 else f"USD {n:.2f}", None),  # two units: no numbers
+        (lambda n: f"x{int(n)}", None),  # an id
+        (lambda n: f"{n:.3f} t" if n > 900 else f"{n:.2f} t", None),  # 1.234 may be 1234
+    ],
+)
+def test_numbers_with_a_unit(spell, read):
+    draw = random.Random(3)
+    numbers = [draw.uniform(1, 2000) for _ in range(300)]
+    found = respell(pl.DataFrame({"price": [spell(n) for n in numbers]}))
+    if read is None:
+        assert found.derive == {}
+    else:
+        assert found.derive == {"price": {"number": "price"}}
+        values = found.frame["price"].cast(pl.Float64).to_list()
+        assert values == pytest.approx([read(n) for n in numbers])
+
+
+def test_of_many_small_files_all_are_read(tmp_path):
+    for day in range(60):
+        rows = pl.DataFrame({"at": [day, day], "x": ["a", "b"]})
+        rows.write_ndjson(tmp_path / f"part-{day}.jsonl")
+    [table] = find_tables(tmp_path, 1000)
+    assert len(table.frame) == table.rows == 120
+
+
+@pytest.mark.parametrize(
+    ("first", "names"),
+    [
+        (range(1, 50), ("row", "when", "who")),  # as R writes tables: no name for the rows' names
+        (range(7, 300, 6), ("column_1", "column_2", "column_3")),  # a name is missing somewhere
+    ],
+)
+def test_a_header_with_a_name_less_than_cells(first, names, tmp_path):
+    lines = ['"when","who"', *(f'"{at}",{at + 10},"u{at % 5}"' for at in first)]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    [table] = find_tables(tmp_path, 1000)
+    assert table.columns == names
+    assert len(table.frame) == 49

@@ -210,3 +210,20 @@ def test_a_text_of_another_form_is_rejected_as_no_time():
     read = spelled_time(pl.Series(["31/12/2026", "yesterday", None]), "%d/%m/%Y")
     assert read.to_list() == ["2026-12-31T00:00:00", "yesterday", None]
     assert number(pl.Series(["1.234,5", "n/a"])).to_list() == ["1234.5", "n/a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("€ 19.90", "19.90"),
+        ("€1,234.50", "1234.50"),
+        ("1.234,50 €", "1234.50"),
+        ("USD -3", "-3"),
+        ("12 kg", "12"),
+        ("30%", "30"),
+        ("L12", "L12"),
+        ("12 apples", "12 apples"),
+    ],
+)
+def test_a_unit_is_no_part_of_a_number(text, read):
+    assert number(pl.Series([text])).to_list() == [read]

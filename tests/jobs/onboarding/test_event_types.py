@@ -1,0 +1,146 @@
+"""`multigate init`: which column of a log holds event types, and what a log of events tells."""
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from multigate.configs.storage import place
+from multigate.jobs.onboarding.draft import draft
+from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.tables.columns import look
+from multigate.jobs.onboarding.tables.event_types import event_types
+from multigate.pipeline import job
+
+START = 1_767_225_600  # 2026-01-01
+
+
+def listening(seed: int = 4) -> pl.DataFrame:
+    """Lists of three episodes, of which some are heard to a share, rated or hidden.
+
+    Rows come in the order in which they arrived, some of them hours late, and some twice.
+    """
+    draw, rows = random.Random(seed), []
+    out = [draw.randrange(20 * 86_400) for _ in range(100)]
+    for at in range(1500):
+        user, first = draw.randrange(120), START + 21 * 86_400 + 900 * at
+        for tile, episode in enumerate(draw.sample(range(100), 3)):
+            lines = [(first + 0.4 * tile, "offered", None)]
+            if draw.random() < 0.4:
+                share = 100.0 if draw.random() < 0.5 else round(draw.uniform(1, 99), 1)
+                lines.append((first + 9.0, "heard", share))
+                if draw.random() < 0.1:
+                    lines.append((first + 40.0, "hidden", None))
+            mood = draw.choice(["calm", "glad", "odd"])
+            listed = START + out[episode] + 0.0
+            for time, kind, share in lines:
+                late = draw.expovariate(1) + (draw.random() < 0.02) * draw.randrange(3 * 3600)
+                row = (time, f"u{user}", episode + 500, tile + 1, mood, listed, kind, share)
+                arrivals = [time + late + again for again in range(1 + (draw.random() < 0.03))]
+                rows += [(round(arrival, 3), *row) for arrival in arrivals]
+    names = ["recv", "at", "who", "episode", "tile", "mood", "listed", "what", "share"]
+    return pl.DataFrame(rows, schema=names, orient="row", infer_schema_length=None).sort("recv")
+
+
+@pytest.fixture(scope="module")
+def podcast(tmp_path_factory: pytest.TempPathFactory) -> tuple[Draft, Path]:
+    folder = tmp_path_factory.mktemp("podcast")
+    listening().write_csv(folder / "log.tsv", separator="\t")
+    return draft(place(str(folder)), "my"), folder
+
+
+def test_a_row_happened_at_the_earlier_of_two_times(podcast):
+    made, _ = podcast
+    assert made.values["pipeline"]["log"]["columns"]["time"] == "at"
+    assert made.left_out["recv"] == "it holds times"
+    assert made.values["contract"]["features"]["listed"]["age"] == "s"
+
+
+def test_rows_that_came_twice_count_once(podcast, tmp_path):
+    """They agree in all but the time of their arrival, which nothing reads."""
+    made, folder = podcast
+    job.run(made.config(), folder, tmp_path / "examples")
+    rows = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    assert rows.select("who", "episode", "meta/time").is_unique().all()
+    shares = rows["label/share"].drop_nulls()
+    assert shares.max() == 100  # the highest of several, not their sum
+
+
+def test_places_of_an_event_log_are_no_context(podcast):
+    made, _ = podcast
+    tile = made.values["contract"]["features"]["tile"]
+    assert tile["kind"] == "position"
+    assert made.values["contract"]["features"]["mood"]["side"] == "context"
+
+
+def test_what_is_hidden_is_unwelcome(podcast):
+    tasks = podcast[0].values["contract"]["tasks"]
+    assert {name: tasks[name]["score_weight"] for name in ("heard", "hidden")} == {
+        "heard": 1,
+        "hidden": -1,
+    }
+    assert "transform" not in tasks["share"]
+
+
+def test_an_event_that_comes_with_another_one_is_no_task_of_its_own(tmp_path):
+    """As a score that comes with every test that was completed; the score itself is a task."""
+    heard = pl.col("what") == "heard"
+    score = pl.when("ended").then(pl.col("share")).alias("share")
+    log = listening().with_columns(ended=pl.lit(False))
+    ended = log.filter(heard).with_columns(pl.col("at") + 1, what=pl.lit("ended"), ended=True)
+    log = pl.concat([log, ended]).with_columns(score).drop("ended", "recv").sort("at")
+    log.write_csv(tmp_path / "log.csv")
+    made = draft(place(str(tmp_path)), "my")
+    tasks = made.values["contract"]["tasks"]
+    assert "ended" not in tasks
+    assert tasks["heard"]["label"]["events"] == ["heard"]
+    assert tasks["share"]["label"]["events"] == ["ended"]
+    assert "'ended' comes with 'heard'" in made.notes["pipeline.log.impression"]
+
+
+def test_a_hidden_flag_is_unwelcome(tmp_path):
+    draw = random.Random(2)
+    rows = [
+        (START + 50 * at, f"u{draw.randrange(90)}", f"i{draw.randrange(60)}", draw.random())
+        for at in range(5000)
+    ]
+    frame = pl.DataFrame(rows, schema=["when", "who", "what", "x"], orient="row").select(
+        "when",
+        "who",
+        "what",
+        opened=(pl.col("x") < 0.2).cast(pl.Int64),
+        hidden=(pl.col("x") > 0.95).cast(pl.Int64),
+    )
+    frame.write_csv(tmp_path / "log.csv")
+    tasks = draft(place(str(tmp_path)), "my").values["contract"]["tasks"]
+    assert tasks["hidden"]["score_weight"] == -1
+    assert tasks["opened"]["score_weight"] == 1
+
+
+def seen(kinds: list[str]) -> pl.DataFrame:
+    """Visits of few users to a few rooms, which each of them has soon entered many times."""
+    draw, rows, at = random.Random(1), [], START
+    for visit in range(600):
+        user = f"u{draw.randrange(40)}"
+        for room in draw.sample(range(30), 6):
+            at += 60
+            row = (user, f"room{room}", f"v{visit}")
+            rows.append((at, *row, kinds[0]))
+            if draw.random() < 0.4:
+                rows.append((at + 5, *row, draw.choice(kinds[1:])))
+    frame = pl.DataFrame(rows, schema=["at", "who", "what", "visit", "kind"], orient="row")
+    return frame.with_columns(mood=pl.Series([draw.choice("abc") for _ in range(len(frame))]))
+
+
+def types_of(frame: pl.DataFrame) -> tuple[str | None, str | None]:
+    made = frame.with_columns(__time=pl.from_epoch("at").cast(pl.Datetime("us", "UTC")))
+    columns = {name: look(name, frame[name]) for name in frame.columns}
+    return event_types(made.sort("__time"), columns, ["who", "what", "visit"])[:2]
+
+
+def test_types_are_told_from_words_that_follow_by_chance():
+    """By the user alone, every mood and every room follows each other one."""
+    frame = seen(["seen", "played", "heart"])
+    assert types_of(frame) == ("kind", "seen")
+    assert types_of(frame.drop("kind")) == (None, None)
