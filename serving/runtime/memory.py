@@ -3,13 +3,12 @@
 import contextlib
 import ctypes
 import mmap
-import os
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 _LARGE_CODE = 8 << 20
 """Of the code of one library that is worth the walk."""
@@ -26,15 +25,15 @@ def keep_freed() -> None:
     back as they are freed, and the system clears the pages that the next run takes: a joined run of
     the Deskdrop model then costs up to twice the CPU time.
 
-    What is kept is kept for each of glibc's arenas, by default eight for each core; and the more
-    threads have waited for a slow store, the more arenas there are.  Two for each core are enough
-    where the interpreter's lock lets one thread of Python run.  To be called before threads begin.
+    The number of glibc's arenas stays at its eight for each core.  With two for each core, memory
+    rose less where many threads wait for a slow store; but then the loop, gRPC and the model's
+    threads share arenas, as it happens at their start, and calls cost up to 4 % more CPU time.  To
+    be called before threads begin.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES)
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        library.mallopt(_ARENA_MAX, 2 * len(os.sched_getaffinity(0)))
 
 
 class FreedMemory:

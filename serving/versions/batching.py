@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -31,6 +30,7 @@ from multigate.serving.core.status import (
 )
 from multigate.serving.core.tracing import current
 from multigate.serving.runtime.errors import RunTimeoutError
+from multigate.serving.runtime.threads import run_threads
 
 Run = Callable[[Arrays, float | None], Arrays]
 """Inputs, and seconds after which nobody waits for the run; None: not known."""
@@ -96,7 +96,7 @@ class Batcher:
         self._max_queued = max_queued
         self._free = slots
         self._queue: deque[_Entry] = deque()
-        self._threads = ThreadPoolExecutor(slots, "model")
+        self._threads = run_threads()
 
     async def run(self, inputs: Arrays, rows: int, call: Call) -> Arrays:
         """Outputs for one call's validated inputs.
@@ -122,10 +122,6 @@ class Batcher:
             for part, part_rows in split_call(inputs, rows, self._max_rows, self._layout)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def close(self) -> None:
-        """Start no more runs; the current one ends by itself."""
-        self._threads.shutdown(wait=False)
 
     async def _enqueue(self, entry: _Entry) -> Arrays:
         entry.call.check("before the call was queued")

@@ -113,6 +113,8 @@ class VersionManager(Generic[V]):
         """Of a version that is loaded, or about to be; it is never the newest one."""
         self._damaged = ""
         """Why the settings of a trial could not be read, once that is logged."""
+        self._called: set[str] = set()
+        """Signatures that the next version is warmed up in."""
         self._freed = FreedMemory()
         self._stop = threading.Event()
         self._stopping = stopping or threading.Event()
@@ -445,8 +447,8 @@ class VersionManager(Generic[V]):
             self._check_schema(folder, saved_model)
             first = not self._loaded  # nobody calls yet
             rest = (lambda seconds: None) if first else time.sleep
-            replay = options.enable_model_warmup
-            warm_up(saved_model, folder, replay, self._check_stop, first, rest)
+            only = None if first else self._in_use()
+            warm_up(saved_model, folder, options.enable_model_warmup, self._check_stop, only, rest)
             loaded = self._kind.open(self.name, folder, saved_model, options, self._metrics)
             loaded.experts = experts_per_row(folder)
             loaded.exported_at = (folder / GRAPH).stat().st_mtime
@@ -454,6 +456,15 @@ class VersionManager(Generic[V]):
         except (ServingError, OSError) as error:  # the folder may be removed meanwhile
             saved_model.retire()
             raise LoadError(str(error)) from None
+
+    def _in_use(self) -> set[str]:
+        """The signatures that a version must have, and those that calls have run until now."""
+        with self._lock:
+            loaded = [one.saved_model for one in self._loaded.values()]
+        for one in loaded:
+            self._called.update(self._kind.layouts(one.contract))
+            self._called.update(name for name, each in one.signatures.items() if each.called)
+        return set(self._called)
 
     def _stops(self) -> bool:
         return self._stop.is_set() or self._stopping.is_set()

@@ -100,9 +100,7 @@ class RankerVersion(LoadedVersion):
         return remote or bool(request.ByteSize() > _LARGE)
 
     def close(self) -> None:
-        """Close the batchers and the feature store."""
-        for batcher in self.batchers.values():
-            batcher.close()
+        """Close the feature store."""
         if self.store is not None:
             self.store.close()
 

@@ -30,6 +30,8 @@ class Signature:
         self.layout = layout
         self.inputs = {k: TensorSpec.of(info) for k, info in sorted(definition.inputs.items())}
         self.outputs = {k: TensorSpec.of(info) for k, info in sorted(definition.outputs.items())}
+        self.called = False
+        """Whether it has run since the warm-up."""
         self._run = session.runner(definition)
 
     def __call__(self, inputs: Arrays, timeout: float | None = None) -> Arrays:
@@ -42,6 +44,7 @@ class Signature:
         Raises:
             ModelRuntimeError: see `serving.runtime.errors`.
         """
+        self.called = True
         outputs = self._run(*[inputs[key] for key in self.inputs], timeout=timeout)
         return dict(zip(self.outputs, outputs, strict=True))
 

@@ -6,7 +6,7 @@ first callers would wait for that.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,21 @@ def warm_up(
     folder: Path,
     replay: bool = True,
     check_stop: Callable[[], None] = lambda: None,
-    everything: bool = True,
+    only: Collection[str] | None = None,
     rest: Callable[[float], None] = lambda seconds: None,
 ) -> int:
     """Warm a version up and check its golden request.
+
+    TensorFlow holds all runs of a version up while it prepares a signature's first one, some 40 ms
+    for Deskdrop: each signature that calls may run is to have run before the version takes calls.
 
     Args:
         saved_model: the loaded version.
         folder: its folder.
         replay: whether to replay the recorded requests.
         check_stop: called between requests; raises LoadError to cancel.
-        everything: whether to run the signatures of tf.Examples and those that no record names,
-            too, which takes a second longer: too long where versions replace each other quickly.
+        only: the signatures to run, besides the golden request's; None: all, which takes a second
+            longer: too long where versions replace each other quickly.
         rest: called after each request with the seconds that it took, so that the calls of other
             versions get their turn.
 
@@ -72,14 +75,16 @@ def warm_up(
     try:
         for record in read_records(path):
             log = prediction_log_pb2.PredictionLog.FromString(record)
-            recorded = _recorded(log, saved_model, _REQUESTS if everything else _REQUESTS[:1])
-            if recorded is not None:
+            recorded = _recorded(log, saved_model)
+            if recorded is not None and (only is None or recorded[0] in only):
                 run(*recorded)
                 count += 1
                 last.update([recorded])
         # `watch` and `gates` are in no record; they take features as the default or `rank` does.
         default = saved_model.signatures.get(DEFAULT)
-        for name, signature in list(cold.items()) if everything else ():
+        for name, signature in list(cold.items()):
+            if only is not None and name not in only:
+                continue
             by_row = default is not None and signature.inputs.keys() <= default.inputs.keys()
             given = last.get(DEFAULT if by_row else RANK, {})
             if signature.inputs.keys() <= given.keys():
@@ -89,13 +94,15 @@ def warm_up(
     except Exception as error:
         reason = " ".join(str(error).split())
         raise LoadError(f"{path}: request {count}: cannot be replayed: {reason:.300}") from error
+    for signature in saved_model.signatures.values():
+        signature.called = False
     return count
 
 
-def _recorded(log: Any, saved_model: SavedModel, kinds: Sequence[str]) -> tuple[str, Arrays] | None:
+def _recorded(log: Any, saved_model: SavedModel) -> tuple[str, Arrays] | None:
     """Signature and inputs of a recorded request; None where it is of another kind."""
     kind = log.WhichOneof("log_type")
-    if kind not in kinds:
+    if kind not in _REQUESTS:
         return None
     request = getattr(log, kind).request
     name = request.model_spec.signature_name or DEFAULT

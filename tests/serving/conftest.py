@@ -650,6 +650,7 @@ def helpers():
 
     class Helpers:
         sample_inputs = staticmethod(sample_inputs)
+        copies = staticmethod(copies)
         as_admin = staticmethod(as_admin)
         admin = ADMIN
         Delay = Delay

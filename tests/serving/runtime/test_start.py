@@ -30,32 +30,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-ARENAS = """
-import ctypes, os, threading
-from multigate.serving.runtime.start import start_runtime
-
-libc = ctypes.CDLL(None)
-libc.open_memstream.restype = libc.malloc.restype = ctypes.c_void_p
-start_runtime("c")
-taken, over = threading.Barrier(101), threading.Event()
-
-def take():
-    libc.malloc(1000)
-    taken.wait()
-    over.wait()
-
-for _ in range(100):
-    threading.Thread(target=take).start()
-taken.wait()
-text, size = ctypes.c_char_p(), ctypes.c_size_t()
-file = ctypes.c_void_p(libc.open_memstream(ctypes.byref(text), ctypes.byref(size)))
-libc.malloc_info(0, file)
-libc.fclose(file)
-over.set()
-print(text.value.count(b"<heap nr=") / len(os.sched_getaffinity(0)))
-"""
-
-
 def output_of(code, **environment):
     """What a Python process prints."""
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("MALLOC_", "TF_ENABLE"))}
@@ -72,10 +46,6 @@ def output_of(code, **environment):
 
 def test_runs_use_the_memory_that_the_run_before_freed():
     assert int(output_of(PIECES)) < 1_000  # of 153,600 pages that the runs write
-
-
-def test_threads_that_wait_keep_no_memory_of_their_own():
-    assert float(output_of(ARENAS)) <= 2.0  # glibc's own limit is 8 for each core
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "0"), ({"TF_ENABLE_ONEDNN_OPTS": "1"}, "1")])

@@ -13,6 +13,8 @@ from multigate.serving.core.loop import CALLS
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import Call, OverloadedError, TooLateError
 from multigate.serving.runtime.errors import RunTimeoutError
+from multigate.serving.runtime.threads import RunThreads
+from multigate.serving.versions import batching
 from multigate.serving.versions.batching import Batcher, join_calls, split_call
 from multigate.serving.versions.saved_model import SavedModel
 
@@ -248,11 +250,15 @@ def test_the_slot_comes_back_whatever_happens(busy, until):
     assert answer(one, 3).result(120)["y"].tolist() == [6]
 
 
-def test_a_run_that_finds_no_thread_takes_no_slot():
+def test_a_run_that_finds_no_thread_takes_no_slot(monkeypatch):
+    def fail(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(batching, "run_threads", RunThreads)  # without an idle one
     one = batcher(Doubler())
-    one.close()
+    monkeypatch.setattr(threading.Thread, "start", fail)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="shutdown"):
+        with pytest.raises(RuntimeError, match="start new thread"):
             answer(one, 1).result(120)
     assert (one._free, len(one._queue)) == (1, 0)
 
@@ -328,7 +334,6 @@ def test_a_run_that_tensorflow_ended_leaves_the_next_ones_right(
         answer = CALLS.submit(one.run(inputs, 2, Call(Context(seconds)))).result(120)
         assert answer.keys() == expected.keys()
         assert all(np.array_equal(answer[name], expected[name]) for name in expected)
-    one.close()
     saved_model.retire()
 
 

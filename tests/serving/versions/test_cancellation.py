@@ -121,7 +121,6 @@ def test_calls_that_are_joined(caplog):
         assert not open_.released_early
         assert not open_.calls
         assert (one._free, len(one._queue)) == (slots, 0)
-        one.close()
     check(outcomes, caplog)
 
 

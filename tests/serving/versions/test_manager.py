@@ -506,11 +506,40 @@ def test_warm_up_runs_all_signatures_that_are_recorded_or_take_what_is(watched, 
 
     for name, signature in loaded.signatures.items():
         signature._run = noted(name, signature._run)
-    assert warmup.warm_up(loaded, folder, everything=False) == 2
+    assert warmup.warm_up(loaded, folder, only={"rank"}) == 2
     assert ran == {"rank"}
+    assert warmup.warm_up(loaded, folder, only={"rank", "classify", "watch"}) == 3
+    assert ran == {"rank", "classify", "watch"}
     assert warmup.warm_up(loaded, folder) == 4
     assert ran == {"rank", "classify", "regress", "watch", "rank_items"}
     loaded.retire()
+
+
+def test_a_version_is_warm_in_all_that_calls_have_run_before(
+    tmp_path, watched, contract, helpers, monkeypatch
+):
+    """A first run of a signature holds all other runs of the version up, for some 40 ms."""
+    warmed = []
+
+    def noted(*args):
+        warmed.append(args[4])
+        return warmup.warm_up(*args)
+
+    monkeypatch.setattr(manager_module, "warm_up", noted)
+    options = ServerOptions(model_name="small", model_base_path=tmp_path)
+    manager = VersionManager(
+        ModelConfig("small", tmp_path), RankerVersion, options, ServerMetrics()
+    )
+    for version in (1, 2, 3, 4):
+        helpers.copies(watched)(tmp_path, version)
+        manager.poll()
+        newest = manager.acquire()
+        if version == 2:
+            newest.signature("watch")(helpers.sample_inputs(contract, 3, users=2, seed=1))
+        newest.saved_model.release()
+    needed = {"rank", "serving_default"}
+    assert warmed == [None, needed, {*needed, "watch"}, {*needed, "watch"}]
+    manager.close()
 
 
 def test_warm_up_rests_after_each_request_where_other_versions_serve(
