@@ -27,8 +27,8 @@ def keep_freed() -> None:
 
     The number of glibc's arenas stays at its eight for each core.  With two for each core, memory
     rose less where many threads wait for a slow store; but then the loop, gRPC and the model's
-    threads share arenas, as it happens at their start, and calls cost up to 4 % more CPU time.  To
-    be called before threads begin.
+    threads share arenas, as it happens at their start, and calls cost some percent more CPU time.
+    To be called before threads begin.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

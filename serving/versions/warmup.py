@@ -60,7 +60,8 @@ def warm_up(
     if not replay or not path.exists():
         return 0
     count = 0
-    cold = dict(saved_model.signatures)
+    wanted = saved_model.signatures.keys() if only is None else only
+    cold = {name: one for name, one in saved_model.signatures.items() if name in wanted}
     last: dict[str, Arrays] = {}
     """By signature, the inputs recorded last."""
 
@@ -76,15 +77,13 @@ def warm_up(
         for record in read_records(path):
             log = prediction_log_pb2.PredictionLog.FromString(record)
             recorded = _recorded(log, saved_model)
-            if recorded is not None and (only is None or recorded[0] in only):
+            if recorded is not None and recorded[0] in wanted:
                 run(*recorded)
                 count += 1
                 last.update([recorded])
         # `watch` and `gates` are in no record; they take features as the default or `rank` does.
         default = saved_model.signatures.get(DEFAULT)
         for name, signature in list(cold.items()):
-            if only is not None and name not in only:
-                continue
             by_row = default is not None and signature.inputs.keys() <= default.inputs.keys()
             given = last.get(DEFAULT if by_row else RANK, {})
             if signature.inputs.keys() <= given.keys():

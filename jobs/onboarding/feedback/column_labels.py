@@ -119,13 +119,12 @@ def feedback_columns(roles: Roles) -> Labels:
     for column in roles.columns.values():
         if column.name in (*roles.named, *found.columns, found.position):
             continue
-        known = look(column.name, roles.frame[column.name])
         counted = next((f for f in flags if _sums(roles, column, f)), None)
         why = (
             f"it goes with how many {counted.name!r} its own {roles.request!r} has, so that it can "
             "be known only afterwards"
             if counted is not None
-            else known_afterwards(roles, known, of_groups)
+            else known_afterwards(roles, look(column.name, roles.frame[column.name]), of_groups)
         )
         if why is not None:
             found.columns.add(column.name)

@@ -18,6 +18,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     DELAYS,
     FEWEST,
     SATISFIED,
+    SMALL,
     WINDOW,
     Labels,
     is_small,
@@ -32,7 +33,6 @@ _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _FEW_VALUES = 100  # of one event type, where several have some
 _CERTAIN = 0.97  # of the impressions
 _SOON_AFTER = "1d"
-_SCALE = 12  # values
 _AT_THE_END = 0.05  # of the values, of which a scale has so many at its end
 
 
@@ -279,7 +279,7 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
 def _has_an_end(column: Column) -> bool:
     """Whether many numbers are the highest one, as of shares in percent, which nobody adds up."""
     number = column.number
-    if number is None or column.distinct <= _SCALE:
+    if number is None or column.distinct <= SMALL:
         return False
     return float((number == column.highest).mean() or 0.0) > _AT_THE_END
 
