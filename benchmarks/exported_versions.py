@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from inference import REFERENCE, K, make_case, make_table
+from python_session import PythonSession
 from tensorflow_serving.apis import prediction_log_pb2
 
 from multigate.configs.contract import Contract, FrozenContract
@@ -79,8 +80,7 @@ def of_one_user(
 
 def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
     """CPU microseconds and operations of `rank` by version and number of candidates."""
-    # The Python runtime records the operations of a run.
-    served = {n: SavedModel.load(1, folder, runtime="python") for n, folder in folders.items()}
+    served = {name: SavedModel.load(1, folder) for name, folder in folders.items()}
     contract = next(iter(served.values())).contract
     whole = request_of(next(iter(folders.values())))
     result: dict[str, Any] = {"microseconds": {}, "operations": {}}
@@ -102,7 +102,7 @@ def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
         medians = {name: round(float(np.median(values))) for name, values in times.items()}
         result["microseconds"][N] = medians
         result["operations"][N] = {
-            name: operations(one, RANK, request) for name, one in served.items()
+            name: operations(folder, RANK, request) for name, folder in folders.items()
         }
         base = next(iter(medians.values()))
         for name, median in medians.items():
@@ -113,18 +113,11 @@ def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
     return result
 
 
-def operations(served: SavedModel, signature: str, request: dict[str, np.ndarray]) -> int:
+def operations(folder: Path, signature: str, request: dict[str, np.ndarray]) -> int:
     """Operations that the runtime recorded for one call, without inputs and outputs."""
-    definition = served.definitions[signature]
-    trace = tf.compat.v1.RunMetadata()
-    full = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
-    served._session.session.run(
-        {name: info.name for name, info in definition.outputs.items()},
-        {definition.inputs[name].name: value for name, value in request.items()},
-        options=full,
-        run_metadata=trace,
-    )
-    nodes = [n for device in trace.step_stats.dev_stats for n in device.node_stats]
+    session = PythonSession(folder)  # the C interface records none
+    nodes = session.operations(session.definitions[signature], request)
+    session.close()
     inside = [n for n in nodes if not re.search(r" = _(Arg|Retval|Send|Recv)\(", n.timeline_label)]
     return len(inside)
 

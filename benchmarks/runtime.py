@@ -21,15 +21,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.python_session import PythonSession
 from benchmarks.servers import load_model, rank_requests
 
 from multigate.serving.core.layout import RANK
 from multigate.serving.protos import ranking_pb2
-from multigate.serving.runtime.open import open_session
+from multigate.serving.runtime.session import Session
 from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.folders import scan
 
-RUNTIMES = ("c", "python")
+RUNTIMES = {"c": Session, "python": PythonSession}
 CANDIDATES = (100, 500, 800)
 ROUND = 0.15
 """Seconds of CPU of one runtime in one round."""
@@ -60,7 +61,7 @@ def measure(base: Path, candidates: int, joined: int, rounds: int) -> dict[str, 
     """Milliseconds of CPU a run, by runtime."""
     folder = next(iter(scan(base).values()))
     runs = [[run[key] for key in sorted(run)] for run in inputs_of(base, candidates, joined)]
-    sessions = {name: open_session(name, folder, (1, -1)) for name in RUNTIMES}
+    sessions = {name: runtime(folder) for name, runtime in RUNTIMES.items()}
     calls = {name: one.runner(one.definitions[RANK]) for name, one in sessions.items()}
     for arrays in runs[:WARM]:
         assert same(*[list(call(*arrays)) for call in calls.values()]), "other bits"
@@ -72,7 +73,7 @@ def measure(base: Path, candidates: int, joined: int, rounds: int) -> dict[str, 
     gc.collect()
     gc.disable()
     for place in range(rounds):
-        for name in RUNTIMES if place % 2 else reversed(RUNTIMES):
+        for name in list(RUNTIMES)[:: 1 if place % 2 else -1]:
             call = calls[name]
             began = time.process_time()
             for turn in range(2 * turns):

@@ -28,7 +28,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent import futures
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def serve_ours(base: Path, candidates: int, folder: str, workers: int) -> None:
         from multigate.serving.runtime.start import start_runtime
         from multigate.serving.workers.supervisor import Supervisor
 
-        supervisor = Supervisor(options, partial(start_runtime, "c"))
+        supervisor = Supervisor(options, start_runtime)
         supervisor.start()
         announce(supervisor.port, RANK, both_requests(base, candidates), folder)
         supervisor.stop()

@@ -1,12 +1,12 @@
 """Latency while versions are swapped, beside latency without.
 
-    python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100] [--runtime c python]
+    python benchmarks/swaps.py --model_base_path models/deskdrop [--swaps 100]
         [--before CHECKOUT BASE]
 
-Each server gets constant load (an open loop) without a swap, and with one version after the other
-published by rename, each as soon as the one before serves.  The servers take turns, a round of both
-at a time, so that all meet what else the machine does.  --before adds the server of another
-checkout of this repository, with the versions that its own export wrote.  It ends when so many
+The server gets constant load (an open loop) without a swap, and with one version after the other
+published by rename, each as soon as the one before serves.  --before adds the server of another
+checkout of this repository, with the versions that its own export wrote; the servers take turns, a
+round of both at a time, so that both meet what else the machine does.  It ends when so many
 versions have been swapped, and after --seconds at the latest (`swaps` says how many there were).
 No call may fail.  Prints one JSON line last, by server: also the seconds until it is ready, its
 resident memory after the first 1,000 calls, at the end and at its peak, and its CPU seconds per
@@ -76,9 +76,9 @@ def swap(
 
 
 @contextlib.contextmanager
-def server_of(root: Path, base: Path, *more: str) -> Iterator[tuple[str, int, float]]:
+def server_of(root: Path, base: Path) -> Iterator[tuple[str, int, float]]:
     """A server in a process of its own; its address, process id and seconds until it was ready."""
-    flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME, *more)
+    flags = ("--port", "0", "--file_system_poll_wait_seconds", "0.1", "--model_name", NAME)
     began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-m", "multigate", "serve", *flags, "--model_base_path", str(base)],
@@ -122,14 +122,13 @@ def mebibytes(pid: int, what: str) -> int:
 class Measured:
     """One server, and what was measured of it."""
 
-    def __init__(self, name: str, root: Path, base: Path, flags: tuple[str, ...]) -> None:
+    def __init__(self, name: str, root: Path, base: Path) -> None:
         """Say which.
 
         Args:
             name: for the report.
             root: the checkout whose server it is.
             base: exported versions, of which the newest is published again and again.
-            flags: of its command.
         """
         self.name = name
         self.source = next(iter(scan(base).values()))
@@ -139,13 +138,13 @@ class Measured:
         self.spent = {"with": 0.0, "without": 0.0}
         self.statuses: Counter[str] = Counter()
         self.took: list[float] = []
-        self._root, self._flags = root, flags
+        self._root = root
 
     def start(self, stack: contextlib.ExitStack, rate: float) -> None:
         """Start the server, and make its first calls."""
         self.base = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         publish(self.source, self.base, 1)
-        server = server_of(self._root, self.base, *self._flags)
+        server = server_of(self._root, self.base)
         self.target, self.pid, self.ready = stack.enter_context(server)
         self.cpu_until_ready = cpu_seconds(self.pid)
         loaded(self.target, self.requests, rate, CALLS / rate)
@@ -232,7 +231,6 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=200, help="most seconds of a server's rounds"
     )
-    parser.add_argument("--runtime", nargs="+", default=["c", "python"], help="a server of each")
     parser.add_argument(
         "--before",
         type=Path,
@@ -242,12 +240,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     root = Path(__file__).parents[1]
-    servers = [
-        Measured(runtime, root, options.model_base_path, ("--runtime", runtime))
-        for runtime in options.runtime
-    ]
+    servers = [Measured("now", root, options.model_base_path)]
     if options.before:
-        servers.append(Measured("before", *options.before, ()))
+        servers.append(Measured("before", *options.before))
     found = measure(servers, options.swaps, options.rate, options.pause, options.seconds)
     found["rate"] = options.rate
     print(json.dumps(found))

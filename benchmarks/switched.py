@@ -167,7 +167,7 @@ def main() -> None:
         parser.error(f"--rounds: expected at least 2, received {options.rounds}")
     from multigate.serving.runtime.start import start_runtime
 
-    start_runtime("c")
+    start_runtime()
     least = pieces()
     for name, microseconds in least.items():
         print(f"{name}: {microseconds} us", flush=True)

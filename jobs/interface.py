@@ -26,7 +26,7 @@ from multigate.configs.sections.base import parse
 from multigate.configs.sections.evaluation import EvaluationConfig
 from multigate.configs.storage import Place, place
 from multigate.jobs.examples import Examples
-from multigate.serving.runtime.start import start_runtime
+from multigate.serving.runtime.start import import_tensorflow
 
 if TYPE_CHECKING:  # their import takes seconds
     from multigate.jobs.scoring.version import Version
@@ -140,7 +140,7 @@ def train(
     chosen = configuration(config)
     if baseline is not None:
         chosen = as_baseline(chosen, baseline)
-    start_runtime("python")
+    import_tensorflow()
     from multigate.model.training import train as training
 
     with _folder(examples) as folder:
@@ -189,7 +189,7 @@ def evaluate(
         DataError: the split cannot be read.
         ModelError: the folder is no model, or the examples have another contract.
     """
-    start_runtime("python")
+    import_tensorflow()
     from multigate.model.assessment.assess import assess
     from multigate.model.baselines.lightgbm_baseline import fit
     from multigate.model.evaluation.scored import read_contract
@@ -234,7 +234,7 @@ def export(
         ExportError: the exported file differs from the checkpoint.
         ModelError: the folder is no checkpoint.
     """
-    start_runtime("python")
+    import_tensorflow()
     from multigate.jobs.export import export as write
 
     with _folder(examples) as folder:

@@ -149,7 +149,7 @@ def _of_version(options: argparse.Namespace) -> Any:
             raise DataError(f"{background}: no such file; expected rows to compare with")
     drawing = Drawing(None if options.exact else options.pairs, options.seed)
     raw = None if request is not None else _example(options, folder)
-    start_runtime("c")
+    start_runtime()
     opened = OpenedVersion(folder, options.feature_store)
     rows = None
     if background is not None:

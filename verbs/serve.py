@@ -1,7 +1,6 @@
 """Serve versions over gRPC and REST."""
 
 import argparse
-from functools import partial
 
 from multigate.serving.core.options import add_arguments as add_server_arguments
 
@@ -24,9 +23,9 @@ def execute(options: argparse.Namespace) -> None:
     if server_options.workers > 1:
         from multigate.serving.workers.supervisor import supervise
 
-        supervise(server_options, partial(start_runtime, server_options.runtime))
+        supervise(server_options, start_runtime)
         return
-    start_runtime(server_options.runtime)
+    start_runtime()
     from multigate.serving.rpc import server
 
     server.serve(server_options)

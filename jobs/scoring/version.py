@@ -115,7 +115,7 @@ class Version:
                 f"{folder}: expected an exported version (with {GRAPH}), found none; give the "
                 "folder that `multigate export` wrote, with the version's number"
             )
-        start_runtime("c")
+        start_runtime()
         number = int(self.folder.name) if self.folder.name.isdecimal() else 0
         self._model = SavedModel.load(number, self.folder)
         self.contract: Contract = self._model.contract

@@ -31,7 +31,6 @@ from pydantic_settings import (
 from multigate.configs.errors import DataError, ServingError
 from multigate.configs.storage import Address, place
 from multigate.serving.core.logs import Format
-from multigate.serving.runtime.open import Runtime
 
 _PREFIX = "MULTIGATE_"
 _ONE_MODEL = ("multigate_model_name", "multigate_model_base_path")
@@ -250,11 +249,6 @@ class ServerOptions(BaseSettings):
         0,
         description="runs at once, per version and signature; 0: half the CPUs, shared by the "
         "workers",
-    )
-    runtime: Runtime = Field(
-        "c",
-        description="what runs the models: c, TensorFlow's C interface; or python, a session of "
-        "TensorFlow's Python, which starts slowly and takes more memory",
     )
     tensorflow_intra_op_parallelism: _CountOrNone = Field(
         1, description="threads inside one operation of a run; 0: TensorFlow chooses"

@@ -164,7 +164,6 @@ class Scorer:
                     options.tensorflow_inter_op_parallelism,
                 ),
                 RankerVersion.layouts,
-                runtime=options.runtime,
             )
             try:
                 loaded = RankerVersion.open(

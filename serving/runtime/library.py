@@ -99,8 +99,7 @@ class Library:
                     setattr(self, name, function)
         except (OSError, AttributeError) as error:
             raise ModelRuntimeError(
-                f"{path}: cannot be used: {error}; install tensorflow 2.21 again, or serve with "
-                "--runtime python"
+                f"{path}: cannot be used: {error}; install tensorflow 2.21 again"
             ) from None
 
     def __getattr__(self, name: str) -> Any:
@@ -163,5 +162,5 @@ def library_path() -> Path:
                 return path
     raise ModelRuntimeError(
         f"{_NAMES[0]}: expected in the package tensorflow, received no such file; install "
-        "tensorflow, or serve with --runtime python"
+        "tensorflow"
     )

@@ -1,4 +1,4 @@
-"""Loads a runtime at the start of a process, without the notices that TensorFlow prints."""
+"""Loads TensorFlow at the start of a process, without the notices that it prints."""
 
 import importlib
 import os
@@ -7,35 +7,35 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from multigate.serving.runtime.devices import has_gpu
 from multigate.serving.runtime.memory import keep_freed
-from multigate.serving.runtime.open import Runtime
 
 
-def start_runtime(runtime: Runtime) -> None:
-    """Load TensorFlow's library, or import its Python, and look for devices.
+def start_runtime() -> None:
+    """Load TensorFlow's library, and look for devices; for a process that runs versions.
 
     Raises:
         ModelRuntimeError: the library cannot be used.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    if runtime == "c":
-        # oneDNN's kernels take longer to start than a product of a few hundred rows takes.
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-        keep_freed()
+    # oneDNN's kernels take longer to start than a product of a few hundred rows takes.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    keep_freed()
     with _no_notices():
-        if runtime == "python":
-            tensorflow = importlib.import_module("tensorflow")
-            tensorflow.config.list_physical_devices()
-            tensorflow.get_logger().setLevel("ERROR")
-        else:
-            from multigate.serving.runtime.devices import has_gpu
+        has_gpu()
 
-            has_gpu()
+
+def import_tensorflow() -> None:
+    """Import TensorFlow's Python, and look for devices; for a process that trains or exports."""
+    with _no_notices():
+        tensorflow = importlib.import_module("tensorflow")
+        tensorflow.config.list_physical_devices()
+        tensorflow.get_logger().setLevel("ERROR")
 
 
 @contextmanager
 def _no_notices() -> Iterator[None]:
     """Drop what is written to the standard error stream; no setting silences all notices."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.stderr.flush()
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as notices:

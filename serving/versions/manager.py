@@ -434,12 +434,7 @@ class VersionManager(Generic[V]):
         )
         try:
             saved_model = SavedModel.load(
-                version,
-                folder,
-                parallelism,
-                self._kind.layouts,
-                self._check_stop,
-                options.runtime,
+                version, folder, parallelism, self._kind.layouts, self._check_stop
             )
         except OSError as error:
             raise LoadError(f"{folder}: cannot be read: {error}") from None

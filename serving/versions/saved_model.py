@@ -10,7 +10,7 @@ from multigate.configs.errors import MultigateError, ServingError
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
 from multigate.serving.runtime.dtypes import TensorSpec
 from multigate.serving.runtime.errors import ModelRuntimeError
-from multigate.serving.runtime.open import Runtime, open_session
+from multigate.serving.runtime.session import Session
 from multigate.serving.versions.folders import CONTRACT, missing_files
 
 Layouts = Callable[[Contract], dict[str, Layout]]
@@ -24,7 +24,7 @@ class LoadError(ServingError):
 class Signature:
     """A signature of a loaded SavedModel: arrays in, arrays out."""
 
-    def __init__(self, name: str, definition: Any, session: Any, layout: Layout | None) -> None:
+    def __init__(self, name: str, definition: Any, session: Session, layout: Layout | None) -> None:
         self.name = name
         self.method = definition.method_name
         self.layout = layout
@@ -39,7 +39,7 @@ class Signature:
 
         Args:
             inputs: arrays by name.
-            timeout: seconds, where the session can end a run.
+            timeout: seconds after which the run is ended.
 
         Raises:
             ModelRuntimeError: see `serving.runtime.errors`.
@@ -56,7 +56,7 @@ class SavedModel:
         self,
         version: int,
         frozen: FrozenContract,
-        session: Any,
+        session: Session,
         layouts: Layouts,
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
@@ -85,7 +85,6 @@ class SavedModel:
         parallelism: tuple[int, int] = (1, -1),
         layouts: Layouts = ranker_layouts,
         check_stop: Callable[[], None] = lambda: None,
-        runtime: Runtime = "c",
     ) -> "SavedModel":
         """Load a version folder.
 
@@ -96,7 +95,6 @@ class SavedModel:
                 latter means the calling thread.
             layouts: gives the signatures that the contract requires.
             check_stop: called between steps; raises LoadError to cancel the load.
-            runtime: what runs the graph.
 
         Raises:
             LoadError: the folder is incomplete or damaged, or contradicts its contract.
@@ -109,7 +107,7 @@ class SavedModel:
             raise LoadError(str(error)) from None
         session = None
         try:
-            session = open_session(runtime, folder, parallelism)
+            session = Session(folder, parallelism)
             check_stop()
             return cls(version, frozen, session, layouts, check_stop)
         except ServingError as error:

@@ -8,7 +8,6 @@ import subprocess
 import urllib.parse
 import urllib.request
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -312,7 +311,7 @@ def page(base, pair, stored, run_server, tmp_path_factory, until):
         feature["length"].float_list.value.append(1.0)
         prediction_service_pb2_grpc.PredictionServiceStub(running.channel).Classify(request)
         read(running.server)
-    supervisor = Supervisor(worker_options(ranker), partial(start_runtime, "c"))
+    supervisor = Supervisor(worker_options(ranker), start_runtime)
     supervisor.start()
     read(supervisor)
     supervisor.stop()

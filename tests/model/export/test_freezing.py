@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 from multigate.model.export.freezing import freeze
-from multigate.serving.runtime.python_session import PythonSession
 from multigate.serving.runtime.session import Session
 
 
@@ -49,12 +48,11 @@ def frozen(saved, tmp_path):
 TEXTS = np.array([b"b", b"?", b"a"], object)
 
 
-@pytest.mark.parametrize("runtime", [Session, PythonSession])
-def test_a_frozen_file_has_no_variables_and_the_same_scores(saved, frozen, runtime):
+def test_a_frozen_file_has_no_variables_and_the_same_scores(saved, frozen):
     assert not (frozen / "variables").exists()
     found = []
     for folder in (saved, frozen):
-        session = runtime(folder)
+        session = Session(folder)
         found.append([session.runner(session.definitions[n])(TEXTS) for n in ("rank", "watch")])
         session.close()
     for before, after in zip(*found, strict=True):

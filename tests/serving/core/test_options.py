@@ -55,7 +55,6 @@ def test_every_option_is_read_from_the_environment(parse, name):
     value = {
         "feature_clock": "cut_off",
         "log_format": "json",
-        "runtime": "python",
         "feature_store": "none",
         "otlp_endpoint": "http://collector:4317",
         "enable_model_warmup": "false",

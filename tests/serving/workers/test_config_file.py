@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import urllib.request
-from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,7 +51,7 @@ def fleet(tmp_path, file, bases):
         workers=len(WORKERS),
         drain_grace_seconds=5.0,
     )
-    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor = Supervisor(options, start_runtime)
     supervisor.start()
     yield supervisor
     supervisor.stop(threading.Event())

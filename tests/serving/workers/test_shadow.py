@@ -2,7 +2,6 @@
 
 import threading
 import urllib.request
-from functools import partial
 
 import psutil
 import pyarrow.parquet as pq
@@ -54,7 +53,7 @@ def test_each_worker_has_a_process_and_leaves_none(tmp_path, publish, until):
         workers=2,
         impression_log=log,
     )
-    fleet = Supervisor(options, partial(start_runtime, "c"))
+    fleet = Supervisor(options, start_runtime)
     fleet.start()
     try:
         until(lambda: all(len(one) == 1 for one in shadows_of(fleet).values()), "a process each")

@@ -12,7 +12,6 @@ import threading
 import urllib.request
 from concurrent import futures
 from contextlib import suppress
-from functools import partial
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,7 +108,7 @@ def fleet(base, admin_token_file):
         file_system_poll_wait_seconds=0.1,
         drain_grace_seconds=5.0,
     )
-    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor = Supervisor(options, start_runtime)
     supervisor.start()
     yield supervisor
     supervisor.stop(threading.Event())
@@ -499,7 +498,7 @@ def test_pauses_grow_for_workers_that_die_as_soon_as_they_have_loaded(
 def test_workers_that_cannot_start_say_why_once(tmp_path):
     options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
     with pytest.raises(ServingError, match="expected numbered version folders"):
-        Supervisor(options, partial(start_runtime, "c")).start()
+        Supervisor(options, start_runtime).start()
 
 
 def test_what_a_process_cannot_be_given_is_an_error_and_no_endless_wait(tmp_path, caplog):
@@ -527,7 +526,7 @@ def test_a_worker_without_room_at_the_start_is_an_error(tmp_path, caplog, monkey
     ensure_running()  # the helper of multiprocessing is spawned likewise
     no_process(monkeypatch, itertools.repeat(reason))
     options = ServerOptions(model_name="small", model_base_path=tmp_path, port=0, workers=2)
-    fleet = Supervisor(options, partial(start_runtime, "c"))
+    fleet = Supervisor(options, start_runtime)
     with pytest.raises(ServingError, match=reason.strerror):
         fleet.start()
     assert "worker 0 cannot be run" in caplog.text
@@ -596,9 +595,7 @@ def test_a_worker_that_does_not_answer_in_time_has_its_time_to_drain(monkeypatch
 
 def test_the_port_of_another_server_is_not_shared(fleet):
     with pytest.raises(ServingError, match="cannot listen there: Address already in use"):
-        Supervisor(
-            fleet.options.model_copy(update={"port": fleet.port}), partial(start_runtime, "c")
-        )
+        Supervisor(fleet.options.model_copy(update={"port": fleet.port}), start_runtime)
 
 
 def reads(pid: int, path: Path) -> bool:
@@ -623,7 +620,7 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until, helpers
         admin_token_file=admin_token_file,
         drain_grace_seconds=600.0,
     )
-    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor = Supervisor(options, start_runtime)
     supervisor.start()
     processes = [slot._process for slot in supervisor.slots]
     with new_channel(supervisor.port) as channel:
@@ -663,7 +660,7 @@ def test_workers_drain_while_one_of_them_loads(publish, tmp_path, until, helpers
 def test_it_stops_while_a_worker_cannot_be_spawned(base, until, caplog, monkeypatch):
     """As when there is no memory for a process: the other worker drains and ends all the same."""
     options = ServerOptions(model_name="small", model_base_path=base, port=0, workers=2)
-    supervisor = Supervisor(options, partial(start_runtime, "c"))
+    supervisor = Supervisor(options, start_runtime)
     supervisor.start()
     lasting, broken = supervisor.slots
     no_process(monkeypatch)
