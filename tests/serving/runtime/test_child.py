@@ -47,7 +47,8 @@ def lives(pid):
 def test_questions_are_answered_until_the_end(work):
     child = Child(work, "lower", 240.0)
     assert child.pid is None
-    assert child.ask({"a": 1}) == (child.pid, 5, (), {"a": 1})
+    lower = min(os.getpriority(os.PRIO_PROCESS, 0) + 5, 19)
+    assert child.ask({"a": 1}) == (child.pid, lower, (), {"a": 1})
     os.kill(child.pid, signal.SIGTERM)  # a signal to the whole group ends the server alone
     first = child.pid
     assert child.ask(2)[0] == first
