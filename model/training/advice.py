@@ -5,6 +5,8 @@ starts from a checkpoint is excepted, because it may need no second epoch.
 
 Tasks disagree: at the kept epoch a task that the loss weighs is below its own best epoch by more
 than `_GAP` of AUC or explained variance, and by more than one standard error of its best value.
+
+Pairs of ids lost their weights: their features have grown since the checkpoint to start from.
 """
 
 from collections.abc import Sequence
@@ -12,21 +14,22 @@ from collections.abc import Sequence
 from multigate.configs.config import Config
 from multigate.model.checkpoints import history
 from multigate.model.checkpoints.history import Epoch
+from multigate.model.training.warm_start import Started
 
 _GAP = 0.01
 
 
-def warnings(epochs: Sequence[Epoch], config: Config, warm: bool) -> list[str]:
+def warnings(epochs: Sequence[Epoch], config: Config, started: Started | None) -> list[str]:
     """Warnings about a training, a sentence or two each.
 
     Args:
         epochs: its history.
         config: of the training.
-        warm: whether it started from a checkpoint.
+        started: what its checkpoint to start from gave it; None without one.
     """
     kept = history.kept(epochs)
-    found = []
-    if kept["epoch"] == 1 and len(epochs) > 1 and not warm:
+    found = [] if started is None else _lost_pairs(started, config)
+    if kept["epoch"] == 1 and len(epochs) > 1 and started is None:
         values = [f"{history.monitored(epoch):.4f}" for epoch in epochs]
         found.append(
             f"the first of {len(epochs)} epochs was kept: {history.monitor(epochs)} by epoch is "
@@ -54,6 +57,16 @@ def warnings(epochs: Sequence[Epoch], config: Config, warm: bool) -> list[str]:
             "to the task that matters most"
         )
     return found
+
+
+def _lost_pairs(started: Started, config: Config) -> list[str]:
+    """A warning for each pair of features that has outgrown its room in the wide term."""
+    room = 0 if config.model.wide is None else config.model.wide.crosses
+    return [
+        f"{lost:,} pairs of {names} lost the weights that {started['checkpoint']} has of them: "
+        f"their features have outgrown model.wide.crosses (now {room:,}). Raise it to keep them"
+        for names, lost in started["pairs_gone"].items()
+    ]
 
 
 def _quality(task: history.TaskLosses) -> tuple[float | None, float]:

@@ -40,6 +40,7 @@ from multigate.model.training.validation import (
     teacher_qualities,
     validate,
 )
+from multigate.model.training.warm_start import Started
 from multigate.model.training.workspace import Workspace
 
 _STEPS_AT_ONCE = 16  # that TensorFlow runs before it returns to Python
@@ -94,7 +95,7 @@ class TrainingLoop:
         work: Workspace,
         folder: Path,
         progress: bool,
-        warm: bool,
+        started_from: Started | None,
         on_epoch: OnEpoch | None = None,
         moments: Mapping[str, np.ndarray] | None = None,
         taught: Taught | None = None,
@@ -104,7 +105,9 @@ class TrainingLoop:
         self.on_epoch = on_epoch
         at_once = _STEPS_AT_ONCE if backend.name() == "tensorflow" else 1
         ranker.compile(
-            optimizer=make_optimizer(config.train, feed.steps, warm, ranker.workers, ranker),
+            optimizer=make_optimizer(
+                config.train, feed.steps, started_from is not None, ranker.workers, ranker
+            ),
             steps_per_execution=min(at_once, feed.steps),
         )
         ranker.optimizer.build(ranker.trainable_variables)
@@ -123,7 +126,7 @@ class TrainingLoop:
         options = config.train.teacher
         if taught is not None and options is not None and options.while_ahead:
             self.of_teacher = teacher_qualities(taught, held_out, config.contract, statistics)
-        self.warm = warm
+        self.started_from = started_from
         self.warnings: list[str] = []
         """What the user must know of the finished training."""
         self.state = TrainingState()
@@ -161,7 +164,7 @@ class TrainingLoop:
                     self.on_epoch(epoch)
                 state.epoch, state.step, state.seconds = state.epoch + 1, 0, 0.0
                 self.save()
-            self.warnings = advice.warnings(state.history, self.config, self.warm)
+            self.warnings = advice.warnings(state.history, self.config, self.started_from)
             self.display.end(state.history, self.warnings)
         logs.close()
         if self.work.writes:

@@ -179,7 +179,7 @@ def train(
             work,
             folder,
             progress and writes,
-            warm=start_from is not None,
+            started_from,
             on_epoch=on_epoch,
             moments=moments,
             taught=taught,

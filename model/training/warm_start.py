@@ -23,7 +23,7 @@ What is carried over, and how:
     buckets of numbers  row by row: the n-th bucket is the n-th between the new quantiles
 
 So known ids keep the scores that the checkpoint gives them, until the first step, unless their
-features' pairs no longer fit into `model.wide.crosses`.  The optimiser's
+features' pairs no longer fit into `model.wide.crosses`, which training warns of.  The optimiser's
 moments start at zero, but those of the rows of features with `max_age` are carried over too.
 """
 
@@ -68,10 +68,18 @@ class MovedValues(TypedDict):
 
 
 class Started(TypedDict):
-    """What a warm start did; `tables` is by feature."""
+    """What a warm start did.
+
+    Attributes:
+        checkpoint: where the weights come from.
+        tables: by feature.
+        pairs_gone: pairs of values whose weights are lost because their features' pairs no longer
+            fit into `model.wide.crosses`, by the features' names.
+    """
 
     checkpoint: str
     tables: dict[str, MovedValues]
+    pairs_gone: dict[str, int]
 
 
 def start(
@@ -143,7 +151,7 @@ def start(
                 zeros = np.zeros((len(fresh), carried[key].shape[1]), np.float32)
                 carried[key], _ = _move_rows(carried[key], zeros, old, new, offset)
             tables.setdefault(name, moved)
-    _move_crosses(ranker, found, named, before, encoder)
+    pairs_gone = _move_crosses(ranker, found, named, before, encoder)
     if moments is not None:
         moments.update(carried)
     found = _with_task_weighting(found, named)
@@ -154,7 +162,7 @@ def start(
             for layer in gate._flatten_layers():
                 if isinstance(layer, ScheduledGate):
                     layer.step.assign(0)
-    return {"checkpoint": str(source), "tables": tables}
+    return {"checkpoint": str(source), "tables": tables, "pairs_gone": pairs_gone}
 
 
 def _check_poolings(source: Path, before: Contract, now: Contract) -> None:
@@ -269,17 +277,23 @@ def _move_crosses(
     named: Mapping[str, Any],
     before: Encoder,
     now: Encoder,
-) -> None:
+) -> dict[str, int]:
     """Give the pairs of ids in the wide term their weights of a file, `found`, where both remain.
 
     Their features may have grown beyond `model.wide.crosses`, or shrunk below it: a weight that is
     new starts from 0, as if no row had had it, and one that is gone adds nothing. Moments of Adam
     are not carried over.
+
+    Returns:
+        How many pairs lost a weight because their features have grown, by the features' names.
     """
+    gone: dict[str, int] = {}
     crosses = {} if ranker.wide is None else ranker.wide.crosses
     for key in [key for key in found if key.startswith("wide/") and CROSSED in key]:
         if key not in named:
-            del found[key]
+            lost = int(found.pop(key)[1:].any(axis=1).sum())
+            if lost and ranker.wide is not None:
+                gone[key.removeprefix("wide/")] = lost
     for cross, features in crosses.items():
         key = f"wide/{cross}"
         fresh = weights.to_numpy(named[key])
@@ -302,6 +316,7 @@ def _move_crosses(
             ]
             fresh[1:] = new.reshape(len(fresh) - 1, -1)
         found[key] = fresh
+    return gone
 
 
 def _restandardise(ranker: Ranker, before: Statistics, after: Statistics) -> None:

@@ -8,6 +8,8 @@ import pytest
 from multigate.model.checkpoints import history
 from multigate.model.training.advice import warnings
 
+STARTED: Any = {"checkpoint": "yesterday", "tables": {}, "pairs_gone": {}}
+
 
 def epochs(monitor: str = "quality", error: float = 0.005, **qualities: Any) -> list[Any]:
     """A history with these qualities by epoch of each task; the losses rise."""
@@ -59,14 +61,14 @@ def test_histories_of_older_versions_kept_the_lowest_loss() -> None:
 
 def test_the_first_epoch_is_warned_of(tiny: Any) -> None:
     found = epochs(click=[0.7512, 0.74, 0.73], like=[0.75, 0.74, 0.73])
-    (warning,) = warnings(found, tiny.config, warm=False)
+    (warning,) = warnings(found, tiny.config, started=None)
     assert warning == (
         "the first of 3 epochs was kept: quality by epoch is 0.7506, 0.7400, 0.7300, so training "
         "fits what validation does not have. Lower train.learning_rate (now 0.01), raise "
         "model.experts.dropout (now 0) or model.id_dropout, or train on more rows"
     )
-    assert warnings(found, tiny.config, warm=True) == []  # yesterday's weights may be enough
-    assert warnings(found[:1], tiny.config, warm=False) == []  # nothing to compare with
+    assert warnings(found, tiny.config, started=STARTED) == []  # yesterday's weights may be enough
+    assert warnings(found[:1], tiny.config, started=None) == []  # nothing to compare with
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_tasks_that_disagree_are_warned_of(
 ) -> None:
     """By more than 0.01, and by more than a standard error."""
     found = epochs(click=[0.5, 0.9, 0.8], like=[0.6, 0.7, late], error=error)
-    said = warnings(found, tiny.config, warm=False)
+    said = warnings(found, tiny.config, started=None)
     assert len(said) == warned
     if warned:
         assert said[0].startswith(
@@ -95,5 +97,15 @@ def test_a_task_without_loss_weight_cannot_disagree(tiny: Any) -> None:
     config = tiny.config.model_copy(
         update={"contract": contract.model_copy(update={"tasks": tasks})}
     )
-    assert len(warnings(found, tiny.config, warm=False)) == 1
-    assert warnings(found, config, warm=False) == []
+    assert len(warnings(found, tiny.config, started=None)) == 1
+    assert warnings(found, config, started=None) == []
+
+
+def test_pairs_that_lost_their_weights_are_warned_of(tiny: Any) -> None:
+    started: Any = STARTED | {"pairs_gone": {"city * genre": 1200}}
+    (warning,) = warnings(epochs(click=[0.7, 0.8]), tiny.config, started)
+    limit = tiny.config.model.wide.crosses
+    assert warning == (
+        "1,200 pairs of city * genre lost the weights that yesterday has of them: their features "
+        f"have outgrown model.wide.crosses (now {limit:,}). Raise it to keep them"
+    )

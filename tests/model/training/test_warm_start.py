@@ -127,7 +127,12 @@ def test_pairs_of_ids_that_remain_keep_their_weights(
         )
         new = checkpoint.make_ranker(config.contract, model, Encoder.read(grown), seed=8)
         assert len(new.wide.crosses) == pairs
-        warm_start.start(new, Encoder.read(grown), source)
+        started = warm_start.start(new, Encoder.read(grown), source)
+        assert started["pairs_gone"] == {
+            cross: old.wide.tables[cross].embeddings.shape[0] - 1
+            for cross in old.wide.crosses
+            if cross not in new.wide.crosses
+        }
         if crosses == 4096:
             before, after = (by_pair(*pair) for pair in ((old, source), (new, grown)))
             assert before.keys() - after.keys() == {pair for pair in before if pair[0] in GONE}
