@@ -70,7 +70,10 @@ def training_cost(
         labelled: by task, rows of the training split that have its label.
     """
     model, train, cores = config.model, config.train, _cores()
+    tasks = len(config.contract.tasks)
     inputs, slots, table = 0, 0, 0.0
+    if model.wide is not None:
+        table += tasks * model.wide.crosses
     for name, feature in config.contract.features.items():
         dim = model.embedding_dims.get(name, model.embedding_dim)
         if isinstance(feature, IdFeature | IdListFeature | TextFeature):
@@ -79,11 +82,14 @@ def training_cost(
             if getattr(feature, "share", None) is None:
                 known = features[name].n_unique() if name in features.columns else 1
                 table += dim * float(getattr(feature, "hash_buckets", None) or known)
+            wide = model.wide is not None and config.contract.unknown_codes(name) is not None
+            if wide and isinstance(feature, IdFeature) and name in features.columns:
+                table += tasks * features[name].n_unique()
         elif isinstance(feature, VectorFeature):
             inputs, slots = inputs + (feature.project or feature.size), slots + feature.size
         elif isinstance(feature, NumberFeature):
             inputs, slots = inputs + (dim if feature.scale == "buckets" else 1), slots + 1
-    tasks, experts = len(config.contract.tasks), model.experts
+    experts = model.experts
     count = experts.count + experts.own * tasks
     widths = [inputs, *experts.units]
     kernels = count * sum(a * b for a, b in itertools.pairwise(widths))
