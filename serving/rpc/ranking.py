@@ -102,6 +102,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
             return await self._rank(request, request_id, ranker, call)
 
         answered = await self._canary.answer(spec, side, call, work)
+        self._count(answered)
         self._note(answered, side, request)
         return answered.response
 
@@ -113,11 +114,13 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         spec = _read_model_spec(request.model)
         side = self._canary.side(spec, request.user, request_id)
 
-        async def work(ranker: RankerVersion) -> tuple[Any, _Answered | None, Any]:
+        async def work(ranker: RankerVersion) -> tuple[Any, str, _Answered | None, Any]:
             return await self._recommend(request, request_id, ranker, call)
 
-        response, answered, ranking = await self._canary.answer(spec, side, call, work)
+        response, label, answered, ranking = await self._canary.answer(spec, side, call, work)
+        self._metrics.recommendations.add(response.ranking.model_name, label)
         if answered is not None:
+            self._count(answered)
             self._note(answered, side, ranking, request)
         return response
 
@@ -195,14 +198,6 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         with step("read"):
             parsed = await self._threads.run_if(slow, ranker.reader.read, request, user)
         say(candidates=parsed.rows, signature=RANK)
-        self._metrics.candidates.observe(parsed.rows, ranker.model)
-        if parsed.missing:
-            self._metrics.missing.add_all(ranker.model, parsed.missing)
-        if parsed.lacking:
-            counts = {name: len(items) for name, items in parsed.lacking.items()}
-            self._metrics.unscored.add_all(ranker.model, counts)
-        if parsed.from_store:
-            self._metrics.stored.add_all(ranker.model, parsed.from_store)
         if request.returns not in _RETURNS:
             raise InvalidRequestError(
                 f"returns: expected one of {', '.join(ranking_pb2.Return.keys())}, "
@@ -214,6 +209,18 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         response = empty_response(ranker.model, ranker.saved_model, request_id)
         fill_response(response, request, ranker.contract, parsed, outputs, order)
         return _Answered(response, ranker, parsed, outputs, order)
+
+    def _count(self, answered: "_Answered") -> None:
+        """Count what an answer's request held: once, though a canary may have read it as well."""
+        model, parsed = answered.ranker.model, answered.parsed
+        self._metrics.candidates.observe(parsed.rows, model)
+        if parsed.missing:
+            self._metrics.missing.add_all(model, parsed.missing)
+        if parsed.lacking:
+            counts = {name: len(items) for name, items in parsed.lacking.items()}
+            self._metrics.unscored.add_all(model, counts)
+        if parsed.from_store:
+            self._metrics.stored.add_all(model, parsed.from_store)
 
     def _note(
         self, answered: "_Answered", side: Side | None, request: Any, user: Any = None
@@ -254,12 +261,12 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
 
     async def _recommend(
         self, request: Any, request_id: str, ranker: RankerVersion, call: Call
-    ) -> tuple[Any, "_Answered | None", Any]:
+    ) -> tuple[Any, str, "_Answered | None", Any]:
         """Answer a RecommendRequest.
 
         Returns:
-            The response; its ranking and the RankRequest that it answers, None where no candidate
-            was found.
+            The response; where its candidates come from, for the metrics; its ranking and the
+            RankRequest that it answers, None where no candidate was found.
         """
         slow = ranker.is_slow_to_read(request)
         with step("read"):
@@ -284,7 +291,7 @@ class RankingService(ranking_pb2_grpc.RankingServiceServicer):
         warnings = [*found.warnings, *response.ranking.warnings]
         response.ranking.ClearField("warnings")
         response.ranking.warnings.extend(warnings)
-        return response, answered, ranking
+        return response, found.label, answered, ranking
 
 
 def fill_response(

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from multigate.configs.contract import LENGTH, Contract, IdListFeature
@@ -41,7 +41,9 @@ class FoundCandidates:
     """None where no version is available."""
     source: ranking_pb2.Source
     """`RETRIEVED` or `POPULAR`."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
+    label: str
+    """Where they come from, and why, in metrics."""
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,13 @@ class CandidateFinder:
                     "popular items; see the server's log"
                 )
             answer = popular
-        self._metrics.recommendations.add(ranker.model, label)
         items = [item for item in answer if item not in excluded][:wanted]
         requested = max(request.candidates, request.limit)
         if not items:
             warnings.append(f"candidates: all {len(answer)} items found are excluded")
         elif len(items) < requested:
             warnings.append(f"candidates: {requested} requested, only {len(items)} found")
-        return FoundCandidates(items, manager.name, version, source, warnings)
+        return FoundCandidates(items, manager.name, version, source, warnings, label)
 
     def _wanted(self, request: Any) -> int:
         """The number of candidates to rank."""

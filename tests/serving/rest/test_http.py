@@ -111,6 +111,23 @@ def test_a_body_may_come_in_chunks_after_a_hundred_continue(served):
     assert "candidates" in answer["error"]
 
 
+@pytest.mark.parametrize("authority", ["http://here:8501", "HTTPS://[::1]:8501", "http://"])
+def test_a_target_may_name_its_host_as_proxies_send_it(served, predict, authority):
+    """RFC 9112, section 3.2.2: a server must accept the absolute form."""
+    with socket.create_connection(("127.0.0.1", served.rest.port), timeout=60) as connection:
+        connection.sendall(STATUS.replace(b"/v1", f"{authority}/v1".encode()))
+        status, answer = read_answer(connection)
+        assert (status, list(answer)) == ("HTTP/1.1 200 OK", ["model_version_status"])
+        body = json.dumps(predict).encode()
+        head = (
+            f"POST {authority}/v1/models/small:predict HTTP/1.1\r\nHost: here\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        status, answer = read_answer(connection)
+    assert (status, list(answer)) == ("HTTP/1.1 200 OK", ["outputs"])
+
+
 def test_pipelined_requests_are_answered_in_order(served):
     with served.rest.connect() as connection:
         connection.sendall(STATUS + post("small:rank", b"{}", "Content-Length: 2") + STATUS)

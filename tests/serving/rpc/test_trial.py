@@ -287,7 +287,9 @@ def test_a_canary_that_raises_fails_no_call(base, tmp_path, run_server, until, m
             result: counted(running, "multigate_canary_calls_total", result=result)
             for result in ("answered", "failed", "skipped")
         }
+        candidates = running.metric("multigate_candidates_sum", model="small")
     assert set(versions) == {1}
+    assert candidates == 30 * len(ITEMS)  # of a call that the canary failed as well, once
     # After three failures in a row it is spared, until a pause has passed.
     assert results == {"answered": 0, "failed": 3, "skipped": 27 + 1}
     written = rows(log, "small/*.parquet")
