@@ -154,8 +154,10 @@ class RankClient:
             connections: used in turn; with several workers, each serves some connections.
 
         Raises:
-            ServingError: a file cannot be read.
+            ServingError: a file cannot be read, or the target is empty or a URL of the web.
         """
+        if not target.strip() or target.lower().startswith(("http://", "https://")):
+            raise ServingError(f"target: expected host:port of a gRPC server, received {target!r}")
         if connections < 1:
             raise ServingError(f"connections: expected 1 or more, received {connections}")
         self._target = target

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 BOOT = Path(__file__).parent / "boot.py"
 ROOT = Path(__file__).parents[2]
 # What the engines' own scripts pass for Java 17.
@@ -33,12 +31,6 @@ shift 2
 exec "$@"
 """
 """In a mount namespace: the folder $1 is read only, but for an empty disk $2; then a command."""
-
-
-def need_mounts() -> None:
-    """Skip a test where a process may not mount a disk of its own."""
-    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("needs mount namespaces: unshare --mount is not allowed here")
 
 
 class Machines:

@@ -11,10 +11,10 @@ import sys
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pipeline.flink.cluster import flink_cluster
-from tests.pipeline.machines import need_mounts
 from tests.pipeline.random_log import write_log
 from tests.pipeline.spark.cluster import spark_cluster
 from tests.pipeline.stores import download, write_config
@@ -34,37 +34,47 @@ NUMBERS = {
 }
 
 
-def class_path(engine: str, folder: Path) -> list[Path]:
-    """Jars of Beam's job server with an engine in it; skips where they cannot be had.
+@pytest.fixture
+def mounts(lacking: Any) -> None:
+    """A process may mount a disk of its own."""
+    if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        lacking("needs mount namespaces: unshare --mount is not allowed here")
+
+
+@pytest.fixture
+def class_path(tmp_path: Path, lacking: Any) -> Any:
+    """Find the jars of Beam's job server with an engine in it, Flink or Spark.
 
     Maven finds them, in its own cache after the first time.
-
-    Args:
-        engine: Flink or Spark.
-        folder: for the list.
     """
-    missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
-    if missing:
-        pytest.skip(f"{engine} was not run: {' and '.join(missing)} not installed")
-    listed, pom = folder / "class_path.txt", Path(__file__).parent / engine.lower() / "pom.xml"
-    command = ["mvn", "--batch-mode", "--quiet", "--file", str(pom), "dependency:build-classpath"]
-    command.append(f"-Dmdep.outputFile={listed}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"{engine} was not run: Maven did not get its job server within 400 s")
-    if done.returncode:
-        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stdout)
-        pytest.skip(f"{engine} was not run: Maven did not get its job server: {reason[:300]}")
-    return [Path(jar) for jar in listed.read_text().strip().split(os.pathsep)]
+
+    def find(engine: str) -> list[Path]:
+        missing = [program for program in ("java", "mvn") if shutil.which(program) is None]
+        if missing:
+            lacking(f"{engine} was not run: {' and '.join(missing)} not installed")
+        listed = tmp_path / "class_path.txt"
+        pom = Path(__file__).parent / engine.lower() / "pom.xml"
+        command = ["mvn", "--batch-mode", "--quiet", "--file", str(pom)]
+        command += ["dependency:build-classpath", f"-Dmdep.outputFile={listed}"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        except subprocess.TimeoutExpired:
+            lacking(f"{engine} was not run: Maven did not get its job server within 400 s")
+        if done.returncode:
+            errors = (line for line in done.stdout.splitlines() if "ERROR" in line)
+            reason = next(errors, done.stdout)
+            lacking(f"{engine} was not run: Maven did not get its job server: {reason[:300]}")
+        return [Path(jar) for jar in listed.read_text().strip().split(os.pathsep)]
+
+    return find
 
 
-def job_server(engine: str, folder: Path) -> Path:
+def job_server(engine: str, class_path: list[Path], folder: Path) -> Path:
     """Make a jar that starts Beam's job server with an engine inside.
 
     Beam starts a job server by `java -jar`: this jar only names the others and the class to start.
     """
-    jars = " ".join(jar.as_uri() for jar in class_path(engine, folder))
+    jars = " ".join(jar.as_uri() for jar in class_path)
     # A line of a manifest has at most 72 bytes; one that goes on begins with a blank.
     named = "\r\n ".join(re.findall(".{1,70}", f"Class-Path: {jars}"))
     jar = folder / "job_server.jar"
@@ -97,36 +107,41 @@ def test_workers_in_processes_of_their_own_make_the_same(here, same_folders, tmp
     same_folders(tmp_path / "out", expected)
 
 
-def make_on(engine, config, log, out, folder, *options, meanwhile=None):
-    """As documented, in a process of its own: Beam stops its job server when that process ends."""
-    jar = job_server(engine, folder)
-    options = [f"--runner={engine}Runner", f"--{engine.lower()}_job_server_jar={jar}", *options]
-    command = [sys.executable, "-m", "multigate", "examples", "--data", str(log), "--out", str(out)]
-    command += ["--config", str(write_config(config, folder))]
-    with subprocess.Popen(
-        [*command, "--beam", shlex.join(options)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            if meanwhile is not None:
-                meanwhile()
-            output, _ = process.communicate(timeout=450)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # and the job server's process
-    assert process.returncode == 0, output[-3000:]
+@pytest.fixture
+def make_on(class_path: Any, tmp_path: Path) -> Any:
+    """Make examples as documented, in a process of its own: Beam stops its job server with it."""
+
+    def make(engine, config, log, out, *options, meanwhile=None):
+        jar = job_server(engine, class_path(engine), tmp_path)
+        options = [f"--runner={engine}Runner", f"--{engine.lower()}_job_server_jar={jar}", *options]
+        command = [sys.executable, "-m", "multigate", "examples", "--data", str(log)]
+        command += ["--out", str(out), "--config", str(write_config(config, tmp_path))]
+        with subprocess.Popen(
+            [*command, "--beam", shlex.join(options)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                if meanwhile is not None:
+                    meanwhile()
+                output, _ = process.communicate(timeout=450)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # and the job server's process
+        assert process.returncode == 0, output[-3000:]
+
+    return make
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # some minutes where Maven's cache is empty, half of one where not
-def test_flink_makes_the_same(here, same_folders, tmp_path):
+def test_flink_makes_the_same(here, same_folders, make_on, tmp_path):
     log, config, expected = here
     options = ["--flink_master=[local]", "--parallelism=2", "--environment_type=LOOPBACK"]
-    make_on("Flink", config, log, tmp_path / "out", tmp_path, *options)
+    make_on("Flink", config, log, tmp_path / "out", *options)
     same_folders(tmp_path / "out", expected)
 
 
@@ -164,11 +179,11 @@ def worker_pool(folder):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.usefixtures("mounts")
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
+def test_workers_that_share_no_disk_make_the_same(here, same_folders, make_on, tmp_path):
     """Input, read only, and output are shared; each worker sees a disk of its own beside them."""
-    need_mounts()
     log, config, expected = here
     shutil.copytree(log, tmp_path / "log")
     for name in ("output", "disk"):
@@ -177,7 +192,7 @@ def test_workers_that_share_no_disk_make_the_same(here, same_folders, tmp_path):
     with worker_pool(tmp_path) as address:
         options = ["--flink_master=[local]", "--parallelism=2", "--sdk_worker_parallelism=2"]
         options += ["--environment_type=EXTERNAL", f"--environment_config={address}"]
-        make_on("Flink", config, tmp_path / "log", out, tmp_path, *options)
+        make_on("Flink", config, tmp_path / "log", out, *options)
     assert len((tmp_path / "output" / "workers").read_text().splitlines()) >= 2
     same_folders(out, expected)
 
@@ -200,23 +215,23 @@ def workers(machines):
     return [*options, "--environment_cache_millis=30000"]
 
 
+@pytest.mark.usefixtures("mounts")
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_flink_cluster_that_shares_a_store_alone_makes_the_same(
-    killed, here, store, same_folders, tmp_path
+    killed, here, store, same_folders, class_path, make_on, tmp_path
 ):
     """A JobManager and two TaskManagers as processes; input and output in a store.
 
     Each TaskManager starts its own Python workers, and sees an empty disk of its own.  A killed one
     is replaced, as a cluster's manager would, and changes nothing.
     """
-    need_mounts()
     log, config, expected = here
     for path in log.iterdir():
         (store / "log" / path.name).upload(path)
     out = store / "examples"
-    with flink_cluster(tmp_path / "cluster", class_path("Flink", tmp_path)) as flink:
+    with flink_cluster(tmp_path / "cluster", class_path("Flink")) as flink:
 
         def kill():
             flink.wait(lambda: flink.finished_steps() >= 20, 400)
@@ -225,29 +240,29 @@ def test_a_flink_cluster_that_shares_a_store_alone_makes_the_same(
 
         options = [f"--flink_master=localhost:{flink.port}", "--parallelism=4", *workers(flink)]
         meanwhile = kill if killed else None
-        make_on("Flink", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
+        make_on("Flink", config, store / "log", out, *options, meanwhile=meanwhile)
         assert flink.get("overview")["jobs-finished"] == 1
         assert len(flink.workers_of_finished_job()) >= 2
     same_folders(download(out, tmp_path / "out"), expected)
 
 
+@pytest.mark.usefixtures("mounts")
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_spark_cluster_that_shares_a_store_alone_makes_the_same(
-    killed, here, store, same_folders, tmp_path
+    killed, here, store, same_folders, class_path, make_on, tmp_path
 ):
     """A master and two workers as processes; input and output in a store.
 
     Each worker's executor starts its own Python workers, and sees an empty disk of its own.  A
     killed one changes nothing.
     """
-    need_mounts()
     log, config, expected = here
     for path in log.iterdir():
         (store / "log" / path.name).upload(path)
     out = store / "examples"
-    with spark_cluster(tmp_path / "cluster", class_path("Spark", tmp_path)) as spark:
+    with spark_cluster(tmp_path / "cluster", class_path("Spark")) as spark:
 
         def kill():
             spark.wait(lambda: len(spark.events("TaskEnd")) >= 20, 400)
@@ -257,7 +272,7 @@ def test_a_spark_cluster_that_shares_a_store_alone_makes_the_same(
         options = [f"--spark_master_url=spark://localhost:{spark.port}", *workers(spark)]
         options += [f"--job_server_jvm_properties={one}" for one in spark.properties]
         meanwhile = kill if killed else None
-        make_on("Spark", config, store / "log", out, tmp_path, *options, meanwhile=meanwhile)
+        make_on("Spark", config, store / "log", out, *options, meanwhile=meanwhile)
         assert len({task["Task Info"]["Executor ID"] for task in spark.events("TaskEnd")}) >= 2
         assert bool(spark.events("ExecutorRemoved")) == killed
     same_folders(download(out, tmp_path / "out"), expected)

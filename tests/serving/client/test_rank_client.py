@@ -1,6 +1,7 @@
 """The client's own behaviour, and its answers when the server cannot be reached."""
 
 import json
+import re
 import threading
 from concurrent import futures
 
@@ -99,6 +100,13 @@ def test_connections_take_turns(serve):
     assert len(peers) == 3
     with pytest.raises(ServingError, match="connections: expected 1 or more, received 0"):
         RankClient(target, connections=0)
+
+
+@pytest.mark.parametrize("target", ["", " ", "http://localhost:8500", "HTTPS://ranker"])
+def test_a_target_that_grpc_cannot_take_is_refused_at_once(target):
+    message = f"target: expected host:port of a gRPC server, received {target!r}"
+    with pytest.raises(ServingError, match=re.escape(message)):
+        RankClient(target)
 
 
 def test_a_server_that_is_not_there():
