@@ -13,7 +13,7 @@ from multigate.configs.sections.base import Frozen, contradiction
 from multigate.configs.sections.features import Pattern
 
 _RULES = (
-    *("join", "lower", "extract", "first", "number", "flag", "time_of"),
+    *("join", "coalesce", "lower", "extract", "first", "number", "flag", "time_of"),
     *("hour_of", "weekday_of", "constant", "member", "place_in", "ones_of"),
 )
 _YEARS = ("%Y", "%y", "%F", "%D", "%s", "%c", "%x", "%+")
@@ -34,6 +34,9 @@ class Derived(Frozen):
     """Stands between the texts of `join`, where no text should hold it, and between the values of
     the lists of `first`, `member` and `ones_of`. For `join` it may be empty, which gives the one
     column that has a value, where no row has two."""
+    coalesce: tuple[str, ...] | None = Field(None, min_length=2, examples=[["login", "session"]])
+    """The text of the first of these columns that has one: the session where a guest has no login.
+    Missing where all are."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
@@ -45,7 +48,7 @@ class Derived(Frozen):
     there is none. So a label's rate can be of a list's main value."""
     number: str | None = Field(None, examples=["price"])
     """The number that a text with a decimal comma or a unit spells: `1.234,50` is 1234.5, `€ 9.90`
-    is 9.9, `12 kg` is 12."""
+    is 9.9, `12 kg` is 12. Of a duration, its seconds: `PT1M30S`, `00:01:30` and `1:30` are 90."""
     flag: str | None = Field(None, examples=["clicked"])
     """1 where the column's text is one of `ones`, 0 where it is another one, missing where there is
     none."""
@@ -115,11 +118,11 @@ class Derived(Frozen):
     @property
     def sources(self) -> tuple[str, ...]:
         """The file's columns that it reads."""
-        apart = ("join", "constant", "ones_of")
+        apart = ("join", "coalesce", "constant", "ones_of")
         named = (getattr(self, name) for name in _RULES if name not in apart)
         one = next((name for name in named if name is not None), None)
         if one is None:
-            return self.join or self.ones_of or ()
+            return self.join or self.coalesce or self.ones_of or ()
         return (one,) if self.of is None else (one, self.of)
 
     @property

@@ -202,6 +202,11 @@ def _advice(one: BadValue, config: Config) -> str:
             if other != unit and parsed is not None and parsed.year >= 1990:
                 return f"; pipeline.log.time_unit is {unit}: {other} reads it as {parsed}"
         return f"; pipeline.log.time_unit is {unit}, and no other unit reads it either"
+    if (name, reason) == ("user", "missing"):
+        return (
+            "; such rows are left out; where another column names those who are not logged in, "
+            f"derive the user: {{coalesce: [{config.pipeline.log.columns.user}, THAT]}}"
+        )
     if "missing: error" in reason:
         return f"; set contract.features.{name}.missing: indicator, or default with a default"
     if reason == "expected an integer":

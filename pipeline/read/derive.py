@@ -13,6 +13,18 @@ from multigate.pipeline.read.sources import Chunk
 
 WITH_UNIT = r"^(?:\p{Sc}\s*|\p{L}{1,3}\s+)?([+-]?\d[\d.,]*)(?:\s*(?:\p{Sc}|%|\p{L}{1,3}))?$"
 """A number with a currency, a percent sign or a unit of at most three letters beside it."""
+_PART = r"(?:(?P<{0}>\d+(?:[.,]\d+)?){1})?"
+_SIGN = r"^(?P<sign>[+-])?"
+_DURATIONS = (
+    # P1DT2H, PT1M30S, PT0.5H; months have no length of their own
+    f"(?i){_SIGN}P{_PART.format('w', 'W')}{_PART.format('d', 'D')}(?:T{_PART.format('h', 'H')}"
+    f"{_PART.format('m', 'M')}{_PART.format('s', 'S')})?$",
+    # 1:02:03, 2 days 01:02:03
+    rf"{_SIGN}(?:(?P<d>\d+) days?,?\s+)?(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]\d(?:[.,]\d+)?)$",
+    # 1:30 is of minutes and seconds
+    rf"{_SIGN}(?P<m>\d+):(?P<s>[0-5]\d(?:[.,]\d+)?)$",
+)
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 PLACE = "__place"
 """The column that holds each value's place in its list, from 0."""
 
@@ -50,6 +62,8 @@ def derive(
     for name, rule in sorted(rules.items(), key=lambda one: one[1].reads_derived is not None):
         if rule.join is not None:
             values = _joined([_filled(raw(one)) for one in rule.join], rule.separator)
+        elif rule.coalesce is not None:
+            values = first_present([raw(one) for one in rule.coalesce])
         elif rule.lower is not None:
             values = _filled(raw(rule.lower)).str.to_lowercase()
         elif rule.extract is not None:
@@ -92,6 +106,12 @@ def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
     return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
 
 
+def first_present(columns: list[pl.Series]) -> pl.Series:
+    """The first text of each row, (N,); null where no column has one."""
+    frame = pl.DataFrame([_filled(one).alias(str(at)) for at, one in enumerate(columns)])
+    return frame.select(pl.coalesce(pl.all())).to_series()
+
+
 def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
     """The names of the columns that are 1, (N,) as text; null where none is."""
     ones = [
@@ -108,17 +128,44 @@ def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:
 def number(column: pl.Series) -> pl.Series:
     """Numbers with a decimal comma or a unit as others write them, (N,) texts; other texts stay.
 
-    `1.234,50`, `€ 19.90`, `USD 1,234.50` and `12 kg` are such numbers.
+    `1.234,50`, `€ 19.90`, `USD 1,234.50` and `12 kg` are such numbers. Durations are numbers of
+    seconds, see `duration`.
     """
     if column.dtype.is_numeric():
         return column
+    if column.dtype == pl.Duration:
+        return _plain(column.dt.total_microseconds() / 1e6)
     text = _filled(column)
+    if text.str.contains(r"(?i):|^[+-]?P").any():
+        seconds = duration(text)
+        text = _either(seconds.is_not_null(), _plain(seconds), text)
     bare = text.str.extract(WITH_UNIT, 1)
     bare = _either(bare.is_not_null(), bare, text)
     comma = bare.str.contains(r"^[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$")
     plain = bare.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
     point = bare.str.contains(r"^[+-]?\d{1,3}(,\d{3})+\.\d+$")
     return _either(comma, plain, _either(point, bare.str.replace_all(",", "", literal=True), bare))
+
+
+def duration(text: pl.Series) -> pl.Series:
+    """Seconds of durations, (N,) float64; null where a text is none.
+
+    `PT1M30S`, `PT0.025H`, `00:01:30` and `1:30` are 90 seconds.
+    """
+    found = pl.Series(text.name, [None], dtype=pl.Float64).new_from_index(0, len(text))
+    for form in _DURATIONS:
+        parts = text.str.extract_groups(form).struct.unnest()
+        names = [name for name in parts.columns if name in _SECONDS]
+        numbers = [
+            pl.col(name).str.replace(",", ".", literal=True).cast(pl.Float64) * _SECONDS[name]
+            for name in names
+        ]
+        # `P` and `PT` alone are no duration: the sum of no part would be 0.
+        known = pl.any_horizontal(pl.col(names).is_not_null())
+        sign = pl.when(pl.col("sign") == "-").then(-1.0).otherwise(1.0)
+        read = parts.select(pl.when(known).then(sign * pl.sum_horizontal(numbers))).to_series()
+        found = found.zip_with(found.is_not_null(), read.alias(text.name))
+    return found
 
 
 def flag(column: pl.Series, ones: Sequence[str]) -> pl.Series:
@@ -148,6 +195,12 @@ def _either(where: pl.Series, one: pl.Series, other: pl.Series) -> pl.Series:
     frame = pl.DataFrame({"where": where, "one": one, "other": other})
     chosen = pl.when(pl.col("where").fill_null(False)).then("one").otherwise("other")
     return frame.select(chosen).to_series()
+
+
+def _plain(numbers: pl.Series) -> pl.Series:
+    """Numbers as texts, whole ones without a fraction."""
+    whole = numbers.cast(pl.Int64).cast(pl.String)
+    return _either(numbers % 1 == 0, whole, numbers.cast(pl.String))
 
 
 def _filled(column: pl.Series) -> pl.Series:

@@ -73,6 +73,8 @@ class FeatureAnswer:
     """By feature, the rate or mean of an id without past labels."""
     lacks_user: bool = False
     """Whether the store was asked for a user whom it does not know."""
+    lacks_items: np.ndarray | None = None
+    """(K,) the places of items that it was asked for and does not know; None where it knows all."""
 
 
 class FeatureStore(Protocol):

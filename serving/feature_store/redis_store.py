@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from multigate.configs.contract import Contract, Side
 from multigate.serving.feature_store import redis_keys
 from multigate.serving.feature_store.circuit_breaker import CircuitBreaker
@@ -109,15 +111,19 @@ class RedisStore:
             self._switch_to(current)
             return self._query(query)
         columns: dict[str, Column] = {}
+        of_items = rows[needs_user:]
         if needs_user:
             columns |= self._columns(used, "user", rows[:1], query.user_features)
         if query.item_features:
-            columns |= self._columns(used, "item", rows[needs_user:], query.item_features)
+            columns |= self._columns(used, "item", of_items, query.item_features)
         return FeatureAnswer(
             columns,
             cut_off=used.cut_off,
             priors=used.priors,
             lacks_user=needs_user and rows[0] is None,
+            lacks_items=np.flatnonzero([row is None for row in of_items])
+            if None in of_items
+            else None,
         )
 
     def close(self) -> None:

@@ -119,12 +119,20 @@ class Snapshot:
         if (users := self._sides.get("user")) and query.user is not None:
             ids = np.empty(1, np.int64 if isinstance(query.user, int) else object)
             ids[0] = query.user
-            lacks_user = not users.knows(ids)
-            columns |= users.read(ids, query.user_features)
+            found, known = users.read(ids, query.user_features)
+            lacks_user = not known[0]
+            columns |= found
+        lacks_items: np.ndarray | None = None
         if (items := self._sides.get("item")) and query.item_features:
-            columns |= items.read(query.items, query.item_features)
+            found, known = items.read(query.items, query.item_features)
+            lacks_items = None if known.all() else np.flatnonzero(~known)
+            columns |= found
         return FeatureAnswer(
-            columns, cut_off=self._cut_off, priors=self._priors, lacks_user=lacks_user
+            columns,
+            cut_off=self._cut_off,
+            priors=self._priors,
+            lacks_user=lacks_user,
+            lacks_items=lacks_items,
         )
 
     def close(self) -> None:
@@ -159,11 +167,12 @@ class _Side:
         kept = 0 < rows * len(numbers) <= _KEPT_NUMBERS
         self._numbers = _Numbers(numbers) if kept else None
 
-    def read(self, ids: np.ndarray, names: Any) -> dict[str, Column]:
+    def read(self, ids: np.ndarray, names: Any) -> tuple[dict[str, Column], np.ndarray]:
+        """Features of some ids, and which of these ids are here."""
         rows = self._find(ids)
         known = rows >= 0
         if not known.any():
-            return {name: missing_column(self._features[name], len(ids)) for name in names}
+            return {name: missing_column(self._features[name], len(ids)) for name in names}, known
         rows = np.where(known, rows, 0)
         found: dict[str, Column] = {}
         if self._numbers is not None:
@@ -171,11 +180,7 @@ class _Side:
         for name in names:
             if name not in found:
                 found[name] = self._columns[name].read(rows, known)
-        return found
-
-    def knows(self, ids: np.ndarray) -> bool:
-        """Whether all ids are here."""
-        return bool((self._find(ids) >= 0).all())
+        return found, known
 
     def _find(self, ids: np.ndarray) -> np.ndarray:
         """Row of each id, -1 where it is not in the table: (N,) int64."""

@@ -58,6 +58,8 @@ class ParsedRequest:
     """By required feature: the ids of the items that lack it."""
     stranger: str = ""
     """The feature and the id of a user whom the feature store does not know; empty otherwise."""
+    newcomers: tuple[int, list[str]] = (0, [])
+    """Of candidates that the feature store does not know: how many, and the first ids."""
 
     def place(self, row: int) -> int:
         """Where the candidate of a row stands in the request."""
@@ -93,6 +95,14 @@ class ParsedRequest:
                 f"{self.stranger}: the feature store does not know this user, who is new or "
                 "written in another way than in the log"
             )
+        count, ids = self.newcomers
+        if count:
+            shown = ", ".join(map(repr, ids))
+            more = f" and {count - len(ids)} more" if count > len(ids) else ""
+            problems.append(
+                f"the feature store does not know {count} item{'s' if count > 1 else ''}, new or "
+                f"written in another way than in the log: {shown}{more}"
+            )
         for name, items in self.lacking.items():
             shown = ", ".join(map(repr, items[:_SHOWN]))
             more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
@@ -121,7 +131,8 @@ class FeatureInputs:
     categories: dict[str, Column] = field(default_factory=dict)
     """The context's features that rates by category are looked up by."""
     stranger: str = ""
-    """As in `ParsedRequest`."""
+    newcomers: tuple[int, list[str]] = (0, [])
+    """Both as in `ParsedRequest`."""
 
     def merged(self, other: "FeatureInputs") -> "FeatureInputs":
         """The inputs of both."""
@@ -133,6 +144,7 @@ class FeatureInputs:
             self.lacking | other.lacking,
             self.categories | other.categories,
             self.stranger or other.stranger,
+            self.newcomers if self.newcomers[0] else other.newcomers,
         )
 
 
@@ -219,6 +231,7 @@ class RequestReader:
             unscored,
             lacking,
             features.stranger,
+            features.newcomers,
         )
 
     def _of_candidates(self, inputs: Arrays, places: np.ndarray) -> Arrays:
@@ -341,8 +354,11 @@ class RequestReader:
         if found.lacks_user:
             [one] = _texts(before[contract.user])
             stranger = f"{contract.user} {one!r}"
+        newcomers: tuple[int, list[str]] = (0, [])
+        if (places := found.lacks_items) is not None:
+            newcomers = (len(places), _texts(before[contract.item][places[:_SHOWN]]))
         return FeatureInputs(
-            inputs, missing, from_store, found.problem, lacking, categories, stranger
+            inputs, missing, from_store, found.problem, lacking, categories, stranger, newcomers
         )
 
     def _check_entries(self, inputs: Arrays, given: Mapping[str, Any]) -> None:

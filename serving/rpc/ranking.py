@@ -316,8 +316,7 @@ def fill_response(
     response.item_index.extend(places.tolist())
     if parsed.unscored is not None:
         response.unscored_index.extend(parsed.unscored.tolist())
-    if parsed.missing or parsed.problem or parsed.lacking:
-        response.warnings.extend(parsed.warnings())
+    response.warnings.extend(parsed.warnings())
     which = request.candidates.item_id.WhichOneof("values")
     # Text ids are bytes here; protobuf accepts them.
     ids = parsed.inputs[contract.item][order].tolist()

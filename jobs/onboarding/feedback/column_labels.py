@@ -31,7 +31,12 @@ from multigate.jobs.onboarding.feedback.labels import (
 )
 from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
 from multigate.jobs.onboarding.feedback.places import position_of
-from multigate.jobs.onboarding.feedback.ratings import add_given, add_rating, has_zeros
+from multigate.jobs.onboarding.feedback.ratings import (
+    add_given,
+    add_rating,
+    has_zeros,
+    lowers,
+)
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
 from multigate.jobs.onboarding.tables.roles import Roles
 
@@ -267,8 +272,4 @@ def _is_welcome(flag: Column, flags: list[Column], within: Column | None) -> boo
 
 def _lowers(flag: Column, rating: Column, within: Column | None) -> bool:
     pairs = _pairs(flag, rating, within).drop_nulls()
-    one, zero = pairs.filter(pl.col("flag") == 1), pairs.filter(pl.col("flag") == 0)
-    if len(one) < 20 or len(zero) < 20:
-        return False
-    spread = float(pairs["other"].std() or 1.0)
-    return float(one["other"].mean() or 0) < float(zero["other"].mean() or 0) - 0.3 * spread
+    return lowers(pairs["flag"], pairs["other"])

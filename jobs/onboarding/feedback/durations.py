@@ -106,6 +106,8 @@ def add_duration(
 
 def _are_ms(roles: Roles, column: Column) -> bool:
     """Whether a duration is one of milliseconds: its name says so, or the log's times are such."""
+    if column.name in roles.seconds:
+        return False
     if re.search(r"(^|[^a-z])ms([^a-z]|$)|milli", column.name.lower()):
         return True
     middle = _middle(column)

@@ -25,6 +25,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     snake,
 )
 from multigate.jobs.onboarding.feedback.places import position_of
+from multigate.jobs.onboarding.feedback.ratings import add_high, lowers
 from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
 from multigate.jobs.onboarding.tables.columns import Column, look
 from multigate.jobs.onboarding.tables.roles import Roles
@@ -274,6 +275,32 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
         )
+        if stars and one.number is not None:
+            add_high(found, own, name, one.number, label, is_rare=True)
+            _weigh(found, roles, task, name)
+
+
+def _weigh(found: Labels, roles: Roles, rated: str, name: str) -> None:
+    """Count a type against an item where those who did it rate the item lower.
+
+    Args:
+        found: the tasks.
+        roles: the log.
+        rated: the task of the type of ratings.
+        name: the column that holds them.
+    """
+    number = pl.col(name).cast(pl.Float64, strict=False)
+    rows = roles.frame.select(e=str(roles.event), u=roles.user, i=roles.item, x=number)
+    ratings = rows.filter(pl.col("e") == found.events[rated]).group_by("u", "i").agg(pl.mean("x"))
+    ratings = ratings.drop_nulls()
+    for task, kind in found.events.items():
+        if task == rated:
+            continue
+        pairs = rows.filter(pl.col("e") == kind).select("u", "i", one=pl.lit(1)).unique()
+        both = ratings.join(pairs, on=["u", "i"], how="left")
+        if lowers(both["one"].fill_null(0), both["x"]):
+            found.tasks[task]["score_weight"] = -1
+            found.reasons[task] += "; lower ratings beside it say that it is unwelcome"
 
 
 def _has_an_end(column: Column) -> bool:

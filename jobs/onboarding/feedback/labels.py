@@ -7,10 +7,18 @@ from typing import Any
 from multigate.jobs.onboarding.tables.columns import Column
 
 SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
-AVERSE = (
-    r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|cancel|"
-    r"signale|gemeldet|denunci|ocult|masqu"
-)
+_AVERSE = {
+    "English": r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|"
+    r"cancel|reject|ignore",
+    "German": r"(?<!an)gemeldet|verberg|verborgen|ausgeblendet|bersprung|berspring|blockiert|"
+    r"storn|retour|abgelehnt|kein_?interesse|entfolg",
+    "French": r"signale|masqu|bloqu|annul|rejet|pas_?interess",
+    "Spanish, Portuguese": r"denunci|denúnci|ocult|bloque|cancela|devol|rechaz|rejeit|descart|"
+    r"no_?me_?gusta|no_?interesa|não_?gost",
+    "Italian": r"nascond|nascost|segnala|bloccat|annulla|rifiut",
+}
+AVERSE = "|".join(_AVERSE.values())
+"""Words for what is unwelcome; of types and flags with ratings beside them, those say it, too."""
 OUTCOME = (
     r"watch|dwell|conver(t|sion)|purchas|bought|click|played|listen|heard|complet|finish|progress|"
     r"spent|scroll|viewed|outcome|reaction|engage"

@@ -1,9 +1,15 @@
 """Drafts tasks of ratings: columns of few steps of one scale."""
 
+from typing import Any
+
+import polars as pl
+
 from multigate.jobs.onboarding.feedback.labels import Labels, is_small, snake
 from multigate.jobs.onboarding.tables.columns import Column, look
 
 _FEW_MISSING = 0.05
+_FEW_RATED = 20
+_LOWER = 0.3  # standard deviations
 
 
 def add_rating(found: Labels, rating: Column) -> None:
@@ -24,6 +30,27 @@ def add_rating(found: Labels, rating: Column) -> None:
         f"column {rating.name!r} has {rating.distinct} steps from {rating.lowest:g} to "
         f"{rating.highest:g}{given}"
     )
+    add_high(found, name, rating.name, numbers, label, rating.missing > _FEW_MISSING)
+
+
+def add_high(
+    found: Labels,
+    name: str,
+    column: str,
+    numbers: pl.Series,
+    label: dict[str, Any],
+    is_rare: bool,
+) -> None:
+    """Add a task of whether a rating is high, beside the one of its value.
+
+    Args:
+        found: gets it.
+        name: of the task of the value.
+        column: that holds the values.
+        numbers: the values that were given.
+        label: what reads the value.
+        is_rare: whether rows without a rating have no label.
+    """
     steps = sorted(numbers.drop_nulls().unique())[1:]
     good = min(steps, key=lambda step: abs(float((numbers >= step).mean() or 0) - 0.5))
     liked = snake(f"{name}_high", found.tasks)
@@ -34,14 +61,23 @@ def add_rating(found: Labels, rating: Column) -> None:
         "at_least": good,
         "score_weight": 1,
     }
-    found.reasons[liked] = f"{rating.name!r} is at least {good:g}: about half of the rows"
-    if rating.missing > _FEW_MISSING:
+    found.reasons[liked] = f"{column!r} is at least {good:g}: about half of the rows"
+    if is_rare:
         for task in (name, liked):
             found.tasks[task]["score_weight"] = 0
         found.reasons[liked] += (
             "; most rows have no rating, so that it is a rate of those rated, and no term of the "
             "combined score"
         )
+
+
+def lowers(flag: pl.Series, rating: pl.Series) -> bool:
+    """Whether ratings are lower where a flag is 1, so that what it tells is unwelcome."""
+    one, zero = rating.filter(flag == 1), rating.filter(flag == 0)
+    if len(one) < _FEW_RATED or len(zero) < _FEW_RATED:
+        return False
+    spread = float(rating.std() or 1.0)
+    return float(one.mean() or 0) < float(zero.mean() or 0) - _LOWER * spread
 
 
 def has_zeros(column: Column) -> bool:

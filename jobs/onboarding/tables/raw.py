@@ -59,6 +59,8 @@ class Table:
     """The sample's values of columns that are added by `derive`."""
     spellings: dict[str, str] = field(default_factory=dict)
     """By such a column, how it is spelled."""
+    seconds: frozenset[str] = frozenset()
+    """Columns of `frame` that the files spell as durations."""
     explode: dict[str, Any] | None = None
     """Of requests that are unfolded to the rows of `frame`, as `pipeline.log.explode` takes it."""
 
@@ -132,7 +134,14 @@ def _table(members: list[tuple[Shard, dict[str, Any], tuple[str, ...]]], rows: i
     names = tuple(_pattern([shard.name for shard, _, _ in members]))
     spelled = respell(frame)
     return Table(
-        names, form, columns, spelled.frame, count, spelled.derive, spellings=spelled.reasons
+        names,
+        form,
+        columns,
+        spelled.frame,
+        count,
+        spelled.derive,
+        spellings=spelled.reasons,
+        seconds=frozenset(spelled.seconds),
     )
 
 
@@ -217,11 +226,12 @@ def _sniff(shard: Shard) -> tuple[dict[str, Any], tuple[str, ...]] | None:
     if b"\x00" in head[:4096] or not head.strip():
         return None
     encoding = "utf-8"
+    start = head[:_HEAD]
     try:
-        text = head[: _HEAD - 4].decode()
+        text = start.decode()
     except UnicodeDecodeError as error:
-        if error.start >= len(head) - 8:
-            text = head[: error.start].decode()
+        if error.start >= len(start) - 4:  # cut within a character
+            text = start[: error.start].decode()
         else:
             encoding, text = "latin-1", head.decode("latin-1")
     if re.match(r"\ufeff?\s*\[\s*\{", text):

@@ -25,8 +25,10 @@ from multigate.jobs.onboarding.tables.columns import (
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
+from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
+from multigate.pipeline.read.derive import first_present
 from multigate.pipeline.read.json_lines import as_text
 
 _DECIDES = 0.97
@@ -36,10 +38,11 @@ _SESSION = timedelta(hours=12)
 _GROUP = 50  # rows that a request or a session has at most, on average
 _CLEAR = 0.15
 _FEW_USERS = 30
+_MOST_GUESTS = 0.9  # of the rows
 _BEFORE = 0.99  # of the rows
 _SOON = timedelta(hours=1)
 _HINTS = {
-    "user": r"user|person|member|customer|visitor|account|client|viewer|reader",
+    "user": r"user|person|member|customer|visitor|account|client|viewer|reader|login",
     "item": r"item|content|product|movie|film|article|video|book|song|track|sku|post|asset",
     "time": r"time|date|stamp|when|_at$|^ts$",
 }
@@ -61,6 +64,8 @@ class Roles:
     impression: str | None = None
     """The event type that is an impression."""
     weight: str | None = None
+    seconds: frozenset[str] = frozenset()
+    """Columns whose numbers are seconds, because the log spells them as durations."""
     derive: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Columns that the pipeline makes, as `pipeline.log.derive` takes them."""
     event_counts: dict[str, int] = field(default_factory=dict)
@@ -72,7 +77,12 @@ class Roles:
         """The columns that have a role."""
         found = (self.time.column.name, self.user, self.item)
         more = (self.session, self.request, self.event, self.weight)
-        return {*found, *(name for name in more if name is not None)}
+        return {*found, *self.logins, *(name for name in more if name is not None)}
+
+    @property
+    def logins(self) -> list[str]:
+        """The file's columns that name users: where the first one is empty, the next one does."""
+        return self.derive.get(self.user, {}).get("coalesce", [self.user])
 
     @property
     def span(self) -> timedelta:
@@ -118,10 +128,13 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
             f"{', '.join(log.files)}: expected a column of users and one of items, whose values "
             f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}{hint}"
         )
+    guests = _guests(frame, columns, ids, taken)
+    ids = [name for name in columns if name in ids or name in guests]
     groups = [name for name in ids if _is_group(frame, columns, name, ids)]
-    roots = _roots(frame, columns, [name for name in ids if name not in groups])
+    apart = {*groups, *guests.values()}
+    roots = _roots(frame, columns, [name for name in ids if name not in apart])
     if len(roots) < 2:
-        roots += sorted((set(ids) - set(roots) - set(groups)), key=lambda n: -columns[n].distinct)
+        roots += sorted((set(ids) - set(roots) - apart), key=lambda n: -columns[n].distinct)
     if len(roots) < 2:
         raise DataError(
             f"{', '.join(log.files)}: expected a column of users and one of items; of "
@@ -131,7 +144,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     ranked = [*keys, *(name for name in roots if name not in keys)]
     names = [name for name in ranked if name in keys or not is_measure(columns[name])]
     user, item, why = _user_and_item(frame, columns, names if len(names) > 1 else ranked, groups)
-    roles = Roles(frame, columns, time, user, item, derive=derive)
+    roles = Roles(frame, columns, time, user, item, seconds=log.seconds, derive=derive)
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:
@@ -156,7 +169,46 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         )
     if columns[user].distinct < _FEW_USERS:
         _join_user(roles)
+    elif user in guests and not {user, guests[user]} & log.derive.keys():
+        _add_guests(roles, guests[user])
     return roles
+
+
+def _guests(
+    frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str], taken: set[str]
+) -> dict[str, str]:
+    """Columns that name users and are empty for guests -> the column that tells guests apart.
+
+    A session or a name that says so is needed: of a user and what users have, such as a town, the
+    values tell nothing else apart.
+    """
+    found = {}
+    for name in _ids(columns, taken, most_missing=_MOST_GUESTS):
+        if columns[name].missing < FEW_GUESTS or columns[name].distinct < _FEW_USERS:
+            continue
+        other = stand_in(frame, columns, name, ids)
+        if other is not None and (
+            _span(frame, other, 0.5) <= _SESSION or _says(name, "user") > _says(other, "user")
+        ):
+            found[name] = other
+    return found
+
+
+def _add_guests(roles: Roles, other: str) -> None:
+    """Let another column name the users whom their own column does not."""
+    login, name = roles.user, "user"
+    while name in roles.columns:
+        name += "_"
+    parts, missing = [login, other], roles.columns[login].missing
+    roles.frame = roles.frame.with_columns(pl.coalesce(parts).alias(name))
+    # The frame is in the order of time, columns are in that of the files.
+    joined = first_present([roles.columns[part].raw for part in parts]).alias(name)
+    roles.columns = {name: look_at(name, joined), **roles.columns}
+    roles.user, roles.derive = name, roles.derive | {name: {"coalesce": parts}}
+    roles.reasons["user"] = (
+        f"{login!r}, or {other!r} where a row has none ({missing:.1%} of the rows): a guest, who "
+        f"is a user of that one {other!r}; {login!r}: {roles.reasons['user']}"
+    )
 
 
 def _join_user(roles: Roles) -> None:
@@ -253,18 +305,26 @@ def _time_reason(time: Times) -> str:
     return text
 
 
-def _ids(columns: dict[str, Column], taken: set[str], fewest: int = _SMALL + 1) -> list[str]:
+def _ids(
+    columns: dict[str, Column],
+    taken: set[str],
+    fewest: int = _SMALL + 1,
+    most_missing: float = 0.2,
+) -> list[str]:
     """The columns that may name something: values that repeat and are no measurements.
 
     Args:
         columns: of the log.
         taken: those that are something else.
         fewest: values that a column of numbers has.
+        most_missing: the share of the rows that may have no value.
     """
     found = []
     flags = [column for column in columns.values() if column.flag]
     for name, column in columns.items():
-        if name in taken or column.is_list or column.missing > 0.2 or is_prose(column):
+        if name in taken or column.is_list or is_prose(column):
+            continue
+        if column.missing > most_missing:
             continue
         if any(needs(column, flag) for flag in flags):
             continue  # milliseconds in view, which are 0 without a click, are no id
@@ -402,7 +462,7 @@ def side_tables(roles: Roles, others: Sequence[Table]) -> dict[str, tuple[Table,
     their keys best.
     """
     fits = {}
-    for source, name in (("users", roles.user), ("items", roles.item)):
+    for source, name in (("users", roles.logins[0]), ("items", roles.item)):
         for at, table in enumerate(others):
             found = key_of(table, roles.columns[name])
             if found is not None:

@@ -1,7 +1,7 @@
 """Recognises numbers, flags and times that a file spells otherwise than the pipeline reads them.
 
 A column whose values all have one such spelling is read through a rule of `derive`: decimal commas,
-units such as a currency, words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
+units such as a currency, durations, words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import as_times, holds_times, look
-from multigate.pipeline.read.derive import WITH_UNIT, flag, number, spelled_time
+from multigate.pipeline.read.derive import WITH_UNIT, duration, flag, number, spelled_time
 from multigate.pipeline.read.json_lines import as_text
 
 _YES_NO = (
@@ -42,6 +42,7 @@ _HEAD = 300
 _ENOUGH = 0.98
 _MEASURES = 13  # values; of fewer, `size 4` may be a name
 _LETTERS = r"^[\p{L}]+$"
+_LATE = 3 * 3600  # seconds after midnight: half of a day's rows are later, half of what lasts less
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Spelled:
     """How the pipeline gets there, by column, as `pipeline.log.derive` takes it."""
     reasons: dict[str, str] = field(default_factory=dict)
     """By column, why."""
+    seconds: set[str] = field(default_factory=set)
+    """The columns that hold durations, whose numbers are seconds."""
 
 
 def respell(frame: pl.DataFrame) -> Spelled:
@@ -66,6 +69,10 @@ def respell(frame: pl.DataFrame) -> Spelled:
     for name in found.frame.columns:
         if frame.get_column(name, default=pl.Series()).dtype.is_integer():
             _cut_nanoseconds(found, name)
+        if name in frame.columns and frame[name].dtype == pl.Duration:
+            why = "durations, read as seconds"
+            _keep(found, name, {"number": name}, number(frame[name]), why)
+            found.seconds.add(name)
         if name not in frame.columns or frame[name].dtype != pl.String:
             continue
         if _cut_nanoseconds(found, name):
@@ -73,11 +80,31 @@ def respell(frame: pl.DataFrame) -> Spelled:
         column = look(name, frame[name])
         if not column.rows or (column.number is not None and not _is_day(column.raw)):
             continue
+        seconds = _seconds(column.raw)
+        if seconds is not None:
+            _keep(found, name, {"number": name}, *seconds)
+            found.seconds.add(name)
+            continue
         for rule, values, why in _spellings(name, column.raw):
-            found.derive[name], found.reasons[name] = rule, why
-            found.frame = found.frame.with_columns(values.cast(pl.String).alias(name))
+            _keep(found, name, rule, values, why)
             break
     return found
+
+
+def _keep(found: Spelled, name: str, rule: dict[str, Any], values: pl.Series, why: str) -> None:
+    found.derive[name], found.reasons[name] = rule, why
+    found.frame = found.frame.with_columns(values.cast(pl.String).alias(name))
+
+
+def _seconds(raw: pl.Series) -> tuple[pl.Series, str] | None:
+    """The numbers of a column whose texts are all durations, and why they are."""
+    texts = raw.drop_nulls().str.strip_chars()
+    if texts.n_unique() < _MEASURES or duration(texts).null_count():
+        return None
+    why = f"durations, read as seconds, such as {texts[0]!r}"
+    if texts.str.contains(r"^\d+:\d\d$").all():
+        why += ", as minutes and seconds"
+    return number(raw), why
 
 
 def _cut_nanoseconds(found: Spelled, name: str) -> bool:
@@ -103,6 +130,9 @@ def _join_day_and_clock(found: Spelled) -> None:
     if len(all_are[_DAY]) != 1 or len(all_are[_CLOCK]) != 1:
         return
     (day,), (clock,) = all_are.values()
+    lasts = duration(found.frame[clock].replace("", None)).median()
+    if found.frame[clock].str.contains(r":.*:").any() and float(lasts or 0.0) < _LATE:
+        return  # how long something took, beside the day of something else
     name = "time"
     while name in found.frame.columns:
         name += "_"

@@ -144,3 +144,96 @@ def test_types_are_told_from_words_that_follow_by_chance():
     frame = seen(["seen", "played", "heart"])
     assert types_of(frame) == ("kind", "seen")
     assert types_of(frame.drop("kind")) == (None, None)
+
+
+def reading(words: dict[str, str], seed: int = 6) -> pl.DataFrame:
+    """Articles opened from the front page; some saved, shared, rated or put away.
+
+    Args:
+        words: the event types' names.
+    """
+    draw, rows, at = random.Random(seed), [], START
+    kinds = [draw.choice("abc") for _ in range(80)]
+    tastes = [draw.choice("abc") for _ in range(150)]
+    for visit in range(1800):
+        user = draw.randrange(150)
+        at += 700
+        for article in draw.sample(range(80), 3):
+            at += draw.randrange(60, 200)
+            likes = kinds[article] == tastes[user]
+            lines = [(at, "view", None)]
+            if draw.random() < (0.4 if likes else 0.1):
+                lines.append((at + 20, "save", None))
+            if draw.random() < (0.15 if likes else 0.03):
+                lines.append((at + 30, "share", None))
+            away = draw.random() < (0.03 if likes else 0.2)
+            if away:
+                lines.append((at + 35, "away", None))
+            if draw.random() < 0.3:
+                stars = draw.choice([4, 5, 5] if likes and not away else [1, 2, 2, 3, 4])
+                lines.append((at + 40, "rate", stars))
+            for time, kind, value in lines:
+                rows.append((time, f"u{user}", f"v{visit}", article + 300, words[kind], value))
+    names = ["at", "who", "visit", "article", "what", "value"]
+    return pl.DataFrame(rows, schema=names, orient="row").sort("at", maintain_order=True)
+
+
+def worded(*words: str) -> dict[str, str]:
+    return dict(zip(("view", "save", "share", "away", "rate"), words, strict=True))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        worded("Seite geöffnet", "gemerkt", "weitergeleitet", "weggewischt", "Sterne"),
+        worded("página vista", "guardado", "enviado", "quitado", "valoración"),
+        worded("просмотр", "сохранено", "отправлено", "убрано", "оценка"),
+    ],
+)
+def test_types_need_no_words_that_are_known(words, tmp_path):
+    """What follows the most frequent type is a task, and what goes with few stars counts against
+    an item; the rarer half is satisfaction.
+    """
+    reading(words).write_csv(tmp_path / "log.csv")
+    made = draft(place(str(tmp_path)), "my")
+    log = made.values["pipeline"]["log"]
+    assert (log["impression"], log["columns"]["event"]) == (words["view"], "what")
+    tasks = made.values["contract"]["tasks"]
+    of = {
+        task["label"]["events"][0]: (task["group"], task["score_weight"])
+        for task in tasks.values()
+        if task["label"].get("aggregate") is None and task["label"]["rule"] == "event"
+    }
+    assert of == {
+        words["rate"]: ("engagement", 1),
+        words["save"]: ("engagement", 1),
+        words["away"]: ("satisfaction", -1),
+        words["share"]: ("satisfaction", 1),
+    }
+
+
+def test_stars_of_events_are_high_by_the_rule_of_ratings(tmp_path):
+    log = reading(worded("view", "save", "share", "away", "rate"))
+    log.write_csv(tmp_path / "log.csv")
+    made = draft(place(str(tmp_path)), "my")
+    tasks = made.values["contract"]["tasks"]
+    stars = log["value"].drop_nulls()
+    good = min(range(2, 6), key=lambda step: abs(float((stars >= step).mean()) - 0.5))
+    assert tasks["value_high"] == {
+        "group": "satisfaction",
+        "type": "binary",
+        "label": {"rule": "event", "events": ["rate"], "within": "10m", "aggregate": "max"},
+        "at_least": good,
+        "score_weight": 0,
+    }
+    assert "of those rated" in made.notes["contract.tasks.value_high"]
+    job.run(made.config(), tmp_path, tmp_path / "examples")
+    rows = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    rated = rows.filter(pl.col("label/rate") == 1)
+    assert rated["label/value_high"].drop_nulls().to_list() == [
+        float(value >= good) for value in rated["label/value"].drop_nulls()
+    ]
+    assert rows.filter(pl.col("label/rate") == 0)["label/value_high"].null_count() == len(
+        rows.filter(pl.col("label/rate") == 0)
+    )
+    assert 0.3 < rated["label/value_high"].mean() < 0.7

@@ -539,6 +539,69 @@ def test_forms_of_times(values, form):
     assert found.get("form") == form
 
 
+def iso(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"PT{minutes:.0f}M{rest:.1f}S" if minutes else f"PT{rest:.1f}S"
+
+
+def clock(seconds: float) -> str:
+    return f"{seconds // 3600:02.0f}:{seconds // 60 % 60:02.0f}:{seconds % 60:04.1f}"
+
+
+@pytest.mark.parametrize("spell", [iso, clock])
+def test_durations_are_numbers_of_seconds(spell, tmp_path):
+    """As a label of those clicked, and as a feature; the log's milliseconds say nothing of them."""
+    lines = ["at,request,user,item,day,length,clicked,took"]
+    for row in flat():
+        length, day = 600 + 47 * row["item"], f"2025-11-{1 + row['item'] % 28:02}"
+        cells = [1000 * row["at"], row["request"], row["user"], f"i{row['item']}", day]
+        took = "" if row["seconds"] is None else spell(round(20 * row["seconds"]))
+        lines.append(",".join(map(str, [*cells, spell(length), int(row["click"]), took])))
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log/log.csv", *lines)
+    made = draft(tmp_path / "log", "x")
+    derive = made.values["pipeline"]["log"]["derive"]
+    assert {name: derive[name] for name in ("length", "took")} == {
+        "length": {"number": "length"},
+        "took": {"number": "took"},
+    }
+    assert "durations, read as seconds, such as" in made.notes["pipeline.derive"]
+    assert made.values["pipeline"]["log"]["columns"]["time"] == "at"
+    assert made.values["pipeline"]["log"]["known_after"] == "1h"  # 2,000 seconds, and no ms
+    assert features(made)["length"]["kind"] == "number"
+    task = made.values["contract"]["tasks"]["took"]
+    assert (task["type"], task["transform"]) == ("regression", "log1p")
+    job.run(made.config(), tmp_path / "log", tmp_path / "examples")
+    rows = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    item = rows["item"].str.strip_prefix("i").cast(pl.Int64)
+    assert (rows["length"] == 600 + 47 * item).all()
+    taken = sorted(round(20 * row["seconds"]) for row in flat() if row["seconds"] is not None)
+    assert set(rows["label/took"].drop_nulls()) <= set(taken)
+    assert rows["label/took"].max() > 1900
+
+
+def test_durations_are_told_from_names_and_times_of_day():
+    parquet = [timedelta(seconds=7.5 * at) for at in range(40)]
+    odd = {
+        "ratio": ["16:09", "4:03", "21:09", "1:01"] * 10,  # few
+        "result": [f"{at}:{at % 7}" for at in range(40)],
+        "some": ["live", *(f"{at}:30" for at in range(39))],
+        "took": [f"{at}:30" for at in range(40)],
+        "typed": parquet,
+    }
+    found = respell(pl.DataFrame(odd))
+    assert found.derive == {"took": {"number": "took"}, "typed": {"number": "typed"}}
+    assert found.seconds == {"took", "typed"}
+    assert found.frame["took"].head(2).to_list() == ["30", "90"]
+    assert found.frame["typed"].head(2).to_list() == ["0", "7.5"]
+    assert "as minutes and seconds" in found.reasons["took"]
+    days = [f"2026-01-{1 + at % 28:02}" for at in range(40)]
+    late = [f"{at % 24:02}:15:00" for at in range(40)]
+    assert respell(pl.DataFrame({"day": days, "at": late})).derive["time"]["join"] == ["day", "at"]
+    short = [f"00:{at:02}:15" for at in range(40)]
+    assert respell(pl.DataFrame({"day": days, "took": short})).seconds == {"took"}
+
+
 def test_lists_of_two_ids_are_no_decimal_numbers():
     frame = pl.DataFrame({"x": ["1,2,3", "4,5", "6"] * 30, "y": ["1,5", "2", "3,25"] * 30})
     assert respell(frame).derive == {"y": {"number": "y"}}

@@ -1,6 +1,6 @@
 """Columns that the configuration derives, in logs of each format and in side tables."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -102,7 +102,7 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ({}, "exactly one of join, lower, extract, first, .*, ones_of; received none"),
+        ({}, "exactly one of join, coalesce, lower, extract, first, .*, ones_of; received none"),
         ({"lower": "a", "hour_of": "b"}, "received lower and hour_of"),
         ({"extract": "a"}, "extract and pattern go together"),
         ({"first": "a", "separator": ""}, "only join takes an empty one"),
@@ -227,3 +227,51 @@ def test_a_text_of_another_form_is_rejected_as_no_time():
 )
 def test_a_unit_is_no_part_of_a_number(text, read):
     assert number(pl.Series([text])).to_list() == [read]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("PT1M30S", "90"),
+        ("pt0,5h", "1800"),
+        ("P1DT2H", "93600"),
+        ("P2W", "1209600"),
+        ("-PT3.25S", "-3.25"),
+        ("00:01:30", "90"),
+        ("1:30", "90"),
+        ("75:00", "4500"),
+        ("26:00:01.5", "93601.5"),
+        ("0 days 00:01:30", "90"),
+        ("1 day, 0:00:05", "86405"),
+        ("PT", "PT"),  # no part
+        ("P1M", "P1M"),  # a month has no length
+        ("1:75", "1:75"),
+        ("2:1", "2:1"),  # a result
+        ("P90", "P90"),
+    ],
+)
+def test_durations_are_seconds(text, read):
+    assert number(pl.Series([text, "7", None])).to_list() == [read, "7", None]
+
+
+def test_durations_of_a_typed_file_are_seconds():
+    column = pl.Series([timedelta(minutes=1, seconds=30), timedelta(milliseconds=250), None])
+    assert number(column).to_list() == ["90", "0.25", None]
+
+
+def test_the_first_column_that_has_a_value_names_the_user(
+    impression_config, read_examples, tmp_path
+):
+    """A guest's session stands for the login, blanks are none; without both, there is no user."""
+    changes = DERIVED | write(tmp_path, "csv", NAMES, ROWS)
+    changes["pipeline.log.derive"] = changes["pipeline.log.derive"] | {
+        "user": {"coalesce": ["device", "region"]}
+    }
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("1700200001,  ,guest-7,x,/item/7,0\n1700200002,,,x,/item/7,0\n")
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    users = read_examples(tmp_path / "out")["user"].to_list()
+    assert users.count("guest-7") == 1
+    assert len(users) == len(ROWS) + 1
+    rejects = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
+    assert [row["reason"] for row in rejects] == ["user: missing"]

@@ -159,6 +159,7 @@ def check(contract, store):
     for place, user in enumerate(ROWS["users"]["user_id"]):
         stored = store.read(everything(contract, user.encode(), ["nobody", *reversed(ITEMS)]))
         assert (stored.problem, stored.lacks_user) == ("", False)
+        assert stored.lacks_items.tolist() == [0]
         for name in stored_features(contract, "user"):
             assert plain(stored.columns[name], 0) == expected(contract, "users", name, place)
         for name in stored_features(contract, "item"):
@@ -169,6 +170,7 @@ def check(contract, store):
     unknown = store.read(everything(contract, b"buckero", ["plumles", "i1\0", "", "x" * 1000]))
     assert not any(column.present.any() for column in unknown.columns.values())
     assert unknown.lacks_user
+    assert unknown.lacks_items.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kept", [1 << 16, -1], ids=["kept", "searched"])
@@ -409,10 +411,14 @@ def test_unknown_ids_have_the_missing_rule(client):
     stranger = rank(client, "u9", age=3.0)
     assert stranger.warnings[0].startswith("user_id 'u9': the feature store does not know this")
     assert any("'country': 1 missing value;" in warning for warning in stranger.warnings)
+    assert not any("item" in warning for warning in stranger.warnings)
     expected = rank(client, "u9", columns=columns, age=3.0)
     assert scores(stranger) == scores(expected)
     known = rank(client, items=("i1", "i9"))
     assert ([item["item_id"] for item in known], known.unscored) == (["i1"], [1])
+    [warning] = [one for one in known.warnings if "does not know" in one]
+    assert warning.startswith("the feature store does not know 1 item, new or")
+    assert warning.endswith(": 'i9'")
     assert any("'length': 1 item not scored" in text and "'i9'" in text for text in known.warnings)
     with pytest.raises(ServingError, match=r"'length': expected a value .* received none$"):
         rank(client, items=("i8", "i9"))
