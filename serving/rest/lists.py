@@ -14,8 +14,6 @@ _VALUES = "values"
 _FEW = 8
 """Values that are left to json_format."""
 _DEEPEST = 20
-_BOTH_NAMES = {"item_id", "itemId"}
-"""Of the one field with such lists that has two; of both, protobuf takes the second."""
 _MOST = float(np.finfo(np.float32).max)
 
 Path = tuple[str, ...]
@@ -39,7 +37,7 @@ def put_lists(message: Message, lists: list[tuple[Path, list[Any]]]) -> None:
 
 
 def _take(path: Path, part: Mapping[str, Any], found: list[tuple[Path, list[Any]]]) -> None:
-    if part.keys() >= _BOTH_NAMES:
+    if _has_both_names(part):
         return
     for key, one in part.items():
         if not isinstance(one, dict):
@@ -54,6 +52,11 @@ def _take(path: Path, part: Mapping[str, Any], found: list[tuple[Path, list[Any]
                     one[_VALUES] = []
         elif len(path) < _DEEPEST:
             _take((*path, key), one, found)
+
+
+def _has_both_names(part: Mapping[str, Any]) -> bool:
+    """Whether a field may stand there as `item_id` and `itemId`: protobuf takes the second."""
+    return len({key.replace("_", "").lower() for key in part}) < len(part)
 
 
 def _texts(values: list[Any]) -> list[str] | None:
