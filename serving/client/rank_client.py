@@ -7,6 +7,7 @@ with RankClient("localhost:8500") as client:
 
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -47,6 +48,12 @@ SERVICE_CONFIG = {
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }
+
+_TARGET = re.compile(
+    r"(?:[^\s:/\[\]]+|\[[^\s/\[\]]+\]):(?P<port>[0-9]{1,5})"
+    r"|(?:dns|ipv4|ipv6|unix|unix-abstract|vsock|xds):.+"
+)
+"""host:port, or an address with a scheme of gRPC's own, which gRPC reads."""
 
 _MAX_MESSAGE = 64 << 20  # bytes
 
@@ -144,7 +151,8 @@ class RankClient:
         """Connect on the first call.
 
         Args:
-            target: host:port of the server.
+            target: host:port of the server, or an address that gRPC knows by its scheme, such as
+                dns:///host:port.
             timeout: seconds that a call may take, retries included.
             tls: whether to encrypt; `ca` and `certificate` imply it.
             ca: PEM file of the certificates to trust; None: the system's.
@@ -154,9 +162,10 @@ class RankClient:
             connections: used in turn; with several workers, each serves some connections.
 
         Raises:
-            ServingError: a file cannot be read, or the target is empty or a URL of the web.
+            ServingError: a file cannot be read, or the target is no address of a gRPC server.
         """
-        if not target.strip() or target.lower().startswith(("http://", "https://")):
+        found = _TARGET.fullmatch(target)
+        if found is None or not 1 <= int(found["port"] or 1) <= 65535:
             raise ServingError(f"target: expected host:port of a gRPC server, received {target!r}")
         if connections < 1:
             raise ServingError(f"connections: expected 1 or more, received {connections}")

@@ -74,6 +74,15 @@ FULL = {
 }
 """Verbs that write files, and how many bytes one may have."""
 
+CALLS = {
+    "models": "",
+    "rank": "--model m --items a",
+    "recommend": "--model m",
+    "explain": "--model m --request REQUEST --item a",
+    "reload": "--model_config_file MODELS",
+}
+"""Verbs that call a server."""
+
 PIPE = {
     "init": "--data LOGS --out OUT --json",
     "options": "",
@@ -228,6 +237,20 @@ def test_what_is_not_there(verb, words, tmp_path, capfd):
     assert main([verb, *words(text).split()]) == 2
     assert words(expected) in one_error(capfd.readouterr().err)
     assert list((tmp_path / "out").rglob("*.partial")) == []
+
+
+@pytest.mark.parametrize("verb", CALLS)
+@pytest.mark.parametrize("target", ["", ":", "host", "host:notaport", "http://host:1"])
+def test_a_target_that_is_no_address(target, verb, tmp_path, capfd):
+    places = {"REQUEST": tmp_path / "request.json", "MODELS": tmp_path / "models.txt"}
+    places["REQUEST"].write_text('{"user": {"user_id": "u"}, "items": ["a"]}')
+    places["MODELS"].write_text(
+        'model_config_list {config {name: "m" base_path: "/models/m" model_platform: "tensorflow"}}'
+    )
+    own = [str(places.get(word, word)) for word in CALLS[verb].split()]
+    assert main([verb, "--target", target, *own]) == 2
+    told = f"error: target: expected host:port of a gRPC server, received {target!r}\n"
+    assert capfd.readouterr() == ("", told)
 
 
 @pytest.mark.parametrize("verb", COLUMN)

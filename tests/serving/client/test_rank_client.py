@@ -102,11 +102,37 @@ def test_connections_take_turns(serve):
         RankClient(target, connections=0)
 
 
-@pytest.mark.parametrize("target", ["", " ", "http://localhost:8500", "HTTPS://ranker"])
+NO_HOST = ["", " ", ":", ":8500", "ho st:1", "host:1/path", "::1", "[::1:8500"]
+NO_PORT = ["host", "host:", "host:port", "host:0", "host:65536", "host:-1", "host:1\n", "[::1]"]
+NO_SCHEME = ["dns:", "tcp://host:1", "http://localhost:8500", "HTTPS://ranker"]
+
+
+@pytest.mark.parametrize("target", [*NO_HOST, *NO_PORT, *NO_SCHEME])
 def test_a_target_that_grpc_cannot_take_is_refused_at_once(target):
     message = f"target: expected host:port of a gRPC server, received {target!r}"
     with pytest.raises(ServingError, match=re.escape(message)):
         RankClient(target)
+
+
+@pytest.mark.parametrize("form", ["{}", "dns:{}", "dns:///{}", "ipv4:{}", "ipv4:{},127.0.0.1:1"])
+def test_a_target_may_name_its_scheme(serve, form):
+    with RankClient(form.format(serve(Flaky(0, None))), timeout=120) as client:
+        assert rank(client)[0]["item_id"] == 7
+
+
+def test_a_target_may_be_a_socket_of_this_machine(tmp_path):
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    ranking_pb2_grpc.add_RankingServiceServicer_to_server(Flaky(0, None), server)
+    server.add_insecure_port(f"unix:{tmp_path}/a socket")
+    server.start()
+    with RankClient(f"unix:{tmp_path}/a socket", timeout=120) as client:
+        assert rank(client)[0]["item_id"] == 7
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize("target", ["[::1]:8500", "my_host:65535", "ranker.example.com.:1"])
+def test_a_target_is_a_host_and_its_port(target):
+    RankClient(target).close()
 
 
 def test_a_server_that_is_not_there():
