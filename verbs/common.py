@@ -107,6 +107,7 @@ def add_connection(
 
 def connect(options: argparse.Namespace) -> Any:
     """A client with the options of `add_caller`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our one line says what its log would
     from multigate.serving.client.rank_client import RankClient
     from multigate.serving.core.security import read_tokens
 

@@ -253,6 +253,20 @@ def test_a_target_that_is_no_address(target, verb, tmp_path, capfd):
     assert capfd.readouterr() == ("", told)
 
 
+def test_grpc_adds_no_lines_of_its_own():
+    """Of an address that its own scheme's reader refuses."""
+    done = subprocess.run(
+        [sys.executable, "-m", "multigate", "models", "--target", "ipv4:1.2.3:8500"],
+        env={k: v for k, v in os.environ.items() if k != "GRPC_VERBOSITY"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ipv4:1.2.3:8500: ")
+
+
 @pytest.mark.parametrize("verb", COLUMN)
 def test_a_column_that_is_not_there(verb, words, tmp_path, capfd):
     status = main([verb, *words(COLUMN[verb]).split()])
