@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from multigate.serving.runtime.devices import has_gpu
 from multigate.serving.runtime.memory import keep_freed
 
 
@@ -21,6 +20,8 @@ def start_runtime() -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     keep_freed()
     with _no_notices():
+        from multigate.serving.runtime.devices import has_gpu
+
         has_gpu()
 
 

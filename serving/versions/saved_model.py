@@ -3,15 +3,17 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from multigate.configs.contract import Contract, FrozenContract
 from multigate.configs.errors import MultigateError, ServingError
 from multigate.serving.core.layout import Arrays, Layout, ranker_layouts
 from multigate.serving.runtime.dtypes import TensorSpec
 from multigate.serving.runtime.errors import ModelRuntimeError
-from multigate.serving.runtime.session import Session
 from multigate.serving.versions.folders import CONTRACT, missing_files
+
+if TYPE_CHECKING:
+    from multigate.serving.runtime.session import Session
 
 Layouts = Callable[[Contract], dict[str, Layout]]
 """Gives the signatures that a contract requires, by name."""
@@ -24,7 +26,9 @@ class LoadError(ServingError):
 class Signature:
     """A signature of a loaded SavedModel: arrays in, arrays out."""
 
-    def __init__(self, name: str, definition: Any, session: Session, layout: Layout | None) -> None:
+    def __init__(
+        self, name: str, definition: Any, session: "Session", layout: Layout | None
+    ) -> None:
         self.name = name
         self.method = definition.method_name
         self.layout = layout
@@ -56,7 +60,7 @@ class SavedModel:
         self,
         version: int,
         frozen: FrozenContract,
-        session: Session,
+        session: "Session",
         layouts: Layouts,
         check_stop: Callable[[], None] = lambda: None,
     ) -> None:
@@ -107,6 +111,8 @@ class SavedModel:
             raise LoadError(str(error)) from None
         session = None
         try:
+            from multigate.serving.runtime.session import Session  # with TensorFlow's library
+
             session = Session(folder, parallelism)
             check_stop()
             return cls(version, frozen, session, layouts, check_stop)

@@ -86,6 +86,9 @@ TRIED = {
         f"{RANKING}a_column_without_any_value_is_missing_for_every_candidate",
         f"{PREDICT}[missing text whose rule is error]",
     ],
+    "ids that the feature store was asked for and does not know": [
+        f"{STORE}unknown_ids_have_the_missing_rule"
+    ],
     "a feature is left out, and the feature store does not answer": [
         f"{STORE}redis_that_does_not_answer_in_time"
     ],
