@@ -1,4 +1,4 @@
-"""A Python worker that a TaskManager starts; it asks for its endpoints, as Beam's containers do."""
+"""A Python worker that an engine starts; it asks for its endpoints, as Beam's containers do."""
 
 import argparse
 

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 BOOT = Path(__file__).parent / "boot.py"
 ROOT = Path(__file__).parents[2]
@@ -33,8 +35,8 @@ exec "$@"
 """In a mount namespace: the folder $1 is read only, but for an empty disk $2; then a command."""
 
 
-class Machines:
-    """Java processes, and a command that starts Python workers on them.
+class Machines(ABC):
+    """A cluster of Java processes, and a command that starts Python workers on them.
 
     Args:
         folder: for configuration, logs and the disks; nothing that a job needs.
@@ -53,6 +55,48 @@ class Machines:
             f'exec "{sys.executable}" "{BOOT}" "$@"\n'
         )
         self.boot.chmod(0o755)
+
+    @property
+    @abstractmethod
+    def options(self) -> list[str]:
+        """Beam's options that send a job here."""
+
+    @abstractmethod
+    def start_master(self) -> None:
+        """Start what gives the workers their parts of a job."""
+
+    @abstractmethod
+    def start_worker(self, name: str) -> None:
+        """Start a worker that takes two parts of a job at once."""
+
+    @abstractmethod
+    def workers(self) -> int:
+        """How many workers the master knows."""
+
+    @abstractmethod
+    def finished(self) -> int:
+        """How much of the job that runs now is done, in the engine's own steps."""
+
+    @abstractmethod
+    def used(self) -> set[str]:
+        """The workers that ran a part of the only job, which has finished."""
+
+    @abstractmethod
+    def lost(self) -> bool:
+        """Whether the only job, which has finished, lost a worker."""
+
+    @contextmanager
+    def started(self) -> Iterator[Self]:
+        """The cluster with two workers; it ends with the block."""
+        try:
+            self.start_master()
+            for number in range(2):
+                self.start_worker(f"worker_{number}")
+            self.wait(lambda: self.workers() == 2)
+            yield self
+        finally:
+            for name in list(self._processes):
+                self.kill(name)
 
     def disk(self, name: str) -> Path:
         """Where a process sees its own disk."""
@@ -103,8 +147,3 @@ class Machines:
                 assert process.poll() is None, (self.folder / f"{name}.log").read_text()[-3000:]
             time.sleep(0.2)
         raise AssertionError(f"not within {seconds} s; see the logs in {self.folder}")
-
-    def stop(self) -> None:
-        """Kill all processes."""
-        for name in list(self._processes):
-            self.kill(name)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.flink.cluster import flink_cluster
+from tests.pipeline.flink.cluster import Flink
 from tests.pipeline.random_log import write_log
-from tests.pipeline.spark.cluster import spark_cluster
+from tests.pipeline.spark.cluster import Spark
 from tests.pipeline.stores import download, write_config
 from tests.ports import free_port
 
@@ -146,6 +146,22 @@ def test_flink_makes_the_same(here, same_folders, make_on, tmp_path):
     same_folders(tmp_path / "out", expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("ci", "ends"), [("true", "1 failed"), ("", "1 skipped")])
+def test_a_missing_tool_fails_in_continuous_integration(ci, ends, tmp_path):
+    test = f"{__file__}::{test_flink_makes_the_same.__name__}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow", test],
+        cwd=ROOT,
+        env=os.environ | {"CI": ci, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Flink was not run: java and mvn not installed" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(ends)
+
+
 OWN_DISK = """#!/bin/sh
 exec unshare --mount sh -ec '
 mount --rbind "{folder}" "{folder}"
@@ -220,60 +236,29 @@ def workers(machines):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_flink_cluster_that_shares_a_store_alone_makes_the_same(
-    killed, here, store, same_folders, class_path, make_on, tmp_path
-):
-    """A JobManager and two TaskManagers as processes; input and output in a store.
-
-    Each TaskManager starts its own Python workers, and sees an empty disk of its own.  A killed one
-    is replaced, as a cluster's manager would, and changes nothing.
-    """
-    log, config, expected = here
-    for path in log.iterdir():
-        (store / "log" / path.name).upload(path)
-    out = store / "examples"
-    with flink_cluster(tmp_path / "cluster", class_path("Flink")) as flink:
-
-        def kill():
-            flink.wait(lambda: flink.finished_steps() >= 20, 400)
-            flink.kill("task_manager_0")
-            flink.start_task_manager("task_manager_2")
-
-        options = [f"--flink_master=localhost:{flink.port}", "--parallelism=4", *workers(flink)]
-        meanwhile = kill if killed else None
-        make_on("Flink", config, store / "log", out, *options, meanwhile=meanwhile)
-        assert flink.get("overview")["jobs-finished"] == 1
-        assert len(flink.workers_of_finished_job()) >= 2
-    same_folders(download(out, tmp_path / "out"), expected)
-
-
-@pytest.mark.usefixtures("mounts")
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_spark_cluster_that_shares_a_store_alone_makes_the_same(
-    killed, here, store, same_folders, class_path, make_on, tmp_path
+@pytest.mark.parametrize("engine", [Flink, Spark])
+def test_a_cluster_that_shares_a_store_alone_makes_the_same(
+    engine, killed, here, store, same_folders, class_path, make_on, tmp_path
 ):
     """A master and two workers as processes; input and output in a store.
 
-    Each worker's executor starts its own Python workers, and sees an empty disk of its own.  A
-    killed one changes nothing.
+    Each worker starts its own Python workers, and sees an empty disk of its own.  A killed one is
+    replaced, as a cluster's manager would, and changes nothing.
     """
     log, config, expected = here
     for path in log.iterdir():
         (store / "log" / path.name).upload(path)
-    out = store / "examples"
-    with spark_cluster(tmp_path / "cluster", class_path("Spark")) as spark:
+    out, name = store / "examples", engine.__name__
+    with engine(tmp_path / "cluster", class_path(name)).started() as cluster:
 
         def kill():
-            spark.wait(lambda: len(spark.events("TaskEnd")) >= 20, 400)
-            spark.kill("worker_0")
-            spark.start_worker("worker_2")
+            cluster.wait(lambda: cluster.finished() >= 20, 400)
+            cluster.kill("worker_0")
+            cluster.start_worker("worker_2")
 
-        options = [f"--spark_master_url=spark://localhost:{spark.port}", *workers(spark)]
-        options += [f"--job_server_jvm_properties={one}" for one in spark.properties]
+        options = [*cluster.options, *workers(cluster)]
         meanwhile = kill if killed else None
-        make_on("Spark", config, store / "log", out, *options, meanwhile=meanwhile)
-        assert len({task["Task Info"]["Executor ID"] for task in spark.events("TaskEnd")}) >= 2
-        assert bool(spark.events("ExecutorRemoved")) == killed
+        make_on(name, config, store / "log", out, *options, meanwhile=meanwhile)
+        assert len(cluster.used()) >= 2
+        assert cluster.lost() == killed
     same_folders(download(out, tmp_path / "out"), expected)

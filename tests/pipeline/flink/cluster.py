@@ -1,7 +1,5 @@
 """A Flink cluster of processes: a JobManager and TaskManagers, each with a disk of its own."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tests.pipeline.machines import Machines
@@ -50,39 +48,46 @@ class Flink(Machines):
         lines = [f"{name}: {value}" for name, value in settings.items()]
         (self.conf / "flink-conf.yaml").write_text("\n".join(lines) + "\n")
 
+    @property
+    def options(self) -> list[str]:
+        """Beam's options; the job takes the slots of both workers."""
+        return [f"--flink_master=localhost:{self.port}", "--parallelism=4"]
+
     def start_one(self, name: str, main: str) -> None:
         """Start a Flink process."""
         java = ["-Xmx320m", "-XX:MaxDirectMemorySize=640m", main, "--configDir", str(self.conf)]
         self.start(name, [*java, "-D", f"io.tmp.dirs={self.disk(name)}"])
 
-    def start_task_manager(self, name: str) -> None:
+    def start_master(self) -> None:
+        """Start the JobManager."""
+        entry = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
+        self.start_one("master", entry)
+
+    def start_worker(self, name: str) -> None:
         """Start a TaskManager with two slots."""
         self.start_one(name, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner")
 
-    def finished_steps(self) -> int:
-        """Of the jobs that run now."""
+    def workers(self) -> int:
+        """How many TaskManagers the JobManager knows."""
+        return int(self.get("overview")["taskmanagers"])
+
+    def finished(self) -> int:
+        """Steps of the job that runs now."""
         running = [job["id"] for job in self.get("jobs")["jobs"] if job["status"] == "RUNNING"]
         steps = [step for job in running for step in self.get(f"jobs/{job}")["vertices"]]
         return sum(step["status"] == "FINISHED" for step in steps)
 
-    def workers_of_finished_job(self) -> set[str]:
-        """The TaskManagers that ran a part of the only job that has finished."""
-        (job,) = [job["id"] for job in self.get("jobs")["jobs"] if job["status"] == "FINISHED"]
-        steps = [step["id"] for step in self.get(f"jobs/{job}")["vertices"]]
-        parts = [p for step in steps for p in self.get(f"jobs/{job}/vertices/{step}")["subtasks"]]
+    def used(self) -> set[str]:
+        """The TaskManagers that ran a part of the only job."""
+        job = self._finished_job()
+        steps = [step["id"] for step in self.get(job)["vertices"]]
+        parts = [part for step in steps for part in self.get(f"{job}/vertices/{step}")["subtasks"]]
         return {part["taskmanager-id"] for part in parts}
 
+    def lost(self) -> bool:
+        """Whether the only job failed somewhere, and went on."""
+        return bool(self.get(f"{self._finished_job()}/exceptions")["exceptionHistory"]["entries"])
 
-@contextmanager
-def flink_cluster(folder: Path, class_path: list[Path], task_managers: int = 2) -> Iterator[Flink]:
-    """A cluster that takes jobs; it ends with the block."""
-    made = Flink(folder, class_path)
-    try:
-        entry = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
-        made.start_one("job_manager", entry)
-        for number in range(task_managers):
-            made.start_task_manager(f"task_manager_{number}")
-        made.wait(lambda: made.get("overview")["taskmanagers"] == task_managers)
-        yield made
-    finally:
-        made.stop()
+    def _finished_job(self) -> str:
+        (job,) = [job["id"] for job in self.get("jobs")["jobs"] if job["status"] == "FINISHED"]
+        return f"jobs/{job}"

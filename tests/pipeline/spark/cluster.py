@@ -1,8 +1,6 @@
 """A Spark cluster of processes: a master and workers, each with a disk of its own."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,8 @@ class Spark(Machines):
         self._events.mkdir()
 
     @property
-    def properties(self) -> list[str]:
-        """Of the JVM that submits a job."""
+    def options(self) -> list[str]:
+        """Beam's options, and properties of the JVM that submits the job."""
         found = {
             "spark.driver.host": "localhost",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -39,7 +37,8 @@ class Spark(Machines):
             "spark.eventLog.enabled": "true",
             "spark.eventLog.dir": self._events.as_uri(),
         }
-        return [f"-D{name}={value}" for name, value in found.items()]
+        own = [f"--job_server_jvm_properties=-D{name}={value}" for name, value in found.items()]
+        return [f"--spark_master_url=spark://localhost:{self.port}", *own]
 
     def start_one(self, name: str, main: str, *arguments: str) -> None:
         """Start a Spark process."""
@@ -58,7 +57,23 @@ class Spark(Machines):
         master = f"spark://localhost:{self.port}"
         self.start_one(name, "worker.Worker", "--webui-port", "0", *room, master)
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
+    def workers(self) -> int:
+        """How many workers the master knows."""
+        return int(self.get("json/")["aliveworkers"])
+
+    def finished(self) -> int:
+        """Tasks of the only application."""
+        return len(self._told("TaskEnd"))
+
+    def used(self) -> set[str]:
+        """The executors that ran a task of the only application."""
+        return {task["Task Info"]["Executor ID"] for task in self._told("TaskEnd")}
+
+    def lost(self) -> bool:
+        """Whether the only application lost an executor."""
+        return bool(self._told("ExecutorRemoved"))
+
+    def _told(self, kind: str) -> list[dict[str, Any]]:
         """What the only application has told so far, of one kind, such as `TaskEnd`."""
         found = []
         for log in self._events.iterdir():
@@ -67,17 +82,3 @@ class Spark(Machines):
                 if event.get("Event") == f"SparkListener{kind}":
                     found.append(event)
         return found
-
-
-@contextmanager
-def spark_cluster(folder: Path, class_path: list[Path], workers: int = 2) -> Iterator[Spark]:
-    """A cluster that takes jobs; it ends with the block."""
-    made = Spark(folder, class_path)
-    try:
-        made.start_master()
-        for number in range(workers):
-            made.start_worker(f"worker_{number}")
-        made.wait(lambda: made.get("json/")["aliveworkers"] == workers)
-        yield made
-    finally:
-        made.stop()

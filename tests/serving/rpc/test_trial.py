@@ -315,9 +315,11 @@ def test_a_canary_that_hangs_holds_no_call_up(base, run_server, monkeypatch):
         mark(running)
         versions = [call(client, f"u{number}").model_version for number in range(8)]
         late = counted(running, "multigate_canary_calls_total", result="late")
+        candidates = running.metric("multigate_candidates_sum", model="small")
         released.set()
     assert versions == [1] * 8
     assert late >= 3
+    assert candidates == 8 * len(ITEMS)  # also of calls that the canary had begun, once
 
 
 def test_a_version_that_moves_while_it_is_loaded_is_loaded_where_it_is_then(
