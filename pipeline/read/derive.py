@@ -13,16 +13,18 @@ from multigate.pipeline.read.sources import Chunk
 
 WITH_UNIT = r"^(?:\p{Sc}\s*|\p{L}{1,3}\s+)?([+-]?\d[\d.,]*)(?:\s*(?:\p{Sc}|%|\p{L}{1,3}))?$"
 """A number with a currency, a percent sign or a unit of at most three letters beside it."""
-_PART = r"(?:(?P<{0}>\d+(?:[.,]\d+)?){1})?"
+# Digits are 0 to 9: `\d` is one of any script, and a cast reads no others.
+_PART = r"(?:(?P<{0}>[0-9]+(?:[.,][0-9]+)?){1})?"
+_CLOCK_SECONDS = r"(?P<s>[0-5][0-9](?:[.,][0-9]+)?)"
 _SIGN = r"^(?P<sign>[+-])?"
 _DURATIONS = (
     # P1DT2H, PT1M30S, PT0.5H; months have no length of their own
     f"(?i){_SIGN}P{_PART.format('w', 'W')}{_PART.format('d', 'D')}(?:T{_PART.format('h', 'H')}"
     f"{_PART.format('m', 'M')}{_PART.format('s', 'S')})?$",
     # 1:02:03, 2 days 01:02:03
-    rf"{_SIGN}(?:(?P<d>\d+) days?,?\s+)?(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]\d(?:[.,]\d+)?)$",
+    rf"{_SIGN}(?:(?P<d>[0-9]+) days?,?\s+)?(?P<h>[0-9]+):(?P<m>[0-5]?[0-9]):{_CLOCK_SECONDS}$",
     # 1:30 is of minutes and seconds
-    rf"{_SIGN}(?P<m>\d+):(?P<s>[0-5]\d(?:[.,]\d+)?)$",
+    rf"{_SIGN}(?P<m>[0-9]+):{_CLOCK_SECONDS}$",
 )
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1}
 PLACE = "__place"
@@ -199,8 +201,10 @@ def _either(where: pl.Series, one: pl.Series, other: pl.Series) -> pl.Series:
 
 def _plain(numbers: pl.Series) -> pl.Series:
     """Numbers as texts, whole ones without a fraction."""
-    whole = numbers.cast(pl.Int64).cast(pl.String)
-    return _either(numbers % 1 == 0, whole, numbers.cast(pl.String))
+    # No integer holds the largest ones, which a typo may spell.
+    whole = numbers.cast(pl.Int64, strict=False)
+    is_whole = (numbers % 1 == 0) & whole.is_not_null()
+    return _either(is_whole, whole.cast(pl.String), numbers.cast(pl.String))
 
 
 def _filled(column: pl.Series) -> pl.Series:

@@ -1,5 +1,6 @@
 """Columns that the configuration derives, in logs of each format and in side tables."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
@@ -248,10 +249,20 @@ def test_a_unit_is_no_part_of_a_number(text, read):
         ("1:75", "1:75"),
         ("2:1", "2:1"),  # a result
         ("P90", "P90"),
+        ("١:٣٠", "١:٣٠"),  # digits of another script
+        ("PT٣S", "PT٣S"),
     ],
 )
 def test_durations_are_seconds(text, read):
     assert number(pl.Series([text, "7", None])).to_list() == [read, "7", None]
+
+
+@pytest.mark.parametrize(("digits", "read"), [("9" * 30, 1e30), ("9" * 400, math.inf)])
+def test_a_duration_beyond_all_integers_fails_no_other_row(digits, read):
+    """One typo in a log; what is not finite becomes a reject later."""
+    large, other = number(pl.Series([f"PT{digits}S", "PT2S"])).to_list()
+    assert float(large) == pytest.approx(read)
+    assert other == "2"
 
 
 def test_durations_of_a_typed_file_are_seconds():
