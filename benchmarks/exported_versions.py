@@ -81,6 +81,8 @@ def of_one_user(
 def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
     """CPU microseconds and operations of `rank` by version and number of candidates."""
     served = {name: SavedModel.load(1, folder) for name, folder in folders.items()}
+    # The C interface records no operations.
+    recorded = {name: PythonSession(folder) for name, folder in folders.items()}
     contract = next(iter(served.values())).contract
     whole = request_of(next(iter(folders.values())))
     result: dict[str, Any] = {"microseconds": {}, "operations": {}}
@@ -102,7 +104,7 @@ def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
         medians = {name: round(float(np.median(values))) for name, values in times.items()}
         result["microseconds"][N] = medians
         result["operations"][N] = {
-            name: operations(folder, RANK, request) for name, folder in folders.items()
+            name: operations(one, RANK, request) for name, one in recorded.items()
         }
         base = next(iter(medians.values()))
         for name, median in medians.items():
@@ -110,14 +112,14 @@ def compare_folders(folders: dict[str, Path], rounds: int) -> dict[str, Any]:
             print(f"| {N} | {name} | {median} | {median / base:.2f} | {count} |", flush=True)
     for one in served.values():
         one.retire()
+    for session in recorded.values():
+        session.close()
     return result
 
 
-def operations(folder: Path, signature: str, request: dict[str, np.ndarray]) -> int:
+def operations(session: PythonSession, signature: str, request: dict[str, np.ndarray]) -> int:
     """Operations that the runtime recorded for one call, without inputs and outputs."""
-    session = PythonSession(folder)  # the C interface records none
     nodes = session.operations(session.definitions[signature], request)
-    session.close()
     inside = [n for n in nodes if not re.search(r" = _(Arg|Retval|Send|Recv)\(", n.timeline_label)]
     return len(inside)
 

@@ -14,14 +14,13 @@ class PythonSession:
 
     Attributes:
         definitions: its SignatureDefs, by name.
-        session: tf.compat.v1.Session.
     """
 
     def __init__(self, folder: Path) -> None:
         graph = tf.Graph()
-        self.session = tf.compat.v1.Session(graph=graph, config=session_config((1, -1)))
+        self._session = tf.compat.v1.Session(graph=graph, config=session_config((1, -1)))
         with graph.as_default():
-            loaded = tf.compat.v1.saved_model.load(self.session, ["serve"], str(folder))
+            loaded = tf.compat.v1.saved_model.load(self._session, ["serve"], str(folder))
         self.definitions: dict[str, Any] = dict(loaded.signature_def)
 
     def runner(self, definition: Any) -> GraphRun:
@@ -31,13 +30,13 @@ class PythonSession:
         options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))
         # Session.run, and Session.make_callable with feeds, look up every feed in every call:
         # 590 us with 28 inputs and 9 outputs.  This private method's callable takes 83 us.
-        run: GraphRun = self.session._make_callable_from_options(options)
+        run: GraphRun = self._session._make_callable_from_options(options)
         return run
 
     def operations(self, definition: Any, inputs: dict[str, Any]) -> list[Any]:
         """What the runtime recorded of one run: a NodeExecStats for each operation."""
         trace = tf.compat.v1.RunMetadata()
-        self.session.run(
+        self._session.run(
             {name: info.name for name, info in definition.outputs.items()},
             {definition.inputs[name].name: value for name, value in inputs.items()},
             options=tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE),
@@ -47,4 +46,4 @@ class PythonSession:
 
     def close(self) -> None:
         """Free the graph."""
-        self.session.close()
+        self._session.close()

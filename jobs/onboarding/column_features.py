@@ -8,6 +8,7 @@ from multigate.jobs.onboarding.drafted import Draft
 from multigate.jobs.onboarding.feedback.labels import Labels, snake
 from multigate.jobs.onboarding.feedback.propensity import of_the_policy
 from multigate.jobs.onboarding.tables.columns import (
+    DECIDES,
     Column,
     Times,
     any_times,
@@ -23,7 +24,6 @@ from multigate.pipeline.read.derive import ones_of
 from multigate.pipeline.read.json_lines import as_text
 
 _COUNT_OF_ROWS = 0.8
-_DECIDES = 0.97
 _FEW_IDS = 20
 _LATE = 0.05  # of the rows
 _FAMILY = 5  # flags
@@ -207,8 +207,8 @@ def _side(frame: pl.DataFrame, roles: Roles, name: str) -> tuple[str, str, bool]
         side: decides(frame, by, name) for side, by in (("user", roles.user), ("item", roles.item))
     }
     side = max(shares, key=lambda one: shares[one])
-    if shares[side] < _DECIDES:
-        if roles.request is not None and decides(frame, roles.request, name) < _DECIDES:
+    if shares[side] < DECIDES:
+        if roles.request is not None and decides(frame, roles.request, name) < DECIDES:
             return "item", "rows of one request differ in it, so that it is the candidate's", False
         return (
             "context",

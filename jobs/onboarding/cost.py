@@ -79,12 +79,12 @@ def training_cost(
         if isinstance(feature, IdFeature | IdListFeature | TextFeature):
             length = getattr(feature, "max_length", 1)
             inputs, slots = inputs + dim, slots + length
+            known = features[name].n_unique() if name in features.columns else 1
             if getattr(feature, "share", None) is None:
-                known = features[name].n_unique() if name in features.columns else 1
                 table += dim * float(getattr(feature, "hash_buckets", None) or known)
             wide = model.wide is not None and config.contract.unknown_codes(name) is not None
-            if wide and isinstance(feature, IdFeature) and name in features.columns:
-                table += tasks * features[name].n_unique()
+            if wide and isinstance(feature, IdFeature):
+                table += tasks * known
         elif isinstance(feature, VectorFeature):
             inputs, slots = inputs + (feature.project or feature.size), slots + feature.size
         elif isinstance(feature, NumberFeature):

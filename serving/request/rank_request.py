@@ -97,24 +97,26 @@ class ParsedRequest:
             )
         count, ids = self.newcomers
         if count:
-            shown = ", ".join(map(repr, ids))
-            more = f" and {count - len(ids)} more" if count > len(ids) else ""
             problems.append(
                 f"the feature store does not know {count} item{'s' if count > 1 else ''}, new or "
-                f"written in another way than in the log: {shown}{more}"
+                f"written in another way than in the log: {_first(ids, count)}"
             )
         for name, items in self.lacking.items():
-            shown = ", ".join(map(repr, items[:_SHOWN]))
-            more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
             problems.append(
                 f"feature {name!r}: {len(items)} item{'s' if len(items) > 1 else ''} not scored "
-                f"for lack of it (missing: error): {shown}{more}"
+                f"for lack of it (missing: error): {_first(items[:_SHOWN], len(items))}"
             )
         return problems + [
             f"feature {name!r}: {count} missing value{'s' if count > 1 else ''}; "
             "its missing rule stood in"
             for name, count in self.missing.items()
         ]
+
+
+def _first(ids: Sequence[str], count: int) -> str:
+    """The first ids of so many, and how many more there are."""
+    more = f" and {count - len(ids)} more" if count > len(ids) else ""
+    return ", ".join(map(repr, ids)) + more
 
 
 @dataclass(frozen=True)

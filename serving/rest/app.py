@@ -46,8 +46,8 @@ METRICS = ("/monitoring/prometheus/metrics", "/metrics")
 BODY_SECONDS = 10.0
 """Within which a body must arrive."""
 _MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/([^/:]+)|/labels/([^/:]+))?(/metadata|:\w+)?")
-_AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""Which targets begin with where a proxy forwards them (RFC 9112, section 3.2.2)."""
+_AUTHORITY = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
+"""What a target begins with where a proxy sent it: its host (RFC 9112, section 3.2.2)."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _JSON_TYPES = {
@@ -196,7 +196,7 @@ class RestApp:
 
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> "_Failure | _Answer | None":
         """The answer to a request; None where its client is gone."""
-        path = _absolute_path(scope["raw_path"].decode("latin-1"))
+        path = _AUTHORITY.sub("", scope["raw_path"].decode("latin-1"))
         headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
         if path in METRICS:
             return await self._metrics(scope["method"], headers)
@@ -447,12 +447,6 @@ def _timeout(headers: Headers) -> float:
             f"grpc-timeout: expected digits and a unit, such as 500m, received {text[:20]!r}"
         )
     return int(found[1]) * _UNITS[found[2]]
-
-
-def _absolute_path(target: str) -> str:
-    """The path of a request's target, which names its host as well where a proxy sent it."""
-    found = _AUTHORITY.match(target)
-    return target[found.end() :] if found else target
 
 
 def _target(found: re.Match[str]) -> _Target:

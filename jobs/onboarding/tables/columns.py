@@ -180,6 +180,10 @@ def _share_within(values: pl.Series) -> float:
     return _float(inside.mean())
 
 
+DECIDES = 0.97
+"""The share from which on one column decides another one."""
+
+
 def decides(frame: pl.DataFrame, by: str, what: str) -> float:
     """The share of rows whose `by` has one value of `what` only; 0 where `by` hardly repeats.
 

@@ -5,11 +5,10 @@ from datetime import timedelta
 
 import polars as pl
 
-from multigate.jobs.onboarding.tables.columns import Column, decides
+from multigate.jobs.onboarding.tables.columns import DECIDES, Column, decides
 
 FEW_GUESTS = 0.003  # of the rows
 _FILLS = 0.95  # of the rows without a user
-_DECIDES = 0.97
 _SEVERAL = 1.05  # sessions or devices of a user
 _MOSTLY = 0.5  # of the rows of those who have a user at some time
 _VISIT = timedelta(minutes=30)
@@ -42,7 +41,7 @@ def stand_in(
         both = frame.select("__time", login=pl.col(login), other=pl.col(other)).drop_nulls("other")
         known = both.drop_nulls("login")
         several = known["other"].n_unique() > _SEVERAL * len(users)
-        if not several or decides(frame, other, login) < _DECIDES:
+        if not several or decides(frame, other, login) < DECIDES:
             continue
         has_some = pl.col("login").is_not_null().any().over("other")
         if float((~both.filter(has_some)["login"].is_null()).mean() or 0.0) < _MOSTLY:

@@ -14,6 +14,7 @@ import polars as pl
 
 from multigate.configs import DataError
 from multigate.jobs.onboarding.tables.columns import (
+    DECIDES,
     Column,
     Times,
     as_times,
@@ -31,7 +32,6 @@ from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.derive import first_present
 from multigate.pipeline.read.json_lines import as_text
 
-_DECIDES = 0.97
 _SMALL = 12  # values that a rating or a place has at most
 _REQUEST = timedelta(minutes=1)
 _SESSION = timedelta(hours=12)
@@ -148,7 +148,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
     for name in groups:
-        if decides(frame, name, user) < _DECIDES:
+        if decides(frame, name, user) < DECIDES:
             continue
         lasts = _span(frame, name, 0.9)
         unknown = not frame["__time"].drop_nulls().len()
@@ -225,7 +225,7 @@ def _join_user(roles: Roles) -> None:
         and column.number is None
         and not (column.is_list or is_prose(column))
         and 2 <= column.distinct <= _FEW_USERS
-        and decides(frame, roles.item, name) < _DECIDES
+        and decides(frame, roles.item, name) < DECIDES
         and not any(tells(column, flag) for flag in flags)
     ]
     if roles.user not in parts or len(parts) < 2:
@@ -363,7 +363,7 @@ def _is_group(
         # Without times: a list's rows stand together, and so do its user's lists.
         return _is_together(frame, name) and any(
             least <= columns[other].distinct <= 0.5 * column.distinct
-            and decides(frame, name, other) >= _DECIDES
+            and decides(frame, name, other) >= DECIDES
             and _is_together(frame, other)
             for other in ids
             if other != name
@@ -372,7 +372,7 @@ def _is_group(
         return False
     return any(
         least <= columns[other].distinct < column.distinct
-        and decides(frame, name, other) >= _DECIDES
+        and decides(frame, name, other) >= DECIDES
         and _span(frame, other, 0.5) > 2 * span
         for other in ids
         if other != name
@@ -395,7 +395,7 @@ def _roots(frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str]) 
     found: list[str] = []
     order = {one: (-columns[one].distinct, holds_times(columns[one])) for one in ids}
     for name in sorted(ids, key=lambda one: order[one]):
-        if not any(decides(frame, other, name) >= _DECIDES for other in found):
+        if not any(decides(frame, other, name) >= DECIDES for other in found):
             found.append(name)
     return found
 
@@ -407,7 +407,7 @@ def _user_and_item(
     groups: Sequence[str],
 ) -> tuple[str, str, tuple[str, str]]:
     for group in groups:
-        owners = [name for name in roots if decides(frame, group, name) >= _DECIDES]
+        owners = [name for name in roots if decides(frame, group, name) >= DECIDES]
         rest = [name for name in roots if name not in owners]
         if owners and rest:
             user, item = owners[0], rest[0]
@@ -444,7 +444,7 @@ def _user_and_item(
 def _decided_by(frame: pl.DataFrame, columns: dict[str, Column], name: str) -> int:
     """How many other columns a column decides, such as the topic and the author of an item."""
     return sum(
-        decides(frame, name, other) >= _DECIDES
+        decides(frame, name, other) >= DECIDES
         for other, column in columns.items()
         if other != name and 2 <= column.distinct < columns[name].distinct
     )
