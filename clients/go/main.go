@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -38,7 +39,10 @@ func main() {
 	flag.Parse()
 	timeout := time.Duration(*seconds * float64(time.Second))
 	if err := rank(*target, timeout, *token, *ca); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %s: %s\n", *target, status.Code(err), status.Convert(err).Message())
+		if failed, ok := status.FromError(err); ok {
+			err = fmt.Errorf("%s: %s: %s", *target, failed.Code(), failed.Message())
+		}
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
@@ -50,7 +54,7 @@ func rank(target string, timeout time.Duration, token, ca string) error {
 	}
 	request := &pb.RankRequest{}
 	if err := protojson.Unmarshal(text, request); err != nil {
-		return err
+		return fmt.Errorf("request: expected a RankRequest as JSON: %w", err)
 	}
 	connection, err := dial(target, ca)
 	if err != nil {
@@ -73,6 +77,9 @@ func rank(target string, timeout time.Duration, token, ca string) error {
 
 // dial makes the channel, which connects on the first call.
 func dial(target, ca string) (*grpc.ClientConn, error) {
+	if !isAddress(target) {
+		return nil, fmt.Errorf("target: expected host:port of a gRPC server, received %q", target)
+	}
 	transport := insecure.NewCredentials()
 	if ca != "" {
 		var err error
@@ -85,6 +92,19 @@ func dial(target, ca string) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithDefaultServiceConfig(serviceConfig),
 	)
+}
+
+// isAddress tells whether a target is host:port, or has a scheme that gRPC reads itself. Of all else
+// gRPC would look up the whole as a name, or take port 443.
+func isAddress(target string) bool {
+	for _, scheme := range []string{"dns:", "passthrough:", "unix:", "unix-abstract:"} {
+		if address, found := strings.CutPrefix(target, scheme); found {
+			return address != ""
+		}
+	}
+	host, port, err := net.SplitHostPort(target)
+	number, notNumber := strconv.ParseUint(port, 10, 16)
+	return err == nil && notNumber == nil && number > 0 && host != "" && !strings.ContainsAny(host, "/ ")
 }
 
 func show(ranked *pb.RankResponse) {

@@ -10,6 +10,9 @@ import type { RankingServiceClient } from "./generated/multigate/RankingService.
 // The one definition of the messages; the types in generated/ are made from it.
 const PROTO = new URL("../../../serving/protos/ranking.proto", import.meta.url).pathname;
 const SERVICE_CONFIG = new URL("../service_config.json", import.meta.url);
+// host:port, or an address with a scheme that gRPC reads itself. Of all else gRPC would look up the
+// whole as a name, or take port 443.
+const TARGET = /^(?:(?:[^\s:/[\]]+|\[[^\s/[\]]+\]):(\d{1,5})|(?:dns|ipv4|ipv6|unix):.+)$/;
 
 export interface Options {
   /** Seconds that a call may take, retries included. */
@@ -25,7 +28,14 @@ export class RankClient {
   readonly #timeout: number;
   readonly #metadata = new grpc.Metadata();
 
+  /** Connects on the first call; throws where the target is no address of a gRPC server. */
   constructor(target: string, { timeout = 5, token = "", ca }: Options = {}) {
+    const found = TARGET.exec(target);
+    const port = Number(found?.[1] ?? 1);
+    if (!found || port < 1 || port > 65535) {
+      const received = JSON.stringify(target);
+      throw new Error(`target: expected host:port of a gRPC server, received ${received}`);
+    }
     const definition = loader.loadSync(PROTO, {
       keepCase: true,
       longs: String,

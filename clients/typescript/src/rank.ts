@@ -14,12 +14,13 @@ const { values: options } = parseArgs({
     ca: { type: "string" },
   },
 });
-const client = new RankClient(options.target, {
-  timeout: Number(options.timeout),
-  token: options.token,
-  ca: options.ca,
-});
+let client: RankClient | undefined;
 try {
+  client = new RankClient(options.target, {
+    timeout: Number(options.timeout),
+    token: options.token,
+    ca: options.ca,
+  });
   const ranked = await client.rank(JSON.parse(readFileSync(0, "utf8")));
   const ids = ranked.item_id?.texts?.values ?? ranked.item_id?.integers?.values ?? [];
   const tasks = Object.entries(ranked.task_scores ?? {}).sort(([a], [b]) => (a < b ? -1 : 1));
@@ -29,9 +30,10 @@ try {
   });
   for (const warning of ranked.warnings) console.error(warning);
 } catch (error) {
-  const { code, details } = error as grpc.ServiceError;
-  console.error(`${options.target}: ${grpc.status[code] ?? "error"}: ${details ?? error}`);
+  const { code, details, message } = error as grpc.ServiceError;
+  const status = grpc.status[code];
+  console.error(status ? `${options.target}: ${status}: ${details}` : message);
   process.exitCode = 1;
 } finally {
-  client.close();
+  client?.close();
 }

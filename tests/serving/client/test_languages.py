@@ -53,6 +53,8 @@ NOT_HERE = (
 """What package managers say of a registry that is not reached, and Go of its age."""
 PATIENCE = 300  # seconds for a download
 TOKEN = "not-to-be-shown"
+NO_ADDRESS = ["", "localhost", "localhost:", "localhost:port", "localhost:65536", "localhost:0"]
+NO_ADDRESS += [":8500", "::1", "local host:1"]
 REQUEST = {
     "model": {"name": "small"},
     "user": {"user_id": {"text": "u1"}},
@@ -201,6 +203,36 @@ def test_a_client_says_why_a_call_failed(ranks, demanding, options, asked, statu
     target, _, said = done.stderr.strip().partition(": ")
     assert target == demanding
     assert said.partition(":")[0].replace("_", "").lower() == status
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", [*NO_ADDRESS, "http://localhost:8500", "localhost:8500/v1"])
+def test_a_client_refuses_a_target_that_is_no_address(ranks, target):
+    done = ranks(target)
+    message = f'target: expected host:port of a gRPC server, received "{target}"\n'
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_target_may_name_its_scheme(ranks, demanding):
+    done = ranks(f"dns:///{demanding}", "--token", TOKEN, "--timeout", "60")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "refused"), (("--ca", "/absent.pem"), "absent.pem")],
+)
+def test_a_client_says_why_it_has_no_connection(ranks, options, said):
+    done = ranks("127.0.0.1:1", "--timeout", "60", *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr.lower()
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("folder", ["typescript", "go", "java/src/main/resources"])

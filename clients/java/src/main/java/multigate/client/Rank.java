@@ -1,8 +1,10 @@
 package multigate.client;
 
 import com.google.protobuf.util.JsonFormat;
+import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
 import java.io.File;
+import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.HashMap;
@@ -18,24 +20,39 @@ import multigate.Ranking.RankResponse;
  * <pre>java -jar target/rank.jar --target localhost:8500 &lt; request.json</pre>
  */
 public final class Rank {
-  public static void main(String[] arguments) throws Exception {
+  public static void main(String[] arguments) {
     Map<String, String> options =
         new HashMap<>(Map.of("--target", "localhost:8500", "--timeout", "5", "--token", ""));
     for (int place = 0; place + 1 < arguments.length; place += 2) {
       options.put(arguments[place], arguments[place + 1]);
     }
     String target = options.get("--target");
-    Duration timeout = Duration.ofMillis((long) (1000 * Double.parseDouble(options.get("--timeout"))));
-    File ca = options.containsKey("--ca") ? new File(options.get("--ca")) : null;
-    RankRequest.Builder request = RankRequest.newBuilder();
-    JsonFormat.parser().merge(new String(System.in.readAllBytes(), StandardCharsets.UTF_8), request);
-    try (RankClient client = new RankClient(target, timeout, options.get("--token"), ca)) {
-      show(client.rank(request.build()));
+    try {
+      double seconds = Double.parseDouble(options.get("--timeout"));
+      Duration timeout = Duration.ofMillis((long) (1000 * seconds));
+      File ca = options.containsKey("--ca") ? new File(options.get("--ca")) : null;
+      RankRequest.Builder request = RankRequest.newBuilder();
+      String text = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
+      JsonFormat.parser().merge(text, request);
+      try (RankClient client = new RankClient(target, timeout, options.get("--token"), ca)) {
+        show(client.rank(request.build()));
+      }
     } catch (StatusRuntimeException error) {
-      String details = error.getStatus().getDescription();
-      System.err.println(target + ": " + error.getStatus().getCode() + ": " + details);
-      System.exit(1);
+      fail(target + ": " + error.getStatus().getCode() + ": " + details(error.getStatus()));
+    } catch (IOException | IllegalArgumentException error) {
+      fail(error.getMessage());
     }
+  }
+
+  private static void fail(String message) {
+    System.err.println(message);
+    System.exit(1);
+  }
+
+  /** What gRPC says, which of a connection that fails is only that it failed, and why. */
+  private static String details(Status status) {
+    Throwable cause = status.getCause();
+    return status.getDescription() + (cause == null ? "" : ": " + cause.getMessage());
   }
 
   private static void show(RankResponse ranked) {

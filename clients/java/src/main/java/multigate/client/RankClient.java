@@ -13,6 +13,7 @@ import java.io.File;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.InputStreamReader;
+import java.net.URI;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
@@ -33,12 +34,17 @@ public final class RankClient implements AutoCloseable {
   /**
    * Connects on the first call.
    *
-   * @param target host:port of the server
+   * @param target host:port of the server, or dns:///host:port
    * @param timeout that a call may take, retries included
    * @param token bearer token sent with every call; empty: none
    * @param ca PEM file of the certificates to trust; null: no TLS
+   * @throws IllegalArgumentException if the target is no address of a gRPC server
    */
   public RankClient(String target, Duration timeout, String token, File ca) throws IOException {
+    if (!isAddress(target)) {
+      throw new IllegalArgumentException(
+          "target: expected host:port of a gRPC server, received \"" + target + '"');
+    }
     ChannelCredentials credentials =
         ca == null
             ? InsecureChannelCredentials.create()
@@ -65,6 +71,21 @@ public final class RankClient implements AutoCloseable {
   @Override
   public void close() {
     channel.shutdownNow();
+  }
+
+  /**
+   * Whether a target is host:port, alone or after gRPC's dns:///. Of all else gRPC would take port
+   * 443, or say how it parses names.
+   */
+  private static boolean isAddress(String target) {
+    String name = target.replaceFirst("^dns:///", "");
+    try {
+      URI uri = URI.create("//" + name);
+      boolean whole = uri.getHost() != null && name.equals(uri.getAuthority());
+      return whole && 0 < uri.getPort() && uri.getPort() < 65536;
+    } catch (IllegalArgumentException notOne) {
+      return false;
+    }
   }
 
   private static Map<String, ?> serviceConfig() throws IOException {
