@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from multigate.configs.contract import Contract
+from multigate.configs.contract import Contract, IdFeature
 from multigate.configs.errors import DataError
 from multigate.configs.files import LABEL, REQUEST, SAMPLED, SPLITS, ExamplesFolder
 from multigate.configs.sections.nearest import did_you_mean
@@ -113,7 +113,7 @@ def read_records(
         both = pl.DataFrame(schema=dict.fromkeys(both_names.values(), pl.Float64))
     else:
         both = both.filter(settled & (pl.col("canary") == trial.canary))
-    shown, both = _with_users(shown), _with_users(both)
+    shown, both = _with_users(shown, contract), _with_users(both, contract)
     if examples is None:
         return Records(shown, both, [])
     labels, tasks = _labels(examples, contract)
@@ -152,14 +152,20 @@ def _refuse_other_columns(path: Path, names: Iterable[str]) -> None:
         )
 
 
-def _with_users(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows with ids as text; a call without a user is one of its own."""
-    request = pl.col("request").cast(pl.String)
-    user = pl.when(pl.col(_USER).is_null()).then("request " + request)
+def _with_users(rows: pl.DataFrame, contract: Contract) -> pl.DataFrame:
+    """The rows with ids as text; a call without a user is one of its own, as in the split.
+
+    The log has null for such a call, or what the contract puts in the place of a missing id.
+    """
+    request, user = pl.col("request").cast(pl.String), pl.col(_USER).cast(pl.String)
+    feature = contract.features[contract.user]
+    assert isinstance(feature, IdFeature)
+    nobody = str(feature.default) if feature.missing == "default" else ""
+    unnamed = user.is_null() | (user == nobody)
     return rows.with_columns(
         request.alias("request"),
         pl.col(_ITEM).cast(pl.String),
-        user.otherwise("user " + pl.col(_USER).cast(pl.String)).alias(_USER),
+        pl.when(unnamed).then("request " + request).otherwise("user " + user).alias(_USER),
     )
 
 

@@ -37,7 +37,8 @@ def side_of(trial: Trial, user: Any, request_id: str) -> Side:
         request_id: of the call.
     """
     which = None if user is None else user.WhichOneof("kind")
-    key = f"request {request_id}" if which is None else f"user {getattr(user, which)}"
+    id_ = "" if which is None else getattr(user, which)  # an empty text names nobody either
+    key = f"request {request_id}" if id_ == "" else f"user {id_}"
     drawn = hashlib.blake2b(f"{trial.version} {key}".encode(), digest_size=8).digest()
     tried = int.from_bytes(drawn, "big") < trial.canary / 100 * 2**64
     return Side(trial, CANARY if tried else STABLE, sampled(request_id, trial.shadow / 100))

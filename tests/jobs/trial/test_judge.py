@@ -47,22 +47,26 @@ PERCENT, SHADOW, SHOWN, OFFERED = 30.0, 40.0, 4, 12
 NOW = timedelta(0)
 
 
-@pytest.fixture
-def base(tmp_path):
-    """Version 1 in production, version 2 on trial."""
-    base = Base(tmp_path / "models/shop")
-    contract = parse(Contract, CONTRACT, "test")
+def write_contract(folder, values):
+    contract = parse(Contract, values, "test")
     frozen = FrozenContract(
         contract=contract,
         schema_fingerprint=contract.schema_fingerprint(),
         data_fingerprint="0" * 16,
     )
+    (folder / "contract.json").write_text(frozen.model_dump_json())
+
+
+@pytest.fixture
+def base(tmp_path):
+    """Version 1 in production, version 2 on trial."""
+    base = Base(tmp_path / "models/shop")
     for number in (1, 2):
         folder = base.root / str(number)
         for name in missing_files(folder):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text("{}")
-        (folder / "assets.extra/contract.json").write_text(frozen.model_dump_json())
+        write_contract(folder / "assets.extra", CONTRACT)
     trials.begin(base, 2, PERCENT, SHADOW)
     return base
 
@@ -150,13 +154,7 @@ class World:
             (self.examples / split).mkdir(parents=True)
             rows = self.labels.sample(fraction=part, seed=1) if part < 0.2 else self.labels
             rows.write_parquet(self.examples / split / "part.parquet")
-        contract = parse(Contract, CONTRACT, "test")
-        frozen = FrozenContract(
-            contract=contract,
-            schema_fingerprint=contract.schema_fingerprint(),
-            data_fingerprint="0" * 16,
-        )
-        (self.examples / "contract.json").write_text(frozen.model_dump_json())
+        write_contract(self.examples, CONTRACT)
         self.keep_negatives(1.0)
 
     def keep_negatives(self, share):
@@ -293,6 +291,22 @@ def test_without_feedback_nothing_is_blessed(base, alike, capsys):
     assert main([*promote, "--accept", "feedback"]) == 0
     assert base.production() == 2
     assert base.history()[-1]["reason"] == "trial, accepted: feedback"
+
+
+@pytest.mark.parametrize(
+    ("rule", "logged"), [({"missing": "default", "default": "none"}, "none"), ({}, None)]
+)
+def test_calls_without_a_user_are_users_of_their_own(base, alike, rule, logged):
+    """As they are in the split; the log has the contract's default in the place of their user."""
+    features = CONTRACT["features"] | {"user_id": CONTRACT["features"]["user_id"] | rule}
+    write_contract(base.root / ".trial/2/assets.extra", CONTRACT | {"features": features})
+    for log in alike.log.rglob("*.parquet"):
+        rows = pl.read_parquet(log)
+        rows.with_columns(pl.lit(logged, pl.String).alias("who")).write_parquet(log)
+    canary = judge(base, [alike.log], alike.examples, settle=NOW)["canary"]
+    assert canary["users"] == canary["calls"]
+    assert sum(canary["calls"].values()) == 600
+    assert canary["tasks"]["click"]["label"]["difference"]["error"] > 0
 
 
 def test_only_rows_of_the_present_percentage_count(base, alike):

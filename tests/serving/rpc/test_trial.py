@@ -96,8 +96,9 @@ def test_a_user_stays_on_one_side_and_joins_it_as_the_percentage_grows():
     assert "".join(drawn) == "scsccssc"
 
 
-def test_calls_without_a_user_are_split_by_their_request():
-    groups = Counter(side_of(Trial(2, 30), None, f"r{n}").group for n in range(5_000))
+@pytest.mark.parametrize("user", [None, ranking_pb2.Value(), value("")])
+def test_calls_without_a_user_are_split_by_their_request(user):
+    groups = Counter(side_of(Trial(2, 30), user, f"r{n}").group for n in range(5_000))
     assert abs(groups["canary"] / 5_000 - 0.3) < 0.03
 
 
