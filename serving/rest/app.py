@@ -48,6 +48,7 @@ BODY_SECONDS = 10.0
 _MODEL = re.compile(r"/v1/models/([^/:]+)(?:/versions/([^/:]+)|/labels/([^/:]+))?(/metadata|:\w+)?")
 _AUTHORITY = re.compile(r"\Ahttps?://[^/]*", re.IGNORECASE)
 """What a target begins with where a proxy sent it: its host (RFC 9112, section 3.2.2)."""
+_VERSION = re.compile("[0-9]{1,19}")
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _JSON_TYPES = {
@@ -456,9 +457,9 @@ def _target(found: re.Match[str]) -> _Target:
         InvalidRequestError: its version is no number.
     """
     model, version, label, _ = (None if part is None else unquote(part) for part in found.groups())
-    if version is not None and not (version.isascii() and version.isdigit() and len(version) < 19):
+    if version is not None and not (_VERSION.fullmatch(version) and int(version) < 1 << 63):
         raise InvalidRequestError(
-            f"versions/{version[:40]}: expected a number; a label is named by /labels/LABEL"
+            f"versions/{version[:40]}: expected a number (int64); a label is named by /labels/LABEL"
         )
     return _Target(model or "", None if version is None else int(version), label or "")
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from multigate.serving.core.status import InvalidRequestError
 from multigate.serving.core.wire import numbers_of
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.protos.tensorflow_messages import get_model_metadata_pb2
-from multigate.serving.rest.documents import read_object
+from multigate.serving.rest.documents import kind_of, read_object
 from multigate.serving.rest.lists import put_lists, take_lists
 
 _DEEPEST = 20
@@ -27,13 +28,14 @@ def read_message(body: bytes, kind: str) -> Any:
     Raises:
         InvalidRequestError: the body is not such a message.
     """
+    document = read_object(body)
+    message = getattr(ranking_pb2, kind)()
     try:
-        return _filled(read_object(body), getattr(ranking_pb2, kind)())
-    except InvalidRequestError:
-        raise
+        return _filled(document, message)
     except Exception as error:  # ParseError, and whatever a value of a wrong type raises in it
+        reason = _no_object(document, message.DESCRIPTOR) or str(error)
         # A text may hold half a surrogate pair, which no message and no answer can carry.
-        reason = " ".join(str(error).encode(errors="replace").decode().split())
+        reason = " ".join(reason.encode(errors="replace").decode().split())
     # Raised here, it does not keep the first error, whose frames hold all that the body said.
     raise InvalidRequestError(f"body: expected a {kind} as JSON: {reason:.500}")
 
@@ -43,6 +45,33 @@ def _filled(document: dict[str, Any], message: Message) -> Message:
     json_format.ParseDict(document, message, max_recursion_depth=_DEEPEST)
     put_lists(message, lists)
     return message
+
+
+def _no_object(document: dict[str, Any], kind: Descriptor, path: str = "") -> str | None:
+    """What a refused document has in the place of an object, such as "u7" for {"text": "u7"}.
+
+    json_format takes the letters of a text for names of fields, and does not say where a number is.
+    """
+    # protobuf's own maps fail for a key that holds half a surrogate pair.
+    fields = {field.name: field for field in kind.fields}
+    fields |= {field.camelcase_name: field for field in kind.fields}
+    for key, one in document.items():
+        inner = fields[key].message_type if key in fields else None
+        if inner is None or one is None:
+            continue
+        parts = {f"{path}{key}": one}
+        if inner.GetOptions().map_entry:
+            inner = inner.fields_by_name["value"].message_type
+            if inner is None or not isinstance(one, dict):
+                continue  # json_format's own words are clear
+            parts = {f"{path}{key}.{name}": value for name, value in one.items()}
+        for place, part in parts.items():
+            if not isinstance(part, dict):
+                names = ", ".join(one.name for one in inner.fields)
+                return f"{place}: expected an object with {names}, received {kind_of(part)}"
+            if found := _no_object(part, inner, f"{place}."):
+                return found
+    return None
 
 
 def rank_answer(response: Any) -> dict[str, Any]:

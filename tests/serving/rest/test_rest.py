@@ -181,6 +181,7 @@ def test_status_and_metadata_are_as_tensorflow_serving_documents_them(served):
 
 
 LISTENER = {"user": {"user_id": {"text": "u7"}}, "context": {"hour": {"integer": 3}}}
+VALUE = "expected an object with text, integer, number, texts, integers, numbers"
 REFUSED = [
     ("small:rank", b"{", 400, "expected JSON"),
     ("small:rank", b"[1]", 400, "expected a JSON object, received a list"),
@@ -194,6 +195,22 @@ REFUSED = [
     ("small:rank", {"nothing": 1}, 400, "nothing"),
     ("small:rank", {"limit": "many"}, 400, "limit"),
     ("small:rank", {"user": {"user_id": {"text": 5}}}, 400, "expected a RankRequest as JSON"),
+    ("small:rank", {"user": {"user_id": "u7"}}, 400, f"user.user_id: {VALUE}, received a string"),
+    ("small:rank", {"user": {"user_id": None}}, 400, f"user.user_id: {VALUE}, received null"),
+    ("small:rank", {"context": {"hour": 3}}, 400, f"context.hour: {VALUE}, received a number"),
+    ("small:rank", {"floors": {"like": 1}}, 400, "floors.like: expected an object with min, max"),
+    (
+        "small:rank",
+        {"candidates": {"itemId": {"texts": ["i1"]}}},
+        400,
+        "candidates.itemId.texts: expected an object with values, received a list",
+    ),
+    (
+        "small:explain",
+        {"ranking": {"candidates": {"columns": {"length": [1, 2]}}}},
+        400,
+        "ranking.candidates.columns.length: expected an object with texts, integers, numbers",
+    ),
     ("small:rank", b'{"request_id": "\\ud800"}', 400, "expected a RankRequest as JSON"),
     ("small:rank", b'{"\\ud800": 1}', 400, "expected a RankRequest as JSON"),
     ("small:predict", b'{"\\ud800": 1}', 400, "received '\\ud800'"),
@@ -201,6 +218,8 @@ REFUSED = [
     ("small:rank", {}, 400, "candidates"),
     ("other:rank", {}, 404, "model 'other': unknown"),
     ("small/versions/9:rank", {}, 404, "version 9 is not available"),
+    (f"small/versions/{2**63 - 1}:rank", {}, 404, f"version {2**63 - 1} is not available"),
+    (f"small/versions/{2**63}:rank", {}, 400, f"versions/{2**63}: expected a number (int64)"),
     ("small/versions/one:rank", {}, 400, "versions/one: expected a number"),
     ("small/labels/gold:rank", {}, 400, "version label 'gold'"),
     ("small:recommend", {**LISTENER, "limit": -1}, 400, "limit: expected 0"),
