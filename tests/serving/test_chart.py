@@ -131,8 +131,11 @@ def test_by_default_it_is_the_manifests(rendered):
 @pytest.mark.timeout(1800)  # Helm may have to be built
 def test_two_releases_share_nothing(rendered):
     first, second = by_name(rendered(EVERYTHING, "one")), by_name(rendered(EVERYTHING, "two"))
-    common = {("ConfigMap", EVERYTHING["nightly"].get("configMap", "multigate-config"))}
-    assert set(first) & set(second) == common
+    assert not set(first) & set(second)
+    for release, found in (("one", first), ("two", second)):
+        night = found["CronJob", f"{release}-nightly"]["spec"]["jobTemplate"]["spec"]["template"]
+        for pod in (night, found["Deployment", f"{release}-tools"]["spec"]["template"]):
+            assert pod["spec"]["volumes"][0]["configMap"]["name"] == f"{release}-config"
     labels = [
         found["Deployment", f"{release}-server"]["spec"]["selector"]["matchLabels"]
         for release, found in (("one", first), ("two", second))
@@ -253,6 +256,32 @@ def test_the_rest_port_can_be_moved_and_switched_off(rendered):
     assert ports({"server": {"restPort": 9000}}) == (["--rest_api_port=9000"], 9000)
     for off in (0, None):
         assert ports({"server": {"restPort": off}}) == ([], None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # Helm may have to be built
+def test_an_empty_list_of_peers_lets_nobody_in(rendered):
+    """Kubernetes reads an empty `from` as everybody."""
+
+    def rules(**peers):
+        found = by_name(rendered({"networkPolicy": peers}))
+        rules = found["NetworkPolicy", "multigate-server"]["spec"]["ingress"]
+        assert all(rule["from"] for rule in rules)
+        return [[port["port"] for port in rule["ports"]] for rule in rules]
+
+    assert rules(clients=[]) == [["metrics"]]
+    assert rules(prometheus=[]) == [["grpc", "rest"]]
+    assert rules(clients=[], prometheus=[]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # Helm may have to be built
+def test_a_pod_that_need_not_sleep_has_no_hook(rendered):
+    """Kubernetes refuses a sleep of 0 seconds."""
+    found = by_name(rendered({"server": {"sleepSeconds": 0}}))
+    pod = found["Deployment", "multigate-server"]["spec"]["template"]["spec"]
+    assert "lifecycle" not in pod["containers"][0]
+    assert pod["terminationGracePeriodSeconds"] == 50
 
 
 KINDS = {
