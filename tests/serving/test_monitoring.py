@@ -75,7 +75,7 @@ UNWATCHED = {
 SAMPLES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_count", "_sum"]}
 FUNCTIONS = {
     *("abs", "histogram_quantile", "increase", "max", "min", "rate", "sum", "time", "topk"),
-    *("by", "offset", "or", "unless", "without"),
+    *("absent", "by", "offset", "or", "unless", "without"),
 }
 
 
