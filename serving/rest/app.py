@@ -57,6 +57,8 @@ _JSON_TYPES = {
     "text/plain",
     "",
 }
+_METHODS = {"GET": ("GET", "HEAD"), "POST": ("POST",)}
+"""What a path of each method allows; of an answer to HEAD, uvicorn sends the head alone."""
 _HTTP = {
     "INVALID_ARGUMENT": 400,
     "FAILED_PRECONDITION": 400,
@@ -210,11 +212,11 @@ class RestApp:
                 f"{path[:200]}: expected /v1/models/NAME[/versions/N|/labels/LABEL] with "
                 f"{', '.join(self._calls)}, /metadata or nothing, or {METRICS[0]}",
             )
-        if scope["method"] != wanted:
+        if scope["method"] not in _METHODS[wanted]:
             return self._refused(
                 405,
                 f"{path[:200]}: expected {wanted}, received {scope['method'][:20]}",
-                (b"allow", wanted.encode()),
+                (b"allow", ", ".join(_METHODS[wanted]).encode()),
             )
         if wanted == "POST":
             method, service, work = self._calls[verb]
@@ -337,8 +339,9 @@ class RestApp:
 
     async def _metrics(self, method: str, headers: Headers) -> "_Answer | _Failure":
         """The page for Prometheus, of all workers."""
-        if method != "GET":
-            return self._refused(405, f"expected GET, received {method[:20]}", (b"allow", b"GET"))
+        if method not in _METHODS["GET"]:
+            allow = ", ".join(_METHODS["GET"]).encode()
+            return self._refused(405, f"expected GET, received {method[:20]}", (b"allow", allow))
         try:
             self._gate.authorize("/metrics", headers)
         except RequestError as error:

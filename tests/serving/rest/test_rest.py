@@ -272,9 +272,9 @@ def test_nan_is_a_number_that_the_contract_refuses_as_it_does_over_grpc(
     ("method", "path", "status", "allow"),
     [
         ("GET", "/v1/models/small:rank", 405, "POST"),
-        ("POST", "/v1/models/small", 405, "GET"),
-        ("DELETE", "/v1/models/small/metadata", 405, "GET"),
-        ("POST", "/metrics", 405, "GET"),
+        ("POST", "/v1/models/small", 405, "GET, HEAD"),
+        ("DELETE", "/v1/models/small/metadata", 405, "GET, HEAD"),
+        ("POST", "/metrics", 405, "GET, HEAD"),
         ("GET", "/v2/health/ready", 404, None),
         ("GET", "/", 404, None),
     ],
@@ -282,6 +282,26 @@ def test_nan_is_a_number_that_the_contract_refuses_as_it_does_over_grpc(
 def test_other_paths_and_methods_are_refused(served, method, path, status, allow):
     received, headers, answer = served.rest(method, path)
     assert (received, headers["allow"], list(answer)) == (status, allow, ["error"])
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/models/small", 200),
+        ("/metrics", 200),
+        ("/v1/models/b", 404),
+        ("/v1/models/b:rank", 405),
+    ],
+)
+def test_monitors_may_ask_for_the_head_of_an_answer(served, path, status):
+    with served.rest.connect() as connection:
+        lines = [f"HEAD {path} HTTP/1.1", "Host: x", "Connection: close", "", ""]
+        connection.sendall("\r\n".join(lines).encode())
+        head = connection.makefile("rb").read().decode()
+    assert head.startswith(f"HTTP/1.1 {status} ")
+    assert int(re.search(r"content-length: (\d+)", head)[1]) > 0
+    assert head.endswith("\r\n\r\n")
+    assert head.count("\r\n\r\n") == 1
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "serving.md"
