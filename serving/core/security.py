@@ -202,10 +202,18 @@ class TokenFile:
 def shows_token(metadata: Iterable[tuple[str, str | bytes]], tokens: Iterable[str]) -> bool:
     """Whether a call's metadata carry one of the tokens.
 
-    Every token is compared in full, so that the time taken reveals nothing.
+    Every token is compared in full, so that the time taken reveals nothing.  The scheme may be
+    written in any case (RFC 9110, section 11.1).
     """
-    shown = [value for key, value in metadata if key == TOKEN_HEADER and isinstance(value, str)]
-    expected = [(TOKEN_SCHEME + token).encode() for token in tokens]
+    length = len(TOKEN_SCHEME)
+    shown = [
+        value[length:].strip()
+        for key, value in metadata
+        if key == TOKEN_HEADER
+        and isinstance(value, str)
+        and value[:length].lower() == TOKEN_SCHEME.lower()
+    ]
+    expected = [token.encode() for token in tokens]
     same = [hmac.compare_digest(one.encode(), token) for one in shown for token in expected]
     return any(same)
 

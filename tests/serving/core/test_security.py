@@ -19,7 +19,7 @@ from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 from multigate.configs.errors import ServingError
 from multigate.serving.client import probe
 from multigate.serving.client.rank_client import CallError, RankClient
-from multigate.serving.core.security import read_tokens, server_credentials
+from multigate.serving.core.security import read_tokens, server_credentials, shows_token
 from multigate.serving.protos.ssl_config_pb2 import SSLConfig
 from multigate.verbs.command import main
 
@@ -226,6 +226,17 @@ def test_every_call_but_health_shows_a_token(base, tmp_path, run_server):
         assert raised.value.code() == grpc.StatusCode.UNAUTHENTICATED
         counted = 'request_count{method="refused",model_name="",status="UNAUTHENTICATED"} 6'
         assert counted in running.server.metrics.text()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *(("Bearer t", True), ("bearer t", True), ("BEARER  t", True), ("Bearer T", False)),
+        *(("Bearert", False), ("Bearer", False), ("Basic t", False), (b"Bearer t", False)),
+    ],
+)
+def test_the_scheme_of_a_token_may_be_written_in_any_case(value, shown):
+    assert shows_token([("authorization", value)], ["other", "t"]) is shown
 
 
 def test_tokens_are_exchanged_while_the_server_runs(base, tmp_path, run_server, until, caplog):
