@@ -52,7 +52,7 @@ def draft(data: Place, name: str) -> Draft:
     guess_weight(roles)
     progress.step("labels")
     is_events = roles.event is not None
-    labels = feedback_events(roles, log.derive) if is_events else feedback_columns(roles)
+    labels = feedback_events(roles) if is_events else feedback_columns(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
     tables = side_tables(roles, others)
     progress.step("features")
