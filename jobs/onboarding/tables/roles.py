@@ -169,7 +169,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         )
     if columns[user].distinct < _FEW_USERS:
         _join_user(roles)
-    elif user in guests and not {user, guests[user]} & log.derive.keys():
+    elif user in guests:
         _add_guests(roles, guests[user])
     return roles
 
