@@ -24,8 +24,9 @@ class Derived(Frozen):
     """How one column is made from columns of the same row: exactly one of the rules.
 
     A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`. Where
-    another rule derives a column of that name, `join` and `coalesce` read what that rule makes,
-    unless it is one of these five; and `first`, `hour_of` and `weekday_of` whatever it is.
+    another rule derives a column of that name, `join` and `coalesce` of several columns read what
+    that rule makes, unless it is such a one itself, or `first`, `hour_of` or `weekday_of`; these
+    read what any other rule makes.
     Of an exploded column, rules read the row's own value.
     """
 
@@ -40,8 +41,8 @@ class Derived(Frozen):
     """The text of the first of these columns that has one: the session where a guest has no login.
     Missing where all are."""
     empty: tuple[str, ...] | None = Field(None, min_length=1, examples=[["guest", "0"]])
-    """Of `coalesce`: texts that say that a column has none, such as the word for all guests.
-    Capitals and blanks around them do not matter."""
+    """Of `coalesce`, which may have one column then, and of `number`: texts that say that there is
+    none, such as the word for all guests. Capitals and blanks around them do not matter."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
@@ -96,9 +97,9 @@ class Derived(Frozen):
                 f"derive: separator: expected at least one character for {given[0]}, received "
                 "none; only join takes an empty one"
             )
-        if self.empty is not None and self.coalesce is None:
+        if self.empty is not None and given[0] not in ("coalesce", "number"):
             raise contradiction(
-                f"derive: empty: only coalesce takes it, such as {{coalesce: [login, session], "
+                f"derive: empty: only coalesce and number take it, such as {{coalesce: [login], "
                 f"empty: [guest]}}; received {given[0]}"
             )
         if self.empty is None and len(self.coalesce or ()) == 1:
@@ -148,7 +149,7 @@ class Derived(Frozen):
     @property
     def turn(self) -> int:
         """When it is made: it reads what rules of earlier turns have made."""
-        if self.join is not None or self.coalesce is not None:
+        if self.join is not None or len(self.coalesce or ()) > 1:
             return 1
         return 2 if self.hour_of or self.weekday_of or self.first else 0
 

@@ -74,7 +74,7 @@ def derive(
         elif rule.first is not None:
             values = first(given[0], rule.separator)
         elif rule.number is not None:
-            values = number(raw(rule.number))
+            values = number(first_present(given, rule.empty) if rule.empty else given[0])
         elif rule.flag is not None:
             values = flag(raw(rule.flag), rule.ones or ())
         elif rule.time_of is not None:

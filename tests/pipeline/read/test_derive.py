@@ -113,7 +113,7 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
         ({"member": "a"}, "member and of go together"),
         ({"join": ["a"]}, "at least 2"),
         ({"coalesce": ["a"]}, "at least two columns, or texts that are none"),
-        ({"lower": "a", "empty": ["guest"]}, "only coalesce takes it"),
+        ({"lower": "a", "empty": ["guest"]}, "only coalesce and number take it"),
         ({"lowr": "a"}, "did you mean 'lower'"),
     ],
 )
@@ -295,20 +295,29 @@ def test_a_joined_or_first_present_column_reads_derived_ones(
 ):
     """Of logins with and without capitals, and a word for those who have none."""
     changes = DERIVED | write(tmp_path, "csv", ["who", *NAMES], [])
-    rows = [("Ann", *ROWS[0]), (" ann", *ROWS[1]), ("GUEST", *ROWS[2]), ("", *ROWS[3])]
+    whos, took = ["Ann", " ann", "GUEST", ""], ["1:30", "-", "n/a", "0:05"]
+    rows = [(*one, *row) for *one, row in zip(whos, took, ROWS, strict=True)]
     lines = [",".join(map(str, row)) for row in rows]
-    (tmp_path / "log.csv").write_text("\n".join([",".join(["who", *NAMES]), *lines]) + "\n")
+    names = ["who", "took", *NAMES]
+    (tmp_path / "log.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
     changes["pipeline.log.derive"] = changes["pipeline.log.derive"] | {
         "who": {"lower": "who"},
+        "took": {"number": "took", "empty": ["-", "N/A"]},
         "user": {"coalesce": ["who", "device"], "empty": ["Guest"]},
         "page": {"join": ["who", "item"], "separator": "/"},
     }
     changes["contract.features"] = changes["contract.features"] | {
-        "page": {"kind": "id", "side": "item"}
+        "page": {"kind": "id", "side": "item"},
+        "took": {"kind": "number", "side": "context", "missing": "indicator"},
     }
     run(impression_config(**changes), tmp_path, tmp_path / "out")
-    rows = read_examples(tmp_path / "out").sort("meta/time").select("user", "page").rows()
-    assert rows == [("ann", "ann/7"), ("ann", "ann/8"), ("web", "guest/7"), ("web", "/9")]
+    found = read_examples(tmp_path / "out").sort("meta/time").select("user", "page", "took")
+    assert found.rows() == [
+        ("ann", "ann/7", 90.0),
+        ("ann", "ann/8", None),
+        ("web", "guest/7", None),
+        ("web", "/9", 5.0),
+    ]
 
 
 def test_only_a_word_for_nobody_makes_a_user_missing(impression_config, tmp_path):
