@@ -5,6 +5,7 @@ column's name may name then. The pipeline alone derives: a request holds the der
 as it holds the part that a feature's `pattern` takes.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -22,8 +23,10 @@ _YEARS = ("%Y", "%y", "%F", "%D", "%s", "%c", "%x", "%+")
 class Derived(Frozen):
     """How one column is made from columns of the same row: exactly one of the rules.
 
-    A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`. Only
-    `hour_of`, `weekday_of` and `first` read a derived column, where there is one of that name.
+    A rule reads the file's own columns, so that `{topic: {lower: topic}}` lowers `topic`. Where
+    another rule derives a column of that name, `join` and `coalesce` of several columns read what
+    that rule makes, unless it is such a one itself, or `first`, `hour_of` or `weekday_of`; these
+    read what any other rule makes.
     Of an exploded column, rules read the row's own value.
     """
 
@@ -34,9 +37,12 @@ class Derived(Frozen):
     """Stands between the texts of `join`, where no text should hold it, and between the values of
     the lists of `first`, `member` and `ones_of`. For `join` it may be empty, which gives the one
     column that has a value, where no row has two."""
-    coalesce: tuple[str, ...] | None = Field(None, min_length=2, examples=[["login", "session"]])
+    coalesce: tuple[str, ...] | None = Field(None, min_length=1, examples=[["login", "session"]])
     """The text of the first of these columns that has one: the session where a guest has no login.
     Missing where all are."""
+    empty: tuple[str, ...] | None = Field(None, min_length=1, examples=[["guest", "0"]])
+    """Of `coalesce`, which may have one column then, and of `number`: texts that say that there is
+    none, such as the word for all guests. Capitals and blanks around them do not matter."""
     lower: str | None = Field(None, examples=["topic"])
     """The column's text in small letters, without blanks around it."""
     extract: str | None = Field(None, examples=["url"])
@@ -91,6 +97,16 @@ class Derived(Frozen):
                 f"derive: separator: expected at least one character for {given[0]}, received "
                 "none; only join takes an empty one"
             )
+        if self.empty is not None and given[0] not in ("coalesce", "number"):
+            raise contradiction(
+                f"derive: empty: only coalesce and number take it, such as {{coalesce: [login], "
+                f"empty: [guest]}}; received {given[0]}"
+            )
+        if self.empty is None and len(self.coalesce or ()) == 1:
+            raise contradiction(
+                "derive: coalesce: expected at least two columns, or texts that are none (empty); "
+                "received one column"
+            )
         if (self.extract is None) != (self.pattern is None):
             raise contradiction(
                 "derive: extract and pattern go together, such as {extract: url, pattern: "
@@ -131,9 +147,24 @@ class Derived(Frozen):
         return self.first or self.of
 
     @property
-    def reads_derived(self) -> str | None:
-        """The column that it reads as it was derived, where it was."""
-        return self.hour_of or self.weekday_of or self.first
+    def turn(self) -> int:
+        """When it is made: it reads what rules of earlier turns have made."""
+        if self.join is not None or len(self.coalesce or ()) > 1:
+            return 1
+        return 2 if self.hour_of or self.weekday_of or self.first else 0
+
+    def reads_derived(self, name: str, derive: Mapping[str, "Derived"]) -> tuple[str, ...]:
+        """The columns that it reads as other rules make them.
+
+        Args:
+            name: of the column that it makes.
+            derive: all rules of the same files.
+        """
+        return tuple(
+            one
+            for one in (self.sources if self.turn else ())
+            if one != name and one in derive and derive[one].turn < self.turn
+        )
 
 
 class Explode(Frozen):
@@ -151,21 +182,25 @@ Derive = Annotated[dict[str, Derived], Field(default_factory=dict)]
 """Columns made from others, by their names."""
 
 
-def sources(derive: dict[str, Derived], names: set[str]) -> set[str]:
+def sources(derive: Mapping[str, Derived], names: set[str]) -> set[str]:
     """The file's columns from which columns of these names come."""
     found: set[str] = set()
     for name in names:
         rule = derive.get(name)
         if rule is None:
             found.add(name)
-        elif rule.reads_derived in derive and rule.reads_derived != name:
-            found |= set(derive[str(rule.reads_derived)].sources)
-        else:
-            found |= set(rule.sources)
+            continue
+        made = rule.reads_derived(name, derive)
+        found |= {one for one in rule.sources if one not in made}
+        found |= sources(derive, set(made))
     return found
 
 
-def with_read(derive: dict[str, Derived], names: set[str]) -> dict[str, Derived]:
+def with_read(derive: Mapping[str, Derived], names: set[str]) -> dict[str, Derived]:
     """The rules of columns of these names, and of the derived columns that those read."""
-    read = {derive[name].reads_derived for name in names if name in derive}
-    return {name: rule for name, rule in derive.items() if name in names or name in read}
+    read, more = set(names), set(names)
+    while more:
+        rules = ((name, derive[name]) for name in more if name in derive)
+        more = {one for name, rule in rules for one in rule.reads_derived(name, derive)} - read
+        read |= more
+    return {name: rule for name, rule in derive.items() if name in read}

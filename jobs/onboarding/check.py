@@ -19,6 +19,7 @@ from multigate.configs.storage import Place
 from multigate.jobs.onboarding.check_features import (
     FEW_POSITIVES,
     check_alone,
+    check_crowd,
     check_features,
     check_given_away,
     check_required,
@@ -104,6 +105,7 @@ def check(config: Config, data: Place, rows: int = 200_000) -> Checked:
     _check_labels(config, impressions, splits, sample, found)
     progress.step("features")
     check_features(config, impressions, found)
+    check_crowd(config, impressions, found)
     progress.step("leaks and cost")
     check_alone(config, impressions, splits, found)
     check_given_away(config, impressions, found)

@@ -11,6 +11,7 @@ from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.log import EventLog
 from multigate.configs.sections.nearest import listed
 from multigate.jobs.onboarding.findings import Checked
+from multigate.jobs.onboarding.tables.guests import crowd
 from multigate.model.assessment.leaks import check_leaks
 from multigate.model.data.rows import Rows
 from multigate.pipeline.compute import tables
@@ -71,6 +72,22 @@ def check_features(config: Config, impressions: pl.DataFrame, found: Checked) ->
         if missing == 1.0:
             found.warn(where, "every value is missing; check its column and source")
         found.facts["features"][name] = facts
+
+
+def check_crowd(config: Config, impressions: pl.DataFrame, found: Checked) -> None:
+    """One user of a large share of the rows may be a word for all who are not known."""
+    user = config.contract.user
+    most = crowd(impressions[user]) if user in impressions.columns else None
+    if most is None:
+        return
+    column = config.pipeline.log.columns.user
+    found.warn(
+        f"contract.features.{user}",
+        f"{most[0]!r} has {most[1]:.1%} of the impressions: if it stands for all who are not "
+        "known, they share one past and one embedding, and features of the user say little; "
+        f"derive the user: {{coalesce: [{column}, THAT], empty: [{most[0]}]}}, where THAT tells "
+        "them apart; without it such rows are left out",
+    )
 
 
 def check_required(

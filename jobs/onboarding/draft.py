@@ -18,6 +18,7 @@ from multigate.jobs.onboarding.log_section import pipeline_section
 from multigate.jobs.onboarding.tables.raw import Table, find_tables
 from multigate.jobs.onboarding.tables.roles import Roles, guess_roles, side_tables
 from multigate.jobs.onboarding.tables.unfold import unfold
+from multigate.jobs.onboarding.tables.variants import one_spelling
 from multigate.jobs.onboarding.time_features import features_over_time, past_rates, times_of_day
 
 _ROWS = 200_000
@@ -47,12 +48,12 @@ def draft(data: Place, name: str) -> Draft:
     progress.step("read a sample")
     log, *others = find_tables(data, _ROWS)
     progress.step("columns and roles")
-    log = unfold(log)
+    log, others = one_spelling(unfold(log), others)
     roles = guess_roles(log, others)
     guess_weight(roles)
     progress.step("labels")
     is_events = roles.event is not None
-    labels = feedback_events(roles, log.derive) if is_events else feedback_columns(roles)
+    labels = feedback_events(roles) if is_events else feedback_columns(roles)
     made = Draft({}, left_out=dict(labels.afterwards))
     tables = side_tables(roles, others)
     progress.step("features")

@@ -55,26 +55,26 @@ def derive(
             return chunk.frame[name]
         return pl.Series(name, [None] * len(chunk.line), dtype=pl.String)
 
-    def time(name: str) -> pl.Series:
+    def time(given: pl.Series) -> pl.Series:
         """Local times; null where none can be read."""
-        given = made[name] if name in made else raw(name)
         return parse_time(given, unit, unknown, zone).values.dt.convert_time_zone(zone)
 
     made: dict[str, pl.Series] = {}
-    for name, rule in sorted(rules.items(), key=lambda one: one[1].reads_derived is not None):
+    for name, rule in sorted(rules.items(), key=lambda one: one[1].turn):
+        other = rule.reads_derived(name, rules)
+        given = [made[one] if one in other else raw(one) for one in rule.sources]
         if rule.join is not None:
-            values = _joined([_filled(raw(one)) for one in rule.join], rule.separator)
+            values = _joined([_filled(one) for one in given], rule.separator)
         elif rule.coalesce is not None:
-            values = first_present([raw(one) for one in rule.coalesce])
+            values = first_present(given, rule.empty or ())
         elif rule.lower is not None:
             values = _filled(raw(rule.lower)).str.to_lowercase()
         elif rule.extract is not None:
             values = _filled(raw(rule.extract)).str.extract(str(rule.pattern), 1)
         elif rule.first is not None:
-            given = made[rule.first] if rule.first in made else raw(rule.first)
-            values = first(given, rule.separator)
+            values = first(given[0], rule.separator)
         elif rule.number is not None:
-            values = number(raw(rule.number))
+            values = number(first_present(given, rule.empty) if rule.empty else given[0])
         elif rule.flag is not None:
             values = flag(raw(rule.flag), rule.ones or ())
         elif rule.time_of is not None:
@@ -88,9 +88,9 @@ def derive(
         elif rule.constant is not None:
             values = pl.repeat(rule.constant, len(chunk.line), dtype=pl.String, eager=True)
         elif rule.hour_of is not None:
-            values = time(rule.hour_of).dt.hour().cast(pl.Int64)
+            values = time(given[0]).dt.hour().cast(pl.Int64)
         else:
-            values = time(str(rule.weekday_of)).dt.weekday().cast(pl.Int64)
+            values = time(given[0]).dt.weekday().cast(pl.Int64)
         made[name] = values.alias(name)
     kept = [column for column in chunk.frame if column.name not in rules]
     return replace(chunk, frame=pl.DataFrame([*kept, *made.values()]))
@@ -108,10 +108,14 @@ def member(column: pl.Series, lists: pl.Series, separator: str) -> pl.Series:
     return frame.select(pl.when(pl.col("one").is_not_null()).then(found)).to_series()
 
 
-def first_present(columns: list[pl.Series]) -> pl.Series:
-    """The first text of each row, (N,); null where no column has one."""
+def first_present(columns: list[pl.Series], empty: Sequence[str] = ()) -> pl.Series:
+    """The first text of each row that is none of `empty`, (N,); null where no column has one."""
+    none = [one.strip().lower() for one in empty]
     frame = pl.DataFrame([_filled(one).alias(str(at)) for at, one in enumerate(columns)])
-    return frame.select(pl.coalesce(pl.all())).to_series()
+    texts = [
+        pl.when(~pl.col(one).str.to_lowercase().is_in(none)).then(one) for one in frame.columns
+    ]
+    return frame.select(pl.coalesce(texts)).to_series()
 
 
 def ones_of(columns: list[pl.Series], separator: str) -> pl.Series:

@@ -18,6 +18,11 @@ from multigate.configs.contract import (
 )
 from multigate.pipeline.read.json_lines import as_text
 
+NULL_LIKE = (
+    *("NULL", "null", "\\N", "None", "none", "NaN", "nan", "NA", "N/A", "n/a", "nil"),
+    "undefined",
+)
+"""Texts that may stand for a missing value."""
 _LONGEST_ID = 1024
 _LATEST = 4_102_444_800_000_000  # 2100, in microseconds
 BIRTHS = 1900

@@ -17,6 +17,7 @@ from multigate.pipeline.plan import Plan
 from multigate.pipeline.read import drift, erasure, inputs, log_end
 from multigate.pipeline.read.inputs import wanted_columns
 from multigate.pipeline.read.normalise import REJECTS, normalise
+from multigate.pipeline.read.parse import NULL_LIKE
 from multigate.pipeline.read.ranges import count_lines
 from multigate.pipeline.read.sources import Chunk, Shard
 from multigate.pipeline.shuffle.buckets import SpreadBuffer
@@ -31,9 +32,6 @@ _REJECTS = pa.schema(
 _AT = "__at"
 _SHOWN = 40  # characters of a value in a message
 _LATE = {"time": pl.Datetime("us", "UTC"), **REJECTS}
-_NULL_LIKE = pl.Series(
-    ["NULL", "null", "\\N", "None", "none", "NaN", "nan", "NA", "N/A", "n/a", "nil", "undefined"]
-)
 
 
 def read_shard(shard: tuple[int, Shard], plan: Plan, tables: Bundle) -> Iterator[Output]:
@@ -169,7 +167,7 @@ def _null_like(events: pl.DataFrame) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in ("user", "item"):
         if events[name].dtype == pl.String:
-            values = events[name].filter(events[name].is_in(_NULL_LIKE.implode()))
+            values = events[name].filter(events[name].is_in(pl.Series(NULL_LIKE).implode()))
             counts = values.value_counts().iter_rows() if len(values) else ()
             found |= {f"{name} {value!r}": count for value, count in counts}
     return found

@@ -1,7 +1,6 @@
 """Guesses which event types of a log are feedback, and drafts a task for each."""
 
 import re
-from collections.abc import Collection
 from datetime import timedelta
 
 import polars as pl
@@ -37,7 +36,7 @@ _SOON_AFTER = "1d"
 _AT_THE_END = 0.05  # of the values, of which a scale has so many at its end
 
 
-def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
+def feedback_events(roles: Roles) -> Labels:
     """Tasks of an event log: a task for each event type and for its numbers, and dwell.
 
     The impression itself is a task where the log holds only what users opened; where it holds what
@@ -45,7 +44,6 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
 
     Args:
         roles: the log; a column of values may be derived.
-        spelled: columns that rules of their own respell for the pipeline.
     """
     found = Labels()
     frame, shown = roles.frame, str(roles.impression)
@@ -77,7 +75,7 @@ def feedback_events(roles: Roles, spelled: Collection[str] = ()) -> Labels:
             found.reasons[name] += (
                 "; the others count as 0; a longer window leaves more labels at the log's end open"
             )
-    _add_values(found, roles, spelled)
+    _add_values(found, roles)
     _drop_certain(found, roles)
     _drop_measured(found, roles)
     if found.events and shows(roles):
@@ -204,11 +202,11 @@ def _window(delays: pl.DataFrame, kind: str, span: float) -> tuple[str, float]:
     return next((text, kept) for text, kept in shares.items() if kept >= min(_KEPT, most))
 
 
-def _add_values(found: Labels, roles: Roles, spelled: Collection[str]) -> None:
+def _add_values(found: Labels, roles: Roles) -> None:
     """Tasks for the numbers of event types, such as seconds of `read` and stars of `rate`.
 
     A log has one column of values; where several columns never have one in the same row, one is
-    derived of them.
+    derived of them. Some logs write 0 for no number.
     """
     told: dict[str, dict[str, Column]] = {}
     for name, column in roles.columns.items():
@@ -218,19 +216,37 @@ def _add_values(found: Labels, roles: Roles, spelled: Collection[str]) -> None:
             told[name] = tasks
     if not told:
         return
+    numbers = roles.frame.select(pl.col(*told).cast(pl.Float64, strict=False))
     first, *others = told
     apart = [first]
     for name in others:
-        filled = roles.frame.select(pl.sum_horizontal(pl.col(*apart, name).is_not_null()))
-        if not {first, name} & set(spelled) and int(filled.to_series().max() or 0) <= 1:
+        filled = numbers.select(pl.sum_horizontal(pl.col(*apart, name).fill_null(0) != 0))
+        if int(filled.to_series().max() or 0) <= 1:
             apart.append(name)
+        else:
+            found.columns.add(name)
+            found.afterwards[name] = (
+                f"it stands in rows that have a number in {apart[0]!r} too: of a row one is a label"
+            )
     found.value = first
     if len(apart) > 1:
         found.value = snake("value", roles.columns)
-        roles.derive = roles.derive | {found.value: {"join": apart, "separator": ""}}
+        rule: dict[str, object] = {"coalesce": apart}
+        if zeros := _zeros(roles, numbers, apart):
+            rule["empty"] = zeros
+        roles.derive = roles.derive | {found.value: rule}
     for name in apart:
         _add_value(found, roles, name, told[name])
         found.columns.add(name)
+
+
+def _zeros(roles: Roles, numbers: pl.DataFrame, apart: list[str]) -> list[str]:
+    """The texts that mean 0 where several of these columns have one; none where at most one has."""
+    given = numbers.select(pl.sum_horizontal(pl.col(apart).is_not_null())).to_series()
+    if int(given.max() or 0) <= 1:
+        return []
+    texts = (roles.frame[name].filter((numbers[name] == 0).fill_null(False)) for name in apart)
+    return sorted({text for one in texts for text in one.unique()})
 
 
 def _numbers_of(found: Labels, roles: Roles, name: str) -> dict[str, Column]:

@@ -1,4 +1,7 @@
-"""Finds which column names a user where the column of users is empty, as a guest's session does."""
+"""Finds which column names a user where the column of users does not, as a guest's session does.
+
+There it is empty, or holds one word for all guests, such as `guest` or `0`.
+"""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,6 +17,8 @@ _MOSTLY = 0.5  # of the rows of those who have a user at some time
 _VISIT = timedelta(minutes=30)
 _ONE = 0.9  # of the rows of a visit
 _ALIKE = 0.01
+_SHARE, _TIMES = 0.05, 10  # of the rows, and as often as the next user
+_USERS = 30
 
 
 def stand_in(
@@ -59,3 +64,19 @@ def _in_turn(known: pl.DataFrame) -> bool:
     same = pl.col("other") == pl.col("other").shift().over("login")
     pairs = known.select(near=near, same=same).filter(pl.col("near"))
     return float(pairs["same"].mean() or 0.0) >= _ONE
+
+
+def crowd(users: pl.Series) -> tuple[str, float] | None:
+    """The one user who has so many rows that it may stand for all who are not known.
+
+    Args:
+        users: (N,) ids; nulls do not count.
+
+    Returns:
+        The id and its share of the rows; None where no user has so many.
+    """
+    counts = users.drop_nulls().value_counts(sort=True, name="rows").rows()
+    if len(counts) < _USERS or counts[0][1] < max(_SHARE * len(users), _TIMES * counts[1][1]):
+        return None
+    most, rows = counts[0]
+    return str(most), rows / len(users)

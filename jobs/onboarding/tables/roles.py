@@ -26,7 +26,7 @@ from multigate.jobs.onboarding.tables.columns import (
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
-from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, stand_in
+from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.derive import first_present
@@ -128,6 +128,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
             f"{', '.join(log.files)}: expected a column of users and one of items, whose values "
             f"repeat; found {', '.join(ids) or 'none'} among {', '.join(columns)}{hint}"
         )
+    given, crowds = (frame, columns), _crowds(frame, columns, ids, taken)
+    for name, word in crowds.items():
+        frame, columns = _without(frame, columns, name, word)
     guests = _guests(frame, columns, ids, taken)
     ids = [name for name in columns if name in ids or name in guests]
     groups = [name for name in ids if _is_group(frame, columns, name, ids)]
@@ -144,6 +147,9 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     ranked = [*keys, *(name for name in roots if name not in keys)]
     names = [name for name in ranked if name in keys or not is_measure(columns[name])]
     user, item, why = _user_and_item(frame, columns, names if len(names) > 1 else ranked, groups)
+    for name in crowds.keys() - {user}:
+        frame = frame.with_columns(given[0][name])
+        columns[name] = given[1][name]
     roles = Roles(frame, columns, time, user, item, seconds=log.seconds, derive=derive)
     roles.reasons["time"] = _time_reason(time)
     roles.reasons["user"], roles.reasons["item"] = why
@@ -169,9 +175,38 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
         )
     if columns[user].distinct < _FEW_USERS:
         _join_user(roles)
-    elif user in guests and not {user, guests[user]} & log.derive.keys():
-        _add_guests(roles, guests[user])
+    elif user in guests:
+        _add_guests(roles, guests[user], crowds.get(user))
+    elif (most := crowd(frame[user])) is not None:
+        roles.reasons["user"] += (
+            f"; {most[0]!r} has {most[1]:.1%} of the rows: if it stands for all who are not known, "
+            "these rows share one past and one embedding, and {coalesce: "
+            f"[{user}, THAT], empty: [{most[0]}]}} of derive takes another column for them"
+        )
     return roles
+
+
+def _crowds(
+    frame: pl.DataFrame, columns: dict[str, Column], ids: Sequence[str], taken: set[str]
+) -> dict[str, str]:
+    """Columns that name users -> the word in them for all whom another column tells apart."""
+    found = {}
+    for name in ids:
+        most = crowd(frame[name])
+        if most is not None and name in _guests(
+            *_without(frame, columns, name, most[0]), ids, taken
+        ):
+            found[name] = most[0]
+    return found
+
+
+def _without(
+    frame: pl.DataFrame, columns: dict[str, Column], name: str, word: str
+) -> tuple[pl.DataFrame, dict[str, Column]]:
+    """The log where a word of a column is no value."""
+    other = pl.when(pl.col(name).cast(pl.String) != word).then(pl.col(name)).alias(name)
+    raw = pl.DataFrame({name: columns[name].raw}).select(other).to_series()
+    return frame.with_columns(other), columns | {name: look_at(name, raw)}
 
 
 def _guests(
@@ -194,8 +229,14 @@ def _guests(
     return found
 
 
-def _add_guests(roles: Roles, other: str) -> None:
-    """Let another column name the users whom their own column does not."""
+def _add_guests(roles: Roles, other: str, word: str | None) -> None:
+    """Let another column name the users whom their own column does not.
+
+    Args:
+        roles: get the column of both.
+        other: the column that tells guests apart.
+        word: for all guests, in the column of users; None where it is empty.
+    """
     login, name = roles.user, "user"
     while name in roles.columns:
         name += "_"
@@ -204,9 +245,11 @@ def _add_guests(roles: Roles, other: str) -> None:
     # The frame is in the order of time, columns are in that of the files.
     joined = first_present([roles.columns[part].raw for part in parts]).alias(name)
     roles.columns = {name: look_at(name, joined), **roles.columns}
-    roles.user, roles.derive = name, roles.derive | {name: {"coalesce": parts}}
+    rule = {"coalesce": parts} | ({} if word is None else {"empty": [word]})
+    roles.user, roles.derive = name, roles.derive | {name: rule}
+    none = "none" if word is None else f"none or {word!r}"
     roles.reasons["user"] = (
-        f"{login!r}, or {other!r} where a row has none ({missing:.1%} of the rows): a guest, who "
+        f"{login!r}, or {other!r} where a row has {none} ({missing:.1%} of the rows): a guest, who "
         f"is a user of that one {other!r}; {login!r}: {roles.reasons['user']}"
     )
 

@@ -2,17 +2,26 @@
 
 A column whose values all have one such spelling is read through a rule of `derive`: decimal commas,
 units such as a currency, durations, words for yes and no, dates as `31.12.2026` or `Dec 31 2026`.
+So is one in which `-` or `N/A` stands where others have a number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import as_times, holds_times, look
-from multigate.pipeline.read.derive import WITH_UNIT, duration, flag, number, spelled_time
+from multigate.pipeline.read.derive import (
+    WITH_UNIT,
+    duration,
+    first_present,
+    flag,
+    number,
+    spelled_time,
+)
 from multigate.pipeline.read.json_lines import as_text
+from multigate.pipeline.read.parse import NULL_LIKE
 
 _YES_NO = (
     *(("yes", "no"), ("y", "n"), ("t", "f"), ("on", "off")),
@@ -43,6 +52,12 @@ _ENOUGH = 0.98
 _MEASURES = 13  # values; of fewer, `size 4` may be a name
 _LETTERS = r"^[\p{L}]+$"
 _LATE = 3 * 3600  # seconds after midnight: half of a day's rows are later, half of what lasts less
+_HOUR = r"^(\d\d?):[0-5]\d(?::[0-5]\d(?:[.,]\d+)?)?$"
+_MORNING, _EVENING = 8, 18  # hours: half of a day's rows are later, and some after this one
+_DAYBREAK, _ROUND = 5, 0.9  # the first hour of plans, and how many of their times are of 5 minutes
+_ODD, _KINDS = 0.02, 20  # of the rows, and texts, that are no duration
+_NOTHING = r"^[^\p{L}\d]+$"
+_ZERO = r"^0+([.,]0+)?$"
 
 
 @dataclass
@@ -80,31 +95,80 @@ def respell(frame: pl.DataFrame) -> Spelled:
         column = look(name, frame[name])
         if not column.rows or (column.number is not None and not _is_day(column.raw)):
             continue
-        seconds = _seconds(column.raw)
+        marks = _marks(column.raw)
+        given = _without(column.raw, marks)
+        seconds = _seconds(given)
         if seconds is not None:
-            _keep(found, name, {"number": name}, *seconds)
+            values, odd, why = seconds
+            _keep(found, name, {"number": name}, values, why, [*marks, *odd])
             found.seconds.add(name)
-            continue
-        for rule, values, why in _spellings(name, column.raw):
-            _keep(found, name, rule, values, why)
-            break
+        elif marks and look(name, given).number is not None:
+            _keep(found, name, {"coalesce": [name]}, given, "numbers", marks)
+        else:
+            for rule, values, why in _spellings(name, given):
+                if not marks or "number" in rule:
+                    _keep(found, name, rule, values, why, marks)
+                    break
     return found
 
 
-def _keep(found: Spelled, name: str, rule: dict[str, Any], values: pl.Series, why: str) -> None:
+def _keep(
+    found: Spelled,
+    name: str,
+    rule: dict[str, Any],
+    values: pl.Series,
+    why: str,
+    empty: Sequence[str] = (),
+) -> None:
+    if empty:
+        rule = rule | {"empty": list(empty)}
+        shown = ", ".join(map(repr, empty[:3])) + (" and others" if len(empty) > 3 else "")
+        count = int(found.frame[name].str.strip_chars().str.to_lowercase().is_in(empty).sum())
+        why += f"; {count} of {len(values)} rows have {shown} instead, taken for none"
     found.derive[name], found.reasons[name] = rule, why
     found.frame = found.frame.with_columns(values.cast(pl.String).alias(name))
 
 
-def _seconds(raw: pl.Series) -> tuple[pl.Series, str] | None:
-    """The numbers of a column whose texts are all durations, and why they are."""
+def _marks(raw: pl.Series) -> list[str]:
+    """Texts that stand where there is no value, such as `-` and `N/A`, in small letters."""
+    texts = raw.drop_nulls().str.strip_chars().str.to_lowercase().unique()
+    words = sorted({one.lower() for one in NULL_LIKE})
+    found = texts.filter((texts.is_in(words) | texts.str.contains(_NOTHING)) & (texts != ""))
+    return sorted(found)
+
+
+def _without(raw: pl.Series, texts: Sequence[str]) -> pl.Series:
+    return first_present([raw], texts).alias(raw.name) if texts else raw
+
+
+def _seconds(raw: pl.Series) -> tuple[pl.Series, list[str], str] | None:
+    """The numbers of a column whose texts are durations, the few that are none, and why."""
     texts = raw.drop_nulls().str.strip_chars()
-    if texts.n_unique() < _MEASURES or duration(texts).null_count():
+    known = texts.unique(maintain_order=True)
+    known = known.filter(duration(known).is_not_null())
+    if len(known) < _MEASURES or _are_clocks(known):
         return None
-    why = f"durations, read as seconds, such as {texts[0]!r}"
-    if texts.str.contains(r"^\d+:\d\d$").all():
+    odd = texts.filter(~texts.is_in(known.implode()) & ~texts.str.contains(_ZERO))
+    kinds = sorted(odd.str.to_lowercase().unique())
+    if len(odd) > _ODD * len(texts) or len(kinds) > _KINDS:
+        return None
+    why = f"durations, read as seconds, such as {known[0]!r}"
+    if known.str.contains(r"^\d+:\d\d$").all():
         why += ", as minutes and seconds"
-    return number(raw), why
+    return number(_without(raw, kinds)), kinds, why
+
+
+def _are_clocks(texts: pl.Series) -> bool:
+    """Whether durations may be times of day, such as `14:05`, as far as their values tell."""
+    hours = texts.str.extract(_HOUR, 1).cast(pl.Int64)
+    if hours.null_count() or int(hours.max() or 0) > 23:
+        return False
+    if texts.str.count_matches(":").min() == 2:
+        return float(duration(texts).median() or 0.0) >= _LATE
+    minutes = texts.str.extract(r":(\d\d)", 1).cast(pl.Int64)
+    plans = float((minutes % 5 == 0).mean() or 0.0) > _ROUND and int(hours.min() or 0) >= _DAYBREAK
+    middle, last = float(hours.median() or 0.0), int(hours.max() or 0)
+    return plans or (middle >= _MORNING and last >= _EVENING)
 
 
 def _cut_nanoseconds(found: Spelled, name: str) -> bool:

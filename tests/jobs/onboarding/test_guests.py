@@ -83,6 +83,52 @@ def test_a_guests_session_stands_for_the_login(guests, lost, hide, tmp_path):
     assert found.facts["rows"]["rejected"] == 0
 
 
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize(("word", "suffix"), [("guest", "csv"), ("0", "csv"), (0, "parquet")])
+def test_a_word_for_all_guests_is_no_user(word, suffix, hide, tmp_path):
+    """Also where another column holds the word, and in typed files."""
+    log = visits().drop("device", "town")
+    log = log.with_columns(kind_of_user=pl.when(pl.col("login").is_null()).then(pl.lit(str(word))))
+    if word != "guest":
+        log = log.with_columns(pl.col("login").str.strip_prefix("u"))
+    if word == 0:
+        log = log.with_columns(pl.col("login").cast(pl.Int64))
+    log = log.with_columns(pl.col("login").fill_null(pl.lit(word)))
+    names = {name: f"x{at}" if hide else name for at, name in enumerate(log.columns)}
+    (tmp_path / "log").mkdir()
+    given = log.rename(names)
+    if suffix == "csv":
+        given.write_csv(tmp_path / "log/log.csv")
+    else:
+        given.write_parquet(tmp_path / "log/log.parquet")
+    made = draft(place(str(tmp_path / "log")), "my")
+    parts = [names["login"], names["visit"]]
+    rule = {"coalesce": parts, "empty": [str(word)]}
+    assert roles_of(made) == ("user", names["visit"], rule)
+    share = float((log["login"].cast(pl.String) == str(word)).mean())
+    said = f"none or {str(word)!r} ({share:.1%} of the rows)"
+    assert said in made.notes["pipeline.log.columns"]
+    found = check(made.config(), tmp_path / "log")
+    assert found.facts["rows"]["rejected"] == 0
+    assert not [one for one in found.findings if "stands for all" in one.message]
+    job.run(made.config(), tmp_path / "log", tmp_path / "examples")
+    users = pl.read_parquet(tmp_path / "examples/train/*.parquet")["user"]
+    assert users.value_counts(sort=True)["count"][0] < 0.05 * len(users)
+
+
+def test_one_user_of_many_rows_is_told_where_no_column_tells_guests_apart(tmp_path):
+    log = visits().drop("device", "town", "visit").with_columns(pl.col("login").fill_null("anonym"))
+    made, _ = drafted(log, tmp_path / "log")
+    assert roles_of(made) == ("login", None, None)
+    rows = float((log["login"] == "anonym").mean())
+    said = f"'anonym' has {rows:.1%} of the rows: if it stands for all who are not known"
+    assert said in made.notes["pipeline.log.columns"]
+    found = check(made.config(), tmp_path / "log")
+    assert not found.fails
+    [line] = [one.message for one in found.findings if "stands for all" in one.message]
+    assert "derive the user: {coalesce: [login, THAT], empty: [anonym]}" in line
+
+
 def test_examples_of_guests_and_users(tmp_path):
     """Users keep their own table and their past over visits; guests have one of their own."""
     log = visits().drop("device", "town")

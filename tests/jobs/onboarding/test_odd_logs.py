@@ -580,6 +580,79 @@ def test_durations_are_numbers_of_seconds(spell, tmp_path):
     assert rows["label/took"].max() > 1900
 
 
+@pytest.mark.parametrize(
+    ("nothing", "odd", "empty"),
+    [
+        ("", "", None),
+        ("-", "-", ["-"]),
+        ("", "N/A", ["n/a"]),
+        ("0", "", None),
+        ("PT0S", "1:75", ["1:75"]),
+        ("null", "soon", ["null", "soon"]),
+    ],
+)
+def test_some_odd_values_leave_durations_durations(nothing, odd, empty, tmp_path):
+    """How long was read is known only afterwards: else the draft would take it for a feature."""
+    lines, reads = ["at,request,user,item,clicked,took"], 0
+    for row in flat():
+        took = nothing
+        if row["seconds"] is not None:
+            reads += 1
+            took = odd if reads in (7, 90) else iso(round(20 * row["seconds"]))
+        cells = [row["at"], row["request"], row["user"], f"i{row['item']}", int(row["click"])]
+        lines.append(",".join(map(str, [*cells, took])))
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log/log.csv", *lines)
+    made = draft(tmp_path / "log", "x")
+    rule = {"number": "took"} | ({} if empty is None else {"empty": empty})
+    assert made.values["pipeline"]["log"]["derive"]["took"] == rule
+    assert "took" not in features(made)
+    assert made.values["contract"]["tasks"]["took"]["label"]["column"] == "took"
+    if empty is not None:
+        count = 2 if nothing in ("", "PT0S") else len(flat()) - reads + 2
+        said = f"{count} of {len(flat())} rows have {', '.join(map(repr, empty))} instead"
+        assert said in made.notes["pipeline.derive"]
+    found = check(made.config(), tmp_path / "log")
+    assert found.facts["rows"]["rejected"] == 0
+    job.run(made.config(), tmp_path / "log", tmp_path / "examples")
+    rows = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    assert rows["label/took"].max() > 1900
+
+
+def test_marks_for_no_number():
+    frame = {
+        "price": ["12.125", "-", "7.5", "3"] * 20,
+        "stars": ["1", "N/A", "5", ""] * 20,
+        "cost": ["€ 1.50", "--", *(f"€ {at}.25" for at in range(18))] * 4,
+        "size": ["38", "40", "S", "M"] * 20,
+        "who": ["anna", "-", "ben", "NULL"] * 20,
+    }
+    found = respell(pl.DataFrame(frame))
+    assert found.derive == {
+        "price": {"coalesce": ["price"], "empty": ["-"]},
+        "stars": {"coalesce": ["stars"], "empty": ["n/a"]},
+        "cost": {"number": "cost", "empty": ["--"]},
+    }
+    assert found.frame["price"].head(4).to_list() == ["12.125", None, "7.5", "3"]
+    assert found.reasons["price"] == "numbers; 20 of 80 rows have '-' instead, taken for none"
+
+
+@pytest.mark.parametrize(
+    ("texts", "are_durations"),
+    [
+        ([f"{at % 24:02}:{at * 7 % 60:02}" for at in range(200)], False),  # of a whole day
+        ([f"{9 + at % 14}:{at * 7 % 60:02}" for at in range(200)], False),  # 9:07 to 22:..
+        ([f"{7 + at % 5:02}:{at % 4 * 15:02}" for at in range(200)], False),  # opens at 07:30
+        ([f"{at % 24:02}:{at * 7 % 60:02}:{at % 60:02}" for at in range(200)], False),
+        ([f"{at * at % 13:02}:{at * 7 % 60:02}" for at in range(200)], True),  # of songs
+        ([f"{at % 45}:{at * 7 % 60:02}" for at in range(200)], True),
+        ([f"0{at % 2}:{at * 7 % 60:02}:{at % 60:02}" for at in range(200)], True),
+    ],
+)
+def test_times_of_day_are_no_durations(texts, are_durations):
+    assert (respell(pl.DataFrame({"x": texts})).seconds == {"x"}) == are_durations
+
+
 def test_durations_are_told_from_names_and_times_of_day():
     parquet = [timedelta(seconds=7.5 * at) for at in range(40)]
     odd = {

@@ -206,18 +206,31 @@ def test_a_word_that_no_outcome_comes_with_is_a_feature(hide, tmp_path):
     assert set(weights(made)) == {names[one] for one in ("seen", "played", "heart")}
 
 
+@pytest.mark.parametrize("nothing", [None, "0", "0:00"])
 @pytest.mark.parametrize("hide", [False, True])
-def test_numbers_of_two_event_types_in_two_columns_are_one_column_of_values(hide, tmp_path):
+def test_numbers_of_two_event_types_in_two_columns_are_one_column_of_values(
+    hide, nothing, tmp_path
+):
+    """Rows without a number have none, or 0; seconds may be written as `3:05`."""
     draw, log = random.Random(9), tiles(1, 5)
     seconds = [draw.randint(5, 900) if what == "played" else None for what in log["what"]]
     stars = [draw.randint(1, 5) if what == "heart" else None for what in log["what"]]
-    log = log.with_columns(pl.Series("seconds", seconds), pl.Series("stars", stars))
+    spell = str if nothing != "0:00" else lambda one: f"{one // 60}:{one % 60:02}"
+    texts = [nothing if one is None else spell(one) for one in seconds]
+    none = None if nothing is None else "0"
+    log = log.with_columns(
+        pl.Series("seconds", texts),
+        pl.Series("stars", [none if one is None else str(one) for one in stars]),
+    )
     made, names = drafted(log, tmp_path, hide)
 
     source = made.values["pipeline"]["log"]
     value = source["columns"]["value"]
     numbers = [names["seconds"], names["stars"]]
-    assert source["derive"][value] == {"join": numbers, "separator": ""}
+    zeros = {} if nothing is None else {"empty": ["0"]}
+    assert source["derive"][value] == {"coalesce": numbers} | zeros
+    if nothing == "0:00":
+        assert source["derive"][numbers[0]] == {"number": numbers[0]}
     tasks = made.values["contract"]["tasks"]
     assert [tasks[one]["label"]["events"] for one in numbers] == [["played"], ["heart"]]
     assert [tasks[one]["label"]["aggregate"] for one in numbers] == ["sum", "max"]
@@ -226,6 +239,19 @@ def test_numbers_of_two_event_types_in_two_columns_are_one_column_of_values(hide
     found = examples[f"label/{numbers[1]}"].drop_nulls()
     assert set(found.unique()) <= {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
     assert found.max() == 5.0
+    assert examples[f"label/{numbers[0]}"].max() == max(one for one in seconds if one is not None)
+
+
+def test_of_two_numbers_in_one_row_one_is_a_label_and_the_other_no_feature(tmp_path):
+    draw, log = random.Random(9), tiles(1, 5)
+    is_played = pl.Series([what == "played" for what in log["what"]])
+    for name, most in (("seconds", 900), ("kilobytes", 9000)):
+        numbers = pl.Series(name, [draw.randint(5, most) for _ in range(len(log))])
+        log = log.with_columns(pl.when(is_played).then(numbers).alias(name))
+    made, _ = drafted(log, tmp_path, False)
+    assert made.values["pipeline"]["log"]["columns"]["value"] == "seconds"
+    assert "a number in 'seconds' too" in made.left_out["kilobytes"]
+    assert "kilobytes" not in made.values["contract"]["features"]
 
 
 def test_dwell_lasts_from_the_start_and_not_from_the_last_event(tmp_path):

@@ -112,6 +112,8 @@ def test_a_user_without_any_part_is_missing(impression_config, read_examples, tm
         ({"time_of": "a", "form": "DD/MM"}, "letters of strptime with a year"),
         ({"member": "a"}, "member and of go together"),
         ({"join": ["a"]}, "at least 2"),
+        ({"coalesce": ["a"]}, "at least two columns, or texts that are none"),
+        ({"lower": "a", "empty": ["guest"]}, "only coalesce and number take it"),
         ({"lowr": "a"}, "did you mean 'lower'"),
     ],
 )
@@ -286,3 +288,48 @@ def test_the_first_column_that_has_a_value_names_the_user(
     assert len(users) == len(ROWS) + 1
     rejects = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
     assert [row["reason"] for row in rejects] == ["user: missing"]
+
+
+def test_a_joined_or_first_present_column_reads_derived_ones(
+    impression_config, read_examples, tmp_path
+):
+    """Of logins with and without capitals, and a word for those who have none."""
+    changes = DERIVED | write(tmp_path, "csv", ["who", *NAMES], [])
+    whos, took = ["Ann", " ann", "GUEST", ""], ["1:30", "-", "n/a", "0:05"]
+    rows = [(*one, *row) for *one, row in zip(whos, took, ROWS, strict=True)]
+    lines = [",".join(map(str, row)) for row in rows]
+    names = ["who", "took", *NAMES]
+    (tmp_path / "log.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    changes["pipeline.log.derive"] = changes["pipeline.log.derive"] | {
+        "who": {"lower": "who"},
+        "took": {"number": "took", "empty": ["-", "N/A"]},
+        "user": {"coalesce": ["who", "device"], "empty": ["Guest"]},
+        "page": {"join": ["who", "item"], "separator": "/"},
+    }
+    changes["contract.features"] = changes["contract.features"] | {
+        "page": {"kind": "id", "side": "item"},
+        "took": {"kind": "number", "side": "context", "missing": "indicator"},
+    }
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    found = read_examples(tmp_path / "out").sort("meta/time").select("user", "page", "took")
+    assert found.rows() == [
+        ("ann", "ann/7", 90.0),
+        ("ann", "ann/8", None),
+        ("web", "guest/7", None),
+        ("web", "/9", 5.0),
+    ]
+
+
+def test_only_a_word_for_nobody_makes_a_user_missing(impression_config, tmp_path):
+    changes = DERIVED | write(tmp_path, "csv", NAMES, ROWS)
+    changes["pipeline.log.derive"] = changes["pipeline.log.derive"] | {
+        "user": {"coalesce": ["region"], "empty": ["fr "]}
+    }
+    changes["pipeline.max_reject_rate"] = 0.5
+    run(impression_config(**changes), tmp_path, tmp_path / "out")
+    rejects = pq.read_table(tmp_path / "out" / "rejects").to_pylist()
+    # One row has no region, the other the word for none.
+    assert [(row["line"], row["reason"]) for row in rejects] == [
+        (3, "user: missing"),
+        (4, "user: missing"),
+    ]
