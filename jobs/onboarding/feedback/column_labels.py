@@ -23,7 +23,6 @@ from multigate.jobs.onboarding.feedback.labels import (
     AVERSE,
     DECIDED,
     FEWEST,
-    NEARLY_ALL,
     SATISFIED,
     Labels,
     is_small,
@@ -32,12 +31,14 @@ from multigate.jobs.onboarding.feedback.labels import (
 from multigate.jobs.onboarding.feedback.outcome_words import spell_outcomes
 from multigate.jobs.onboarding.feedback.places import position_of
 from multigate.jobs.onboarding.feedback.ratings import (
+    FEW_MISSING,
     add_given,
     add_rating,
     has_zeros,
     lowers,
 )
 from multigate.jobs.onboarding.tables.columns import Column, decides, look
+from multigate.jobs.onboarding.tables.outcomes import NEARLY_ALL
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _SUMS = 0.8
@@ -91,6 +92,12 @@ def feedback_columns(roles: Roles) -> Labels:
             f"column {flag.name!r} is 1 in {share:.2%} of the rows and varies within users and "
             "items" + ("; its name or lower ratings say that it is unwelcome" if averse else "")
         )
+        if flag.missing > FEW_MISSING and any(one.missing <= FEW_MISSING for one in flags):
+            found.tasks[name]["score_weight"] = 0
+            found.reasons[name] += (
+                f"; {flag.missing:.0%} of the rows have none and no label, so that it is a rate of "
+                "the others, and no term of the combined score"
+            )
         if flag is seen:
             found.reasons[name] += (
                 "; no other flag is 1 without it, and it tells no choice, but what was seen: the "

@@ -27,11 +27,11 @@ from multigate.jobs.onboarding.feedback.places import position_of
 from multigate.jobs.onboarding.feedback.ratings import add_high, lowers
 from multigate.jobs.onboarding.feedback.shown import is_drawn, shows
 from multigate.jobs.onboarding.tables.columns import Column, look
+from multigate.jobs.onboarding.tables.outcomes import NEARLY_ALL
 from multigate.jobs.onboarding.tables.roles import Roles
 
 _KEPT = 0.98  # of an event type's rows, which a label's window should hold
 _FEW_VALUES = 100  # of one event type, where several have some
-_CERTAIN = 0.97  # of the impressions
 _SOON_AFTER = "1d"
 _AT_THE_END = 0.05  # of the values, of which a scale has so many at its end
 
@@ -132,9 +132,9 @@ def _drop_certain(found: Labels, roles: Roles) -> None:
     told: list[str] = []
     for name, kind in list(found.events.items()):
         follows = both(shown, kind) / max(len(of[shown]), 1)
-        most = {other: _CERTAIN * max(len(of[kind]), len(of[other])) for other in told}
+        most = {other: NEARLY_ALL * max(len(of[kind]), len(of[other])) for other in told}
         twin = next((other for other in told if both(kind, other) > most[other]), None)
-        if len(found.events) > 1 and (follows > _CERTAIN or twin is not None):
+        if len(found.events) > 1 and (follows > NEARLY_ALL or twin is not None):
             del found.tasks[name], found.events[name], found.reasons[name]
             found.no_task[kind] = (
                 f"comes with {twin!r}" if twin is not None else f"follows {follows:.0%} of them"

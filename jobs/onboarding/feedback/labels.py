@@ -25,7 +25,6 @@ OUTCOME = (
 )
 """Words for what is measured afterwards, which decide only what the values leave open."""
 FEWEST = 30  # positives that a task needs
-NEARLY_ALL = 0.97  # of the rows: what is 1 so often is no task
 DELAYS = (
     *(("10m", 600), ("1h", 3600), ("6h", 21_600), ("1d", 86_400)),
     *(("3d", 259_200), ("7d", 604_800), ("14d", 1_209_600), ("30d", 2_592_000)),

@@ -7,7 +7,7 @@ import polars as pl
 from multigate.jobs.onboarding.feedback.labels import Labels, is_small, snake
 from multigate.jobs.onboarding.tables.columns import Column, look
 
-_FEW_MISSING = 0.05
+FEW_MISSING = 0.05  # of the rows: they have no label
 _FEW_RATED = 20
 _LOWER = 0.3  # standard deviations
 
@@ -30,7 +30,7 @@ def add_rating(found: Labels, rating: Column) -> None:
         f"column {rating.name!r} has {rating.distinct} steps from {rating.lowest:g} to "
         f"{rating.highest:g}{given}"
     )
-    add_high(found, name, rating.name, numbers, label, rating.missing > _FEW_MISSING)
+    add_high(found, name, rating.name, numbers, label, rating.missing > FEW_MISSING)
 
 
 def add_high(
@@ -52,7 +52,8 @@ def add_high(
         is_rare: whether rows without a rating have no label.
     """
     steps = sorted(numbers.drop_nulls().unique())[1:]
-    good = min(steps, key=lambda step: abs(float((numbers >= step).mean() or 0) - 0.5))
+    off = {step: round(abs(float((numbers >= step).mean() or 0) - 0.5), 2) for step in steps}
+    good = min(steps, key=lambda step: (off[step], -step))
     liked = snake(f"{name}_high", found.tasks)
     found.tasks[liked] = {
         "group": "satisfaction",
@@ -61,7 +62,9 @@ def add_high(
         "at_least": good,
         "score_weight": 1,
     }
-    found.reasons[liked] = f"{column!r} is at least {good:g}: about half of the rows"
+    share = float((numbers >= good).mean() or 0.0)
+    told = "about half" if 0.4 <= share <= 0.6 else f"{share:.0%}"
+    found.reasons[liked] = f"{column!r} is at least {good:g}: {told} of the rows"
     if is_rare:
         for task in (name, liked):
             found.tasks[task]["score_weight"] = 0

@@ -10,7 +10,8 @@ _TELLS = 0.02  # of the rarer outcome, which values that tell outcomes may confu
 _OUTSIDE, _OF_CHANCE = 0.05, 0.1  # of the rows above 0, and of those that chance would leave
 _NO_CHANCE = 10  # rows that are expected, of which none or few are there
 _SCALE = 12  # values that a scale has at most
-_NEARLY_ALL = 0.97  # of the rows
+NEARLY_ALL = 0.97
+"""The share of the rows from which on a flag tells nothing apart."""
 
 
 def tells(column: Column, flag: Column) -> bool:
@@ -62,7 +63,7 @@ def needed(column: Column, flag: Column) -> bool:
     """
     number, nearly = column.number, False
     if number is not None:
-        nearly = column.flag and column.ones > _NEARLY_ALL * column.rows
+        nearly = column.flag and column.ones > NEARLY_ALL * column.rows
         if not (nearly or column.distinct > _SCALE) or column.lowest < 0:
             return False
         lacks = number.fill_null(0) == 0

@@ -107,6 +107,21 @@ def visits() -> pl.DataFrame:
     return pl.DataFrame(rows, infer_schema_length=None).sort("time", maintain_order=True)
 
 
+def test_a_flag_that_some_rows_lack_is_a_rate_and_no_term_of_the_score(tmp_path):
+    """Who sells answers those who ask; of the others there is no answer, and no label."""
+    draw, log = random.Random(6), advertisements().drop("t", "page", "bought")
+    answers = [draw.choice(["yes", "no", "no"]) if one else None for one in log["y"]]
+    made, _ = drafted(log.with_columns(pl.Series("answer", answers)), tmp_path, False)
+    tasks = made.values["contract"]["tasks"]
+    assert {name: tasks[name]["score_weight"] for name in ("y", "answer")} == {"y": 1, "answer": 0}
+    missing = 1 - float(log["y"].mean())
+    assert (
+        f"{missing:.0%} of the rows have none and no label" in made.notes["contract.tasks.answer"]
+    )
+    found = check(made.config(), tmp_path)
+    assert found.facts["tasks"]["answer"]["mean"] == pytest.approx(1 / 3, abs=0.05)
+
+
 @pytest.mark.parametrize("hide", [False, True])
 def test_an_event_log_that_knows_its_sessions_end(hide, tmp_path):
     made, names = drafted(visits(), tmp_path, hide)

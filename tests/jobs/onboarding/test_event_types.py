@@ -9,6 +9,8 @@ import pytest
 from multigate.configs.storage import place
 from multigate.jobs.onboarding.draft import draft
 from multigate.jobs.onboarding.drafted import Draft
+from multigate.jobs.onboarding.feedback.labels import Labels
+from multigate.jobs.onboarding.feedback.ratings import add_rating
 from multigate.jobs.onboarding.tables.columns import look
 from multigate.jobs.onboarding.tables.event_types import event_types
 from multigate.pipeline import job
@@ -237,3 +239,23 @@ def test_stars_of_events_are_high_by_the_rule_of_ratings(tmp_path):
         rows.filter(pl.col("label/rate") == 0)
     )
     assert 0.3 < rated["label/value_high"].mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("steps", "weights", "good", "share"),
+    [
+        ([1, 2, 3, 4, 5], [1, 1, 1, 1, 1], 4, "about half"),
+        ([1, 2, 3, 4, 5], [2, 3, 5, 20, 70], 5, "70%"),
+        (list(range(1, 11)), [1, 1, 2, 3, 5, 8, 10, 9, 6, 3], 7, "about half"),
+        ([at / 2 for at in range(1, 11)], [1] * 10, 3, "about half"),
+        ([1, 2, 3], [1, 1, 1], 3, "33%"),
+    ],
+)
+def test_high_ratings_are_those_nearest_to_half_and_their_share_is_told(
+    steps, weights, good, share
+):
+    values = [step for step, n in zip(steps, weights, strict=True) for _ in range(30 * n)]
+    rating, found = look("x", pl.Series("x", [f"{one:g}" for one in values])), Labels()
+    add_rating(found, rating)
+    assert found.tasks["x_high"]["at_least"] == good
+    assert f"is at least {good:g}: {share} of the rows" in found.reasons["x_high"]
