@@ -213,11 +213,7 @@ class RestApp:
                 f"{', '.join(self._calls)}, /metadata or nothing, or {METRICS[0]}",
             )
         if scope["method"] not in _METHODS[wanted]:
-            return self._refused(
-                405,
-                f"{path[:200]}: expected {wanted}, received {scope['method'][:20]}",
-                (b"allow", ", ".join(_METHODS[wanted]).encode()),
-            )
+            return self._other_method(f"{path[:200]}: ", wanted, scope["method"])
         if wanted == "POST":
             method, service, work = self._calls[verb]
         elif verb:
@@ -337,11 +333,16 @@ class RestApp:
         more = (_CLOSE,) if status in _UNREAD else ()
         return _Failure(status, message, (*headers, *more))
 
+    def _other_method(self, where: str, wanted: str, method: str) -> _Failure:
+        """An answer to a request whose path has another method."""
+        allowed = ", ".join(_METHODS[wanted]).encode()
+        message = f"{where}expected {wanted}, received {method[:20]}"
+        return self._refused(405, message, (b"allow", allowed))
+
     async def _metrics(self, method: str, headers: Headers) -> "_Answer | _Failure":
         """The page for Prometheus, of all workers."""
         if method not in _METHODS["GET"]:
-            allow = ", ".join(_METHODS["GET"]).encode()
-            return self._refused(405, f"expected GET, received {method[:20]}", (b"allow", allow))
+            return self._other_method("", "GET", method)
         try:
             self._gate.authorize("/metrics", headers)
         except RequestError as error:

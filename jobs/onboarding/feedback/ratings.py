@@ -52,8 +52,8 @@ def add_high(
         is_rare: whether rows without a rating have no label.
     """
     steps = sorted(numbers.drop_nulls().unique())[1:]
-    off = {step: round(abs(float((numbers >= step).mean() or 0) - 0.5), 2) for step in steps}
-    good = min(steps, key=lambda step: (off[step], -step))
+    shares = {step: float((numbers >= step).mean() or 0.0) for step in steps}
+    good = min(steps, key=lambda step: (round(abs(shares[step] - 0.5), 2), -step))
     liked = snake(f"{name}_high", found.tasks)
     found.tasks[liked] = {
         "group": "satisfaction",
@@ -62,8 +62,7 @@ def add_high(
         "at_least": good,
         "score_weight": 1,
     }
-    share = float((numbers >= good).mean() or 0.0)
-    told = "about half" if 0.4 <= share <= 0.6 else f"{share:.0%}"
+    told = "about half" if 0.4 <= shares[good] <= 0.6 else f"{shares[good]:.0%}"
     found.reasons[liked] = f"{column!r} is at least {good:g}: {told} of the rows"
     if is_rare:
         for task in (name, liked):
