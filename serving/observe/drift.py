@@ -2,7 +2,7 @@
 
 A call only puts references into a bounded queue, after its answer is made; calls that do not fit
 are dropped and counted.  A thread of low priority does the rest, and runs the model's signature
-`watch`.
+`watch`, for several calls at once: a run costs 0.7 ms for one call and little more for eight.
 Features of the user and the context count once per candidate, as they do in examples.
 
 Evidently and NannyML were considered: they compare tables after the fact, and need pandas.
@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy as np
 
 from multigate.configs.contract import LENGTH, PRESENT, IdListFeature
 from multigate.serving.core.background import SupervisedThread, lower_priority
-from multigate.serving.core.layout import SCORE, Arrays
+from multigate.serving.core.layout import RANK, SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG
+from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.reference import Reference, stability_index
 
@@ -32,6 +34,10 @@ UNSEEN, EXPERTS = "unseen/", "experts"
 lack: the experts that were evaluated for each candidate, (N,)."""
 
 _QUEUED_CALLS = 64
+_TOGETHER = 800
+"""Most candidates of the calls that are watched together."""
+_GATHER_SECONDS = 0.5
+"""For which the thread waits, after a call, for others to watch together with it."""
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
 """What a window needs before it is compared.  The candidates of a call share its user: with few
 calls, chance alone passes the thresholds."""
@@ -39,6 +45,22 @@ _WINDOWS = 16
 """Most windows; the oldest are those of versions that are gone."""
 _REPEAT_AFTER = 600.0
 """Seconds before a warning that says nothing new."""
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One sampled call; holds references, no copies."""
+
+    ranker: RankerVersion
+    inputs: Arrays
+    """Of the `rank` signature."""
+    outputs: Arrays
+    """(N,) each."""
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return len(self.outputs[SCORE])
 
 
 @dataclass
@@ -73,7 +95,8 @@ class DriftMonitor:
         self._share_threshold = options.watch_share
         self._metrics = metrics
         self._changed = threading.Condition()
-        self._queue: deque[tuple[RankerVersion, Arrays, Arrays]] = deque()
+        self._queue: deque[_Watched] = deque()
+        self._queued = 0  # rows
         self._closed = False
         self._windows: dict[tuple[str, int], _Window] = {}
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
@@ -86,11 +109,14 @@ class DriftMonitor:
         """Queue a call, if it is sampled and there is room; never waits."""
         if random.random() >= self._rate:
             return
+        watched = _Watched(ranker, inputs, outputs)
         with self._changed:
             full = self._closed or len(self._queue) >= _QUEUED_CALLS
             if not full:
-                self._queue.append((ranker, inputs, outputs))
-                self._changed.notify()
+                self._queue.append(watched)
+                self._queued += watched.rows
+                if len(self._queue) == 1 or self._enough():
+                    self._changed.notify()
         if full:
             self._metrics.watched.add(ranker.model, "dropped")
 
@@ -102,34 +128,67 @@ class DriftMonitor:
         if self._thread is not None:
             self._thread.join()
 
+    def _enough(self) -> bool:
+        """Whether to wait for no more calls."""
+        return self._closed or self._queued >= _TOGETHER or 2 * len(self._queue) >= _QUEUED_CALLS
+
     def _run(self) -> None:
         lower_priority()
         while True:
             with self._changed:
                 while not self._queue and not self._closed:
                     self._changed.wait()
+                self._changed.wait_for(self._enough, _GATHER_SECONDS)
                 if not self._queue:
                     return
-                ranker, inputs, outputs = self._queue.popleft()
-            try:
-                self._process(ranker, inputs, outputs)
-                self._metrics.watched.add(ranker.model, "watched")
-            except Exception:
-                LOG.exception("model %s: drift: a sampled call cannot be processed", ranker.model)
-                self._metrics.watched.add(ranker.model, "failed")
+                calls = list(self._queue)
+                self._queue.clear()
+                self._queued = 0
+            for together in _alike(calls):
+                self._watch(together)
             # Else it would keep a version that is gone, and its mapped files, until another call.
-            del ranker, inputs, outputs
+            del calls, together
 
-    def _process(self, ranker: RankerVersion, inputs: Arrays, outputs: Arrays) -> None:
-        model, rows = ranker.model, len(outputs[SCORE])
-        window = self._window(ranker)
-        window.calls += 1
-        window.rows += rows
-        counted = self._counted(ranker, inputs)
+    def _watch(self, calls: Sequence[_Watched]) -> None:
+        """Process calls together; if they cannot be counted so, each alone: one may be to blame."""
+        try:
+            inputs, counted = self._counted(calls)
+        except Exception:
+            if len(calls) == 1:
+                self._fail(calls)
+            else:
+                for call in calls:
+                    self._watch([call])
+            return
+        try:
+            self._add(calls, inputs, counted)
+        except Exception:
+            self._fail(calls)
+        else:
+            self._metrics.watched.add(calls[0].ranker.model, "watched", by=len(calls))
+
+    def _fail(self, calls: Sequence[_Watched]) -> None:
+        """Log the present exception, and count the calls."""
+        model = calls[0].ranker.model
+        LOG.exception("model %s: drift: %d sampled calls cannot be processed", model, len(calls))
+        self._metrics.watched.add(model, "failed", by=len(calls))
+
+    def _add(self, calls: Sequence[_Watched], inputs: Arrays, counted: Arrays) -> None:
+        """Add calls to their version's window.
+
+        Args:
+            calls: of one version, each of N candidates.
+            inputs: of all of them.
+            counted: what their version counted.
+        """
+        ranker, rows = calls[0].ranker, calls[0].rows
+        model, window = ranker.model, self._window(ranker)
+        window.calls += len(calls)
+        window.rows += len(calls) * rows
         if (experts := counted.get(EXPERTS)) is not None:
             self._metrics.row_experts.observe_all(experts, model)
         for name, feature in ranker.contract.of_side("user", "context", "item"):
-            # The user's one value counts for each of the N items.
+            # The user's one value counts for each of the call's N items.
             times = 1 if feature.side == "item" else rows
             count = window.features.setdefault(name, _Count())
             count.missing += times * _missing(name, inputs)
@@ -144,9 +203,10 @@ class DriftMonitor:
             self._metrics.ids.add(model, name, "unseen", by=unseen)
             self._metrics.ids.add(model, name, "seen", by=values - unseen)
         for task in ranker.contract.tasks:
-            self._metrics.scores.observe_all(outputs[task], model, task)
+            scores = np.concatenate([call.outputs[task] for call in calls])
+            self._metrics.scores.observe_all(scores, model, task)
             if ranker.reference is not None and task in ranker.reference.scores:
-                counts = ranker.reference.scores[task].count(outputs[task])
+                counts = ranker.reference.scores[task].count(scores)
                 window.scores[task] = window.scores.get(task, 0) + counts
         if (
             ranker.reference is not None
@@ -165,13 +225,22 @@ class DriftMonitor:
             self._windows[key] = _Window(time.monotonic())
         return self._windows[key]
 
-    def _counted(self, ranker: RankerVersion, inputs: Arrays) -> Arrays:
-        """What the version counts; nothing where it has no such signature, or is gone."""
+    def _counted(self, calls: Sequence[_Watched]) -> tuple[Arrays, Arrays]:
+        """The inputs of all calls, and what their version counts in them.
+
+        That is nothing where it has no such signature, or is gone.
+        """
+        ranker, inputs = calls[0].ranker, calls[0].inputs
+        if len(calls) > 1:
+            rank = ranker.signature(RANK)
+            assert rank is not None  # every ranker has it
+            assert rank.layout is not None
+            inputs = join_calls([call.inputs for call in calls], rank.layout)
         signature = ranker.signature(WATCH)
         if signature is None or not ranker.saved_model.acquire():
-            return {}
+            return inputs, {}
         try:
-            return signature(inputs)
+            return inputs, signature(inputs)
         finally:
             ranker.saved_model.release()
 
@@ -216,6 +285,20 @@ class DriftMonitor:
             window.rows,
             "; ".join(differing.values()),
         )
+
+
+def _alike(calls: Iterable[_Watched]) -> list[list[_Watched]]:
+    """Calls that can be counted together: of one version, and of as many candidates.
+
+    A user counts once per candidate, and the counts of a run do not tell one user from another.
+    """
+    found: dict[tuple[int, int], list[list[_Watched]]] = {}
+    for call in calls:
+        groups = found.setdefault((id(call.ranker), call.rows), [[]])
+        if groups[-1] and (len(groups[-1]) + 1) * call.rows > _TOGETHER:
+            groups.append([])
+        groups[-1].append(call)
+    return [group for groups in found.values() for group in groups]
 
 
 def _missing(name: str, inputs: Arrays) -> int:

@@ -13,6 +13,7 @@ from multigate.serving.client.rank_client import RankClient
 from multigate.serving.core.layout import SCORE
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
+from multigate.serving.observe import drift
 from multigate.serving.observe.drift import _LEAST_CALLS, _WINDOWS, DriftMonitor
 from multigate.serving.versions.reference import Histogram, Reference, stability_index
 
@@ -124,7 +125,10 @@ def test_traffic_as_in_the_test_split_raises_nothing(serve, usual, until, caplog
     assert not [record for record in caplog.records if "test split" in record.message]
 
 
-def test_traffic_that_parts_from_the_test_split_is_told_once(serve, usual, until, caplog):
+def test_traffic_that_parts_from_the_test_split_is_told_once(
+    serve, usual, until, caplog, monkeypatch
+):
+    monkeypatch.setattr(drift, "_TOGETHER", 1)  # each window has the calls of all 30 users
     items = [*ITEMS[:30], *(f"new{n}" for n in range(10))]
     with (
         serve(reference_of(usual, recent={"unseen": 0.5})) as running,
@@ -156,6 +160,68 @@ def test_versions_that_recorded_nothing_serve_as_well(serve, reference, until, c
         until(lambda: watched_calls(running) == 31)
         assert "multigate_score_stability_index{" not in running.server.metrics.text()
     assert ("drift is not measured" in caplog.text) == (reference is not None)
+
+
+@pytest.fixture
+def some_calls(serve, usual, monkeypatch):
+    """Version, inputs and outputs of 32 calls that differ in user, lists and candidates."""
+    found = []
+    add = DriftMonitor.add
+    monkeypatch.setattr(DriftMonitor, "add", lambda self, *call: found.append(call))
+    with (
+        serve(reference_of(usual, recent={"unseen": 0.5})) as running,
+        RankClient(running.target, timeout=120) as client,
+    ):
+        for number in range(32):
+            items = ITEMS if number % 3 else [*ITEMS[:17], "new"]
+            recent = ["i1", "new", f"i{number}"][: number % 4]
+            rank(client, items, number, age=None if number % 5 == 0 else 30.0, recent=recent)
+        monkeypatch.setattr(DriftMonitor, "add", add)
+        yield found
+
+
+def watch(calls):
+    """The metrics of a monitor that saw these calls."""
+    metrics = ServerMetrics()
+    options = ServerOptions(
+        model_name="small", model_base_path=Path("models"), watch_rate=1.0, watch_seconds=0.0
+    )
+    monitor = DriftMonitor(options, metrics)
+    for call in calls:
+        monitor.add(*call)
+    monitor.close()
+    lines = [line for line in metrics.text().splitlines() if 'model="small"' in line]
+    return {name: float(number) for name, number in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_calls_are_counted_together_as_each_alone(some_calls, monkeypatch):
+    monkeypatch.setattr(drift, "_LEAST_CALLS", len(some_calls))
+    runs = []
+    join = drift.join_calls
+    monkeypatch.setattr(
+        drift, "join_calls", lambda calls, how: runs.append(calls) or join(calls, how)
+    )
+    monkeypatch.setattr(drift, "_GATHER_SECONDS", 60.0)
+    together = watch(some_calls)
+    assert max(len(calls) for calls in runs) >= 10
+    runs.clear()
+    monkeypatch.setattr(drift, "_TOGETHER", 1)
+    assert watch(some_calls) == pytest.approx(together, rel=1e-6)
+    assert runs == []
+    assert together['multigate_watched_calls_total{model="small",result="watched"}'] == 32
+    candidates = np.array([40 if number % 3 else 18 for number in range(32)])
+    shift = together['multigate_share_shift{feature="recent",model="small",what="missing"}']
+    assert shift == pytest.approx(candidates[::4].sum() / candidates.sum())
+
+
+def test_a_call_that_cannot_be_counted_takes_no_other_with_it(some_calls, monkeypatch, caplog):
+    monkeypatch.setattr(drift, "_GATHER_SECONDS", 60.0)
+    ranker, inputs, outputs = some_calls[3]
+    some_calls[3] = ranker, {k: v for k, v in inputs.items() if k != "recent__length"}, outputs
+    told = watch(some_calls)
+    assert told['multigate_watched_calls_total{model="small",result="failed"}'] == 1
+    assert told['multigate_watched_calls_total{model="small",result="watched"}'] == 31
+    assert "1 sampled calls cannot be processed" in caplog.text
 
 
 def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatch):
