@@ -9,8 +9,8 @@ and many, so that what else the machine does meets all kinds alike.  With `--sta
 done so many times with new processes: where its memory lies makes a process faster or slower than
 its equal for as long as it lives, and no number of rounds tells that from its kind.  Kinds:
 
-    bare         without the watch of drift, which is on by default
-    plain        as it starts by default
+    bare         nothing observes it: the watch of drift, which is on by default, is off too
+    plain        as it starts by default: 5 % of the calls are watched for drift
     again        plain once more, in a process of its own: what equal processes differ by
     rest         plain, with the REST port open
     metrics      plain, with a metrics port that is scraped every second
@@ -18,12 +18,14 @@ its equal for as long as it lives, and no number of rounds tells that from its k
     impressions  plain, with 1 % of the calls in the impression log
     lines        plain, with a JSON line of the log for 1 % of the calls
     config       plain, with its models from a file that is looked at every second
-    all          all of these together
+    watch        plain, with 1 % of the calls watched for drift
+    all          all of these together: everything on, at a sampling rate of 1 %
 
 Prints each round as it ends, so that a run which is cut off has told what it knew.  At the end,
 each kind's calls a second and CPU time a call (of all its processes), median and middle half
-of the rounds, and its ratio to `plain` in the same round: geometric mean with a 95 % interval (t),
-over the rounds of a single start or over the means of several.  The last line is JSON.
+of the rounds, and its ratio to `bare` and to `plain` in the same round: geometric mean with a 95 %
+interval (t), over the rounds of a single start or over the means of several.  The last line is
+JSON.
 """
 
 import argparse
@@ -52,7 +54,8 @@ from benchmarks.load import OPTIONS, closed_loop, read_requests, write_requests
 from benchmarks.serve import cpu_seconds
 from benchmarks.servers import NAME, RANK, free_ports, rank_requests
 
-PIECES = ("rest", "metrics", "traces", "impressions", "lines", "config")
+PIECES = ("rest", "metrics", "traces", "impressions", "lines", "config", "watch")
+BASES = ("bare", "plain")
 KINDS = ("bare", "plain", "again", *PIECES, "all")
 CALLERS, CANDIDATES = 16, 100
 SHARE = "0.01"
@@ -85,6 +88,7 @@ def flags(kind: str, base: Path, folder: Path, collector: str) -> list[str]:
             *("--model_config_file", str(config)),
             *("--model_config_file_poll_wait_seconds", "1"),
         ],
+        "watch": ["--watch_rate", SHARE],
     }
     pieces = PIECES if kind == "all" else (kind,)
     found = [flag for piece in pieces for flag in of_piece[piece]]
@@ -258,7 +262,7 @@ def one_start(
 def compare(
     base: Path, kinds: Sequence[str], rounds: int, seconds: float, starts: int
 ) -> dict[str, Any]:
-    """Measure the kinds, print the table, return the ratios to `plain`."""
+    """Measure the kinds, print the table, return the ratios to `BASES`."""
     counts: dict[str, int] = {}
     started = []
     for number in range(starts):
@@ -279,21 +283,24 @@ def compare(
         cpu = [1e3 * one["cpu"] for one in found]
         line = f"{kind:12} calls/s {middle_half(calls)}, CPU ms {middle_half(cpu)}"
         result[kind] = {"calls": statistics.median(calls), "cpu_ms": statistics.median(cpu)}
-        if kind != "plain" and "plain" in kinds:
+        for base_kind in BASES:
+            if kind in (base_kind, "bare") or base_kind not in kinds:
+                continue
             for name in ("calls", "cpu"):
                 pairs = [
-                    [[one[name] for one in start[which]] for which in (kind, "plain")]
+                    [[one[name] for one in start[which]] for which in (kind, base_kind)]
                     for start in started
                 ]
+                what = f"{name}_over_{base_kind}"
                 if starts > 1:
                     means = [[statistics.geometric_mean(one) for one in pair] for pair in pairs]
                     one = ratio(*zip(*means, strict=True))
                     each = [round(ours / theirs, 3) for ours, theirs in means]
-                    result[kind][f"{name}_over_plain_by_start"] = each
+                    result[kind][f"{what}_by_start"] = each
                 else:
                     one = ratio(*pairs[0])
-                result[kind][f"{name}_over_plain"] = [round(value, 4) for value in one]
-                line += f", {name} over plain {one[0]:.3f} ({one[1]:.3f} to {one[2]:.3f})"
+                result[kind][what] = [round(value, 4) for value in one]
+                line += f", {name} over {base_kind} {one[0]:.3f} ({one[1]:.3f} to {one[2]:.3f})"
         print(line, flush=True)
     return result
 
