@@ -45,7 +45,6 @@ from multigate.serving.observe.side import Side, sampled
 
 _QUEUED_ROWS = 100_000  # some 50 MB with a dozen features
 _POSITION = "position"
-_FIRST = np.zeros(1, np.int64)
 _TOGETHER = 2000
 """Rows that are made together."""
 _GATHER_SECONDS = 2.0
@@ -198,14 +197,17 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
     """
     contract, sizes = calls[0].contract, [len(call.order) for call in calls]
     which = np.repeat(np.arange(len(calls)), sizes)
+    starts = np.cumsum([0, *(len(call.outputs[SCORE]) for call in calls[:-1])])
+    order = np.concatenate([call.order for call in calls]) + starts[which]
+    call_of_row = pa.array(which)
 
     def by_call(values: Any, kind: Any) -> Any:
         """A column with one value for all rows of a call."""
-        return pa.array(values, kind).take(pa.array(which))
+        return pa.array(values, kind).take(call_of_row)
 
     def by_row(name: str) -> np.ndarray:
         """Outputs of the answers' items."""
-        return np.concatenate([call.outputs[name][call.order] for call in calls])
+        return np.concatenate([call.outputs[name] for call in calls])[order]
 
     times = [round(call.at * 1e6) for call in calls]
     columns = {
@@ -222,33 +224,17 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
         columns[name] = by_call(values, kind)
     for task in contract.tasks:
         columns[f"ranked/score/{task}"] = pa.array(by_row(task))
+    inputs = [call.inputs for call in calls]
     for name, feature in contract.features.items():
         if features is not None and name not in features:
             continue
         column = feature.column or name
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
-            continue
-        of_item, kind = feature.side == "item", _type(pa, feature)
-        places = [call.order if of_item else _FIRST for call in calls]
-        inputs = [call.inputs for call in calls]
-        if inputs[0][name].ndim == 1 and inputs[0][name].dtype != object:
-            numbers = np.concatenate(
-                [one[name][at] for one, at in zip(inputs, places, strict=True)]
-            )
-            missing = None
-            if name + PRESENT in inputs[0]:
-                present = name + PRESENT
-                missing = ~np.concatenate(
-                    [one[present][at] for one, at in zip(inputs, places, strict=True)]
-                )
-            made = pa.array(numbers, kind, mask=missing)  # without a Python object each
+        elif feature.side == "item":
+            columns[column] = _column(pa, name, feature, inputs, order)
         else:
-            texts: list[Any] = []
-            for one, at in zip(inputs, places, strict=True):
-                texts += _values(name, feature, one, at)
-            made = pa.array(texts, kind)
-        columns[column] = made if of_item else made.take(pa.array(which))
+            columns[column] = _column(pa, name, feature, inputs, which)
     return pa.table(columns)
 
 
@@ -267,24 +253,45 @@ def _places(ranked: Ranked) -> np.ndarray:
     return ranked.order if ranked.places is None else ranked.places[ranked.order]
 
 
-def _values(name: str, feature: Any, inputs: Arrays, places: np.ndarray) -> list[Any]:
-    """Values of a feature at these rows; None where missing."""
-    values = inputs[name][places]
+def _column(pa: Any, name: str, feature: Any, inputs: Sequence[Arrays], rows: np.ndarray) -> Any:
+    """A feature's values, null where missing.  Makes whole arrays, and no object per value.
+
+    Args:
+        pa: the package pyarrow.
+        name: of the feature.
+        feature: of the contract.
+        inputs: of the calls.
+        rows: which of the inputs' rows, counted over all calls.
+    """
+    kind, values = _type(pa, feature), [one[name] for one in inputs]
+    missing = None
+    if name + PRESENT in inputs[0]:
+        missing = ~np.concatenate([one[name + PRESENT] for one in inputs])
     if isinstance(feature, IdListFeature):
-        return [
-            [_plain(value) for value in row[:length].tolist()] or None
-            for row, length in zip(values, inputs[name + LENGTH][places], strict=True)
+        lengths = [one[name + LENGTH] for one in inputs]
+        held = [
+            lists[np.arange(lists.shape[1]) < length[:, None]]
+            for lists, length in zip(values, lengths, strict=True)
         ]
-    present = inputs.get(name + PRESENT)
-    plain = [_plain(value) for value in values.tolist()]
-    if present is None:
-        return plain
-    known = present[places].tolist()
-    return [value if there else None for value, there in zip(plain, known, strict=True)]
+        made = _lists(pa, kind, np.concatenate(held), np.concatenate(lengths))
+    elif isinstance(feature, VectorFeature):
+        vectors = np.concatenate(values)
+        there = np.ones(len(vectors), bool) if missing is None else ~missing
+        made = _lists(pa, kind, vectors[there].ravel(), vectors.shape[1] * there)
+    elif values[0].dtype == object:
+        made = pa.array(np.concatenate(values), kind, mask=missing)  # refuses what is not UTF-8
+    else:
+        numbers = np.concatenate(values)[rows]  # NumPy takes rows of numbers faster than Arrow
+        return pa.array(numbers, kind, mask=None if missing is None else missing[rows])
+    return made.take(pa.array(rows))
 
 
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+def _lists(pa: Any, kind: Any, values: np.ndarray, lengths: np.ndarray) -> Any:
+    """Lists of so many values each, one list after the other; null where a list is empty."""
+    ends = pa.array(np.cumsum([0, *lengths.tolist()]), pa.int32())
+    return pa.ListArray.from_arrays(
+        ends, pa.array(values, kind.value_type), mask=pa.array(lengths == 0)
+    )
 
 
 def _type(pa: Any, feature: Any) -> Any:

@@ -10,6 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from multigate.configs.config import Config
+from multigate.configs.contract import (
+    LENGTH,
+    PRESENT,
+    Contract,
+    IdListFeature,
+    PositionFeature,
+)
 from multigate.configs.errors import ServingError
 from multigate.configs.sections.base import parse
 from multigate.configs.version_folders import Trial
@@ -233,6 +240,133 @@ def test_rows_made_together_are_those_made_one_by_one(contract, helpers):
     assert any(together[feature].null_count for feature in ("country", "topic", "age"))
     few = rows_of(pa, calls, {"user_id"})
     assert few.equals(together.select(few.column_names))
+
+
+ODD = {
+    "user": "user_id",
+    "item": "item_id",
+    "features": {
+        "user_id": {"kind": "id", "side": "user", "missing": "indicator"},
+        "segment": {"kind": "id", "side": "user", "dtype": "int", "missing": "indicator"},
+        "taste": {"kind": "vector", "side": "user", "size": 2, "missing": "indicator"},
+        "recent": {"kind": "id_list", "side": "user", "share": "item_id", "max_length": 9},
+        "place": {"kind": "vector", "side": "context", "size": 2},
+        "item_id": {"kind": "id", "side": "item"},
+        "title": {"kind": "text", "side": "item", "hash_buckets": 8, "missing": "default"},
+        "code": {"kind": "id", "side": "item", "dtype": "int"},
+        "cover": {"kind": "vector", "side": "item", "size": 3, "missing": "default"},
+        "tags": {"kind": "id_list", "side": "item", "max_length": 9},
+        "codes": {"kind": "id_list", "side": "item", "dtype": "int", "max_length": 9},
+        "price": {"kind": "number", "side": "item", "missing": "indicator"},
+        "position": {"kind": "position"},
+    },
+    "tasks": {
+        "click": {
+            "group": "engagement",
+            "type": "binary",
+            "label": {"rule": "column", "column": "click"},
+        }
+    },
+}
+TEXTS = np.array(
+    [one.encode() for one in ("", "a", "São João", "東京", "🎉", "with\nlines")], object
+)
+NUMBERS = np.array([0, -1, 2**62, -(2**62)])
+
+
+def odd_call(contract, seed, candidates):
+    """An answer whose request has odd values, and lists as wide as the seed says."""
+    random = np.random.default_rng(seed)
+    inputs = {}
+    for name, feature in contract.features.items():
+        if isinstance(feature, PositionFeature):
+            continue
+        rows = candidates if feature.side == "item" else 1
+        if isinstance(feature, IdListFeature):
+            shape = (rows, seed % 4)
+            inputs[name + LENGTH] = random.integers(0, shape[1] + 1, rows)
+        else:
+            shape = (rows, feature.size) if feature.kind == "vector" else (rows,)
+            if feature.missing != "error":
+                inputs[name + PRESENT] = random.random(rows) < 0.5
+        if feature.kind in ("vector", "number"):
+            inputs[name] = random.normal(size=shape).astype(np.float32)
+        else:
+            inputs[name] = random.choice(NUMBERS if feature.dtype == "int" else TEXTS, shape)
+    outputs = {name: random.random(candidates).astype(np.float32) for name in ("click", SCORE)}
+    order = random.permutation(candidates)[: random.integers(1, candidates + 1)]
+    return Ranked("m", 1, "s", contract, f"r{seed}", inputs, outputs, order, float(seed))
+
+
+def value_of(call, name, feature, row):
+    """A feature of one row in plain Python."""
+    if not call.inputs.get(name + PRESENT, np.ones(row + 1, bool))[row]:
+        return None
+    value = call.inputs[name][row]
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(feature, IdListFeature):
+        values = values[: call.inputs[name + LENGTH][row]] or None
+    if isinstance(values, list):
+        return [one.decode() if isinstance(one, bytes) else one for one in values]
+    return values.decode() if isinstance(values, bytes) else values
+
+
+def test_odd_values_are_logged_as_they_are():
+    contract = parse(Contract, ODD, "test")
+    calls = [odd_call(contract, seed, 1 + seed % 7) for seed in range(30)]
+    table = rows_of(pa, calls)
+    table.validate(full=True)
+    expected: dict[str, list] = {name: [] for name in contract.features}
+    for call in calls:
+        for place, row in enumerate(call.order):
+            for name, feature in contract.features.items():
+                of_position = isinstance(feature, PositionFeature)
+                from_row = row if feature.side == "item" else 0
+                expected[name].append(
+                    place if of_position else value_of(call, name, feature, from_row)
+                )
+    assert table.select(list(expected)).to_pydict() == expected
+    for name in (
+        "user_id",
+        "segment",
+        "taste",
+        "recent",
+        "title",
+        "cover",
+        "tags",
+        "codes",
+        "price",
+    ):
+        assert 0 < table[name].null_count < len(table), name
+    types = {name: table.schema.field(name).type for name in contract.features}
+    text, number = pa.string(), pa.int64()
+    vector = pa.list_(pa.float32())
+    assert types == {
+        **{"user_id": text, "item_id": text, "title": text, "segment": number, "code": number},
+        **{"taste": vector, "place": vector, "cover": vector, "price": pa.float32()},
+        **{"recent": pa.list_(text), "tags": pa.list_(text), "codes": pa.list_(number)},
+        "position": number,
+    }
+
+
+@pytest.mark.parametrize("name", ["item_id", "tags"])
+def test_a_text_that_is_not_utf_8_costs_its_own_call_alone(tmp_path, name):
+    contract = parse(Contract, ODD, "test")
+    calls = [odd_call(contract, seed, 5) for seed in (3, 7, 11)]
+    calls[1].inputs[name][:] = b"\xff"
+    if name == "tags":
+        calls[1].inputs[name + LENGTH][:] = 1
+    metrics = ServerMetrics()
+    log = ImpressionLog(tmp_path, 1.0, 1000, 3600.0, metrics)
+    for call in calls:
+        log.add(call)
+    log.close()
+    rows = pl.concat([pl.read_parquet(path) for path in files(tmp_path)])
+    assert rows["ranked/request_id"].unique(maintain_order=True).to_list() == ["r3", "r11"]
+    dropped = metrics.registry.get_sample_value(
+        "multigate_impression_rows_total", {"model": "m", "result": "dropped"}
+    )
+    assert dropped == len(calls[1].order)
 
 
 def test_calls_of_one_version_are_made_into_rows_together(contract, helpers):
