@@ -400,6 +400,11 @@ def test_versions_with_tasks_and_features_in_another_order_share_a_file(
     (file,) = files(tmp_path)
     rows = pl.read_parquet(file)
     assert rows["ranked/model_version"].to_list() == [0, 1]
+    group = pq.ParquetFile(file).metadata.row_group(0)
+    columns = {one.path_in_schema: one for one in map(group.column, range(group.num_columns))}
+    versions = columns["ranked/model_version"].statistics
+    assert (versions.min, versions.max) == (0, 1)
+    assert columns["country"].statistics is None  # rows are not chosen by it
     for place, task in enumerate(contract.tasks):
         assert rows[f"ranked/score/{task}"].to_list() == [place, place]
     assert rows[0].drop("ranked/model_version").equals(rows[1].drop("ranked/model_version"))
