@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Iterable
@@ -241,5 +242,9 @@ def _log(
     fields = {"method": method, "status": code.name, "seconds": round(seconds, 6), **fields}
     if message:
         fields["error"] = message
-    text = " ".join(f"{name}={value}" for name, value in fields.items())
-    LOG.info("call %s", text, extra={"fields": fields})
+    if LOG.isEnabledFor(logging.INFO):
+        text = " ".join([f"{name}={value}" for name, value in fields.items()])
+        # `LOG.info` would look on the stack for its caller too, which no line says.
+        record = logging.LogRecord(LOG.name, logging.INFO, "", 0, f"call {text}", None, None)
+        vars(record)["fields"] = fields
+        LOG.handle(record)

@@ -21,6 +21,7 @@ _TEXT = "%(asctime)s %(levelname)s %(message)s"
 _CONTROLS = {one: repr(chr(one))[1:-1] for one in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("fields", default=None)
 """Fields of the current call; None outside a call."""
 
@@ -73,7 +74,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _JSON.encode(line)
 
 
 def configure(how: str) -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from multigate.configs.errors import ServingError
-from multigate.serving.core import logs
+from multigate.serving.core import calls, logs
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.protos import ranking_pb2
 
@@ -79,6 +79,31 @@ def test_every_call_has_a_line_of_json_with_its_request_id(
     assert "'hour': expected a value" in bad["error"]
     assert len(bad["request_id"]) == 32
     assert any("is available after" in line["message"] for line in lines(stream))
+
+
+@pytest.mark.parametrize("how", logs.FORMATS)
+@pytest.mark.parametrize("message", ["", "100 % of 'ü'\n: expected \"a\""])
+def test_the_line_of_a_call_is_as_logging_would_write_it(stream, how, message):
+    logs.configure(how)
+    fields = {"request_id": "a %s b", "version": 1, "run_seconds": 0.001, "other": ("ü", None)}
+    calls._log("Rank", grpc.StatusCode.OK, 0.00123456, message, fields)
+    fields = {"method": "Rank", "status": "OK", "seconds": 0.001235, **fields}
+    fields |= {"error": message} if message else {}
+    text = " ".join(f"{name}={value}" for name, value in fields.items())
+    log = logging.getLogger("multigate.serving")
+    log.info("call %s", text, extra={"fields": fields})
+    ours, theirs = stream.getvalue().splitlines()
+    if how == "json":
+        ours, theirs = json.loads(ours), json.loads(theirs)
+        assert ours.pop("time")[:16] <= theirs.pop("time")[:16]
+        assert [*ours.items()] == [*theirs.items()]
+        assert ours["message"] == f"call {text}"
+    else:
+        assert ours.split(" ", 2)[2:] == theirs.split(" ", 2)[2:]
+    log.setLevel(logging.WARNING)
+    calls._log("Rank", grpc.StatusCode.OK, 0.1, message, fields)
+    log.setLevel(logging.NOTSET)
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 def test_lines_within_a_call_carry_its_id_and_others_none(stream):
