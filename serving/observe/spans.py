@@ -8,12 +8,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
@@ -26,6 +27,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.tracing import TracedCall
 
@@ -37,8 +39,10 @@ _SEND_SECONDS = 5.0
 """For the collector to take a batch, retries included."""
 _LAST_SECONDS = 3.0
 """For the last spans, when the server stops."""
-_EVERY_MS = 1000
-"""Milliseconds between batches."""
+_EVERY_SECONDS = 2.0
+"""Between batches: a batch costs as much as some sixty spans, however few are in it."""
+_BATCH = 512
+"""Spans; a batch of so many does not wait."""
 _SCOPE = InstrumentationScope("multigate.serving")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
@@ -47,8 +51,8 @@ _UNSET = Status(StatusCode.UNSET)
 class SpanExport:
     """Sends the spans of traced calls.
 
-    All of a call is known when its spans are made, so that they need no tracer, which keeps spans
-    that are under way: a call of five spans would take 104 us of the loop in place of 8 to 16.
+    A call is queued as it is, and its spans are made in the thread that sends them.  All of a call
+    is known by then, so that they need no tracer, which keeps spans that are under way.
     """
 
     def __init__(self, endpoint: str, metrics: ServerMetrics) -> None:
@@ -60,30 +64,86 @@ class SpanExport:
         """
         # It writes a line per failed batch; ours says once that the collector is gone.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-        self._resource = Resource.create(
+        resource = Resource.create(
             {
                 "service.name": os.environ.get("OTEL_SERVICE_NAME", "multigate"),
                 "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
             }
         )
+        self._resource = _Resource(resource.attributes, resource.schema_url)
         self._metrics = metrics
-        self._sender = _Sender(endpoint, metrics)
-        self._processor = BatchSpanProcessor(
-            self._sender,
-            max_queue_size=_MOST_WAITING,
-            schedule_delay_millis=_EVERY_MS,
-            max_export_batch_size=512,
+        self._endpoint = endpoint
+        self._exporter = OTLPSpanExporter(
+            endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_SECONDS
         )
         self._ids = RandomIdGenerator()
         self._contexts = TraceContextTextMapPropagator()
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[TracedCall, int]] = deque()
+        """Calls and how many spans they have."""
+        self._waiting = 0
+        """Spans of the queue and of the batch that is being sent."""
+        self._closed = False
+        self._gone = False
+        self._thread = SupervisedThread("spans", self._send, metrics.thread_failed)
+        self._thread.start()
 
     def add(self, call: TracedCall) -> None:
-        """Make the spans of a call, and queue them; drops and counts them if too many wait."""
-        trace = call.trace
-        count = len(trace.steps) + 1
-        if not self._sender.reserve(count):
+        """Queue the spans of a call; drops and counts them if too many wait."""
+        count = len(call.trace.steps) + 1
+        with self._changed:
+            full = self._closed or self._waiting + count > _MOST_WAITING
+            if not full:
+                self._queue.append((call, count))
+                self._waiting += count
+                if self._waiting >= _BATCH:
+                    self._changed.notify()
+        if full:
             self._metrics.spans.add("dropped", by=count)
-            return
+
+    def close(self) -> None:
+        """Send what waits, for a limited time."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(_LAST_SECONDS)
+        self._exporter.shutdown()  # ends what is being sent, retries included
+
+    def _send(self) -> None:
+        ended = False
+        while self._queue or not ended:
+            with self._changed:
+                if self._waiting < _BATCH and not self._closed:
+                    self._changed.wait(_EVERY_SECONDS)
+                ended = self._closed
+            if self._queue:
+                self._send_batch()
+
+    def _send_batch(self) -> None:
+        """Send the spans of the oldest calls, about as many as a batch has."""
+        calls, total = [], 0
+        while self._queue and total < _BATCH:
+            calls.append(self._queue.popleft())
+            total += calls[-1][1]
+        result = SpanExportResult.FAILURE
+        try:
+            spans = [span for call, count in calls for span in self._spans_of(call, count)]
+            result = self._exporter.export(spans)
+        except Exception:
+            if not self._closed:  # `close` may have shut the exporter down meanwhile
+                raise
+        finally:
+            with self._changed:
+                self._waiting -= total
+            failed = result is not SpanExportResult.SUCCESS
+            self._metrics.spans.add("failed" if failed else "sent", by=total)
+            if failed and not self._gone:
+                LOG.warning("%s: takes no spans; they are dropped and counted", self._endpoint)
+            self._gone = failed
+
+    def _spans_of(self, call: TracedCall, count: int) -> Iterator[ReadableSpan]:
+        """As many spans as were counted: the call's, after those of its steps."""
+        trace = call.trace
         parent = get_current_span(self._contexts.extract(trace.carrier)).get_span_context()
         caller = parent if parent.is_valid else None
         trace_id = caller.trace_id if caller is not None else self._ids.generate_trace_id()
@@ -93,87 +153,47 @@ class SpanExport:
             return SpanContext(trace_id, self._ids.generate_span_id(), False, _SAMPLED, state)
 
         whole = context()
-        for name, began, ended, attributes in trace.steps:
-            self._processor.on_end(
-                ReadableSpan(
-                    name,
-                    context(),
-                    whole,
-                    self._resource,
-                    attributes,
-                    status=_UNSET,
-                    start_time=trace.nanoseconds(began),
-                    end_time=trace.nanoseconds(ended),
-                    instrumentation_scope=_SCOPE,
-                )
+        for name, began, ended, attributes in trace.steps[: count - 1]:
+            yield ReadableSpan(
+                name,
+                context(),
+                whole,
+                self._resource,
+                attributes,
+                status=_UNSET,
+                start_time=trace.nanoseconds(began),
+                end_time=trace.nanoseconds(ended),
+                instrumentation_scope=_SCOPE,
             )
         service, _, method = call.path.rpartition("/")
         fields = {f"multigate.{name}": value for name, value in call.fields.items()}
         failed = call.status != "OK"
-        self._processor.on_end(
-            ReadableSpan(
-                call.path,
-                whole,
-                caller,
-                self._resource,
-                {
-                    "rpc.system": "grpc" if call.entrypoint == "GRPC" else "http",
-                    "rpc.service": service,
-                    "rpc.method": method,
-                    "rpc.response.status_code": call.status,
-                    **fields,
-                },
-                kind=SpanKind.SERVER,
-                status=Status(StatusCode.ERROR, call.message) if failed else _UNSET,
-                start_time=trace.nanoseconds(trace.started),
-                end_time=trace.nanoseconds(call.ended),
-                instrumentation_scope=_SCOPE,
-            )
+        yield ReadableSpan(
+            call.path,
+            whole,
+            caller,
+            self._resource,
+            {
+                "rpc.system": "grpc" if call.entrypoint == "GRPC" else "http",
+                "rpc.service": service,
+                "rpc.method": method,
+                "rpc.response.status_code": call.status,
+                **fields,
+            },
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR, call.message) if failed else _UNSET,
+            start_time=trace.nanoseconds(trace.started),
+            end_time=trace.nanoseconds(call.ended),
+            instrumentation_scope=_SCOPE,
         )
 
-    def close(self) -> None:
-        """Send what waits, for a limited time."""
-        ending = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
-        ending.start()
-        ending.join(_LAST_SECONDS)
 
+class _Resource(Resource):
+    """Equal to itself alone.
 
-class _Sender(SpanExporter):
-    """OTLP over gRPC, which counts what becomes of the spans."""
+    The exporter looks up each span's resource in a dictionary; any other `Resource` would make
+    JSON of its attributes each time, to be hashed by it.
+    """
 
-    def __init__(self, endpoint: str, metrics: ServerMetrics) -> None:
-        self._exporter = OTLPSpanExporter(
-            endpoint, insecure=endpoint.startswith("http://"), timeout=_SEND_SECONDS
-        )
-        self._endpoint = endpoint
-        self._metrics = metrics
-        self._lock = threading.Lock()
-        self._waiting = 0
-        self._gone = False
-
-    def reserve(self, count: int) -> bool:
-        """Make room for spans of one call; False where too many wait already."""
-        with self._lock:
-            if self._waiting + count > _MOST_WAITING:
-                return False
-            self._waiting += count
-            return True
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch; called in the processor's thread."""
-        result = SpanExportResult.FAILURE
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            with self._lock:
-                self._waiting -= len(spans)
-            failed = result is not SpanExportResult.SUCCESS
-            self._metrics.spans.add("failed" if failed else "sent", by=len(spans))
-            if failed and not self._gone:
-                LOG.warning("%s: takes no spans; they are dropped and counted", self._endpoint)
-            self._gone = failed
-        return result
-
-    def shutdown(self) -> None:
-        """Stop, retries included."""
-        self._exporter.shutdown()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__

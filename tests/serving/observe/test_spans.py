@@ -12,8 +12,11 @@ from opentelemetry.proto.collector.trace.v1 import (
 )
 
 from multigate.configs.errors import ServingError
+from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
-from multigate.serving.core.tracing import Tracing
+from multigate.serving.core.tracing import Trace, TracedCall, Tracing
+from multigate.serving.observe import spans as spans_module
+from multigate.serving.observe.spans import SpanExport
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.rpc.server import Server
 
@@ -137,6 +140,31 @@ def test_calls_that_their_callers_do_not_sample_are_not_traced(traced, collector
     assert "unsampled" not in ids()
 
 
+def counted(metrics, result):
+    return metrics.registry.get_sample_value(SENT, {"result": result}) or 0
+
+
+def test_all_that_waits_is_sent_at_the_stop_and_every_span_is_counted(collector, monkeypatch):
+    monkeypatch.setattr(spans_module, "_LAST_SECONDS", 120.0)
+    metrics = ServerMetrics()
+    spans = SpanExport(collector.endpoint, metrics)
+    trace = Trace({"traceparent": f"00-{'5' * 32}-{PARENT}-01"})
+    for name in ("read", "queue", "run"):
+        trace.add(name, trace.started, trace.started + 1e-3)
+    call = TracedCall(trace, "a.B/C", "GRPC", "OK", "", {"request_id": "r"}, trace.started + 1e-2)
+    calls = 3000  # more than may wait
+    for _ in range(calls):
+        spans.add(call)
+    trace.add("late", trace.started, trace.started + 1e-3)  # its span was not counted
+    spans.close()
+    received, dropped = len(collector.of("5" * 32)), counted(metrics, "dropped")
+    assert received == counted(metrics, "sent") >= 8192
+    assert received + dropped == 4 * calls
+    assert (received % 4, dropped % 4, counted(metrics, "failed")) == (0, 0, 0)
+    spans.add(call)
+    assert counted(metrics, "dropped") == dropped + 5
+
+
 def test_the_rate_is_a_share_of_the_calls():
     tracing = Tracing(0.25, lambda call: None)
     count = sum(tracing.begin(()) is not None for _ in range(4000))
@@ -145,7 +173,7 @@ def test_the_rate_is_a_share_of_the_calls():
 
 @pytest.mark.slow
 def test_a_collector_that_is_gone_costs_a_counter(
-    tmp_path, publish, with_items, run_server, until, caplog
+    tmp_path, publish, with_items, run_server, until, caplog, monkeypatch
 ):
     publish(tmp_path, 1, with_items)
     options = {"otlp_endpoint": "http://127.0.0.1:1", "otlp_sampling_rate": 1.0}
@@ -155,7 +183,7 @@ def test_a_collector_that_is_gone_costs_a_counter(
         until(lambda: running.metric(SENT, result="failed") == 100, "a hundred failed spans")
         until(lambda: "takes no spans" in caplog.text)
         assert running.metric(SENT, result="sent") is None
-        running.server._spans._sender._waiting = 10_000
+        monkeypatch.setattr(spans_module, "_MOST_WAITING", 4)
         running.ranking.Rank(rank_request("dropped"))
         assert running.metric(SENT, result="dropped") == 5
     lines = [one.getMessage() for one in caplog.records if "takes no spans" in one.getMessage()]
