@@ -19,6 +19,7 @@ its equal for as long as it lives, and no number of rounds tells that from its k
     lines        plain, with a JSON line of the log for 1 % of the calls
     config       plain, with its models from a file that is looked at every second
     watch        plain, with 1 % of the calls watched for drift
+    others       all of these together, but the watch as by default
     all          all of these together: everything on, at a sampling rate of 1 %
 
 Prints each round as it ends, so that a run which is cut off has told what it knew.  At the end,
@@ -56,7 +57,7 @@ from benchmarks.servers import NAME, RANK, free_ports, rank_requests
 
 PIECES = ("rest", "metrics", "traces", "impressions", "lines", "config", "watch")
 BASES = ("bare", "plain")
-KINDS = ("bare", "plain", "again", *PIECES, "all")
+KINDS = ("bare", "plain", "again", *PIECES, "others", "all")
 CALLERS, CANDIDATES = 16, 100
 SHARE = "0.01"
 PAGE = "/monitoring/prometheus/metrics"
@@ -90,7 +91,8 @@ def flags(kind: str, base: Path, folder: Path, collector: str) -> list[str]:
         ],
         "watch": ["--watch_rate", SHARE],
     }
-    pieces = PIECES if kind == "all" else (kind,)
+    together = {"all": PIECES, "others": [piece for piece in PIECES if piece != "watch"]}
+    pieces = together.get(kind, (kind,))
     found = [flag for piece in pieces for flag in of_piece[piece]]
     return found if "config" in pieces else [*one_model, *found]
 
