@@ -1,5 +1,6 @@
 """Our messages and TensorFlow Serving's as JSON, as protobuf itself writes them."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from multigate.serving.rest.lists import put_lists, take_lists
 
 _DEEPEST = 20
 _SIGNATURES = "signature_def"
+_KINDS = {str: "text", int: "integer", float: "number"}
+"""JSON's values -> the field of a message that holds one; that of several has an s."""
+_SHOWN = 24  # letters of a text
 
 
 def read_message(body: bytes, kind: str) -> Any:
@@ -33,7 +37,7 @@ def read_message(body: bytes, kind: str) -> Any:
     try:
         return _filled(document, message)
     except Exception as error:  # ParseError, and whatever a value of a wrong type raises in it
-        reason = _no_object(document, message.DESCRIPTOR) or str(error)
+        reason = _misspelled(document, message.DESCRIPTOR) or str(error)
         # A text may hold half a surrogate pair, which no message and no answer can carry.
         reason = " ".join(reason.encode(errors="replace").decode().split())
     # Raised here, it does not keep the first error, whose frames hold all that the body said.
@@ -47,10 +51,11 @@ def _filled(document: dict[str, Any], message: Message) -> Message:
     return message
 
 
-def _no_object(document: dict[str, Any], kind: Descriptor, path: str = "") -> str | None:
+def _misspelled(document: dict[str, Any], kind: Descriptor, path: str = "") -> str | None:
     """What a refused document has in the place of an object, such as "u7" for {"text": "u7"}.
 
     json_format takes the letters of a text for names of fields, and does not say where a number is.
+    Of an object whose only key is no field, such as {"value": "u7"}, it is the value.
     """
     # protobuf's own maps fail for a key that holds half a surrogate pair.
     fields = {field.name: field for field in kind.fields}
@@ -66,12 +71,30 @@ def _no_object(document: dict[str, Any], kind: Descriptor, path: str = "") -> st
                 continue  # json_format's own words are clear
             parts = {f"{path}{key}.{name}": value for name, value in one.items()}
         for place, part in parts.items():
+            said = f"{place}: expected an object with {', '.join(f.name for f in inner.fields)}"
             if not isinstance(part, dict):
-                names = ", ".join(one.name for one in inner.fields)
-                return f"{place}: expected an object with {names}, received {kind_of(part)}"
-            if found := _no_object(part, inner, f"{place}."):
+                return f"{said}{_example(part, inner)}, received {kind_of(part)}"
+            known = {name for field in inner.fields for name in (field.name, field.camelcase_name)}
+            if len(part) == 1 and not part.keys() & known:
+                ((name, value),) = part.items()
+                if example := _example(value, inner):
+                    return f"{said}{example}, received one with {name!r}"
+            if found := _misspelled(part, inner, f"{place}."):
                 return found
     return None
+
+
+def _example(value: Any, kind: Descriptor) -> str:
+    """How a message holds a bare value, or the first one of a list; "" where it cannot."""
+    names = [field.name for field in kind.fields]
+    one = value[0] if isinstance(value, list) and value else value
+    held: Any = one[:_SHOWN] if isinstance(one, str) else one
+    name = _KINDS.get(type(one), "")
+    if isinstance(value, list):
+        held, name = {"values": [held]}, f"{name}s"
+        if names == ["values"]:
+            return f", such as {json.dumps(held)}" if type(one) in _KINDS else ""
+    return f", such as {json.dumps({name: held})}" if name in names else ""
 
 
 def rank_answer(response: Any) -> dict[str, Any]:

@@ -195,15 +195,38 @@ REFUSED = [
     ("small:rank", {"nothing": 1}, 400, "nothing"),
     ("small:rank", {"limit": "many"}, 400, "limit"),
     ("small:rank", {"user": {"user_id": {"text": 5}}}, 400, "expected a RankRequest as JSON"),
-    ("small:rank", {"user": {"user_id": "u7"}}, 400, f"user.user_id: {VALUE}, received a string"),
+    (
+        "small:rank",
+        {"user": {"user_id": "u7"}},
+        400,
+        f'user.user_id: {VALUE}, such as {{"text": "u7"}}, received a string',
+    ),
+    (
+        "small:rank",
+        {"user": {"user_id": {"value": "u7"}}},
+        400,
+        f"user.user_id: {VALUE}, such as {{\"text\": \"u7\"}}, received one with 'value'",
+    ),
     ("small:rank", {"user": {"user_id": None}}, 400, f"user.user_id: {VALUE}, received null"),
-    ("small:rank", {"context": {"hour": 3}}, 400, f"context.hour: {VALUE}, received a number"),
+    (
+        "small:rank",
+        {"context": {"hour": 3}},
+        400,
+        f'context.hour: {VALUE}, such as {{"integer": 3}}, received a number',
+    ),
+    (
+        "small:rank",
+        {"user": {"tags": ["a", "b"]}},
+        400,
+        f'user.tags: {VALUE}, such as {{"texts": {{"values": ["a"]}}}}, received a list',
+    ),
     ("small:rank", {"floors": {"like": 1}}, 400, "floors.like: expected an object with min, max"),
     (
         "small:rank",
         {"candidates": {"itemId": {"texts": ["i1"]}}},
         400,
-        "candidates.itemId.texts: expected an object with values, received a list",
+        "candidates.itemId.texts: expected an object with values, such as "
+        '{"values": ["i1"]}, received a list',
     ),
     (
         "small:explain",
