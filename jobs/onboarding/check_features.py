@@ -11,7 +11,7 @@ from multigate.configs.files import LABEL, REQUEST, TIME
 from multigate.configs.sections.log import EventLog
 from multigate.configs.sections.nearest import listed
 from multigate.jobs.onboarding.findings import Checked
-from multigate.jobs.onboarding.tables.guests import crowd
+from multigate.jobs.onboarding.tables.guests import crowd, of_the_crowd
 from multigate.model.assessment.leaks import check_leaks
 from multigate.model.data.rows import Rows
 from multigate.pipeline.compute import tables
@@ -81,13 +81,7 @@ def check_crowd(config: Config, impressions: pl.DataFrame, found: Checked) -> No
     if most is None:
         return
     column = config.pipeline.log.columns.user
-    found.warn(
-        f"contract.features.{user}",
-        f"{most[0]!r} has {most[1]:.1%} of the impressions: if it stands for all who are not "
-        "known, they share one past and one embedding, and features of the user say little; "
-        f"derive the user: {{coalesce: [{column}, THAT], empty: [{most[0]}]}}, where THAT tells "
-        "them apart; without it such rows are left out",
-    )
+    found.warn(f"contract.features.{user}", of_the_crowd(*most, str(column)))
 
 
 def check_required(

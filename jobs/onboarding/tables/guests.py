@@ -9,6 +9,7 @@ from datetime import timedelta
 import polars as pl
 
 from multigate.jobs.onboarding.tables.columns import DECIDES, Column, decides
+from multigate.pipeline.read.json_lines import as_text
 
 FEW_GUESTS = 0.003  # of the rows
 _FILLS = 0.95  # of the rows without a user
@@ -73,10 +74,30 @@ def crowd(users: pl.Series) -> tuple[str, float] | None:
         users: (N,) ids; nulls do not count.
 
     Returns:
-        The id and its share of the rows; None where no user has so many.
+        The id and its share of the rows, in all spellings that `empty` of derive takes out: with
+        capitals or without, and blanks around it. None where no user has so many.
     """
-    counts = users.drop_nulls().value_counts(sort=True, name="rows").rows()
+    texts = as_text(users.drop_nulls()).alias("text").to_frame()
+    texts = texts.with_columns(one=pl.col("text").str.strip_chars().str.to_lowercase())
+    counts = texts["one"].value_counts(sort=True, name="rows").rows()
     if len(counts) < _USERS or counts[0][1] < max(_SHARE * len(users), _TIMES * counts[1][1]):
         return None
     most, rows = counts[0]
-    return str(most), rows / len(users)
+    spellings = texts.filter(pl.col("one") == most)["text"].value_counts(sort=True)
+    return str(spellings["text"][0]).strip(), rows / len(users)
+
+
+def of_the_crowd(word: str, share: float, column: str) -> str:
+    """What to do about one user of so many rows.
+
+    Args:
+        word: the user.
+        share: of the rows.
+        column: of users.
+    """
+    return (
+        f"{word!r} has {share:.1%} of the rows: if it stands for all who are not known, they share "
+        "one past and one embedding, and features of the user say little; derive the user: "
+        f"{{coalesce: [{column}, THAT], empty: [{word}]}}, where THAT tells them apart; without it "
+        "such rows are left out"
+    )

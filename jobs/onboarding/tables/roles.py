@@ -26,7 +26,7 @@ from multigate.jobs.onboarding.tables.columns import (
 )
 from multigate.jobs.onboarding.tables.columns import look as look_at
 from multigate.jobs.onboarding.tables.event_types import event_types
-from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, stand_in
+from multigate.jobs.onboarding.tables.guests import FEW_GUESTS, crowd, of_the_crowd, stand_in
 from multigate.jobs.onboarding.tables.outcomes import needs, tells
 from multigate.jobs.onboarding.tables.raw import Table, key_of
 from multigate.pipeline.read.derive import first_present
@@ -178,11 +178,7 @@ def guess_roles(log: Table, others: Sequence[Table] = ()) -> Roles:
     elif user in guests:
         _add_guests(roles, guests[user], crowds.get(user))
     elif (most := crowd(frame[user])) is not None:
-        roles.reasons["user"] += (
-            f"; {most[0]!r} has {most[1]:.1%} of the rows: if it stands for all who are not known, "
-            "these rows share one past and one embedding, and {coalesce: "
-            f"[{user}, THAT], empty: [{most[0]}]}} of derive takes another column for them"
-        )
+        roles.reasons["user"] += f"; {of_the_crowd(*most, user)}"
     return roles
 
 
@@ -203,9 +199,9 @@ def _crowds(
 def _without(
     frame: pl.DataFrame, columns: dict[str, Column], name: str, word: str
 ) -> tuple[pl.DataFrame, dict[str, Column]]:
-    """The log where a word of a column is no value."""
-    other = pl.when(pl.col(name).cast(pl.String) != word).then(pl.col(name)).alias(name)
-    raw = pl.DataFrame({name: columns[name].raw}).select(other).to_series()
+    """The log where a word of a column is no value, in any spelling that the pipeline takes out."""
+    other = first_present([frame[name]], [word]).alias(name)
+    raw = first_present([columns[name].raw], [word]).alias(name)
     return frame.with_columns(other), columns | {name: look_at(name, raw)}
 
 

@@ -116,11 +116,29 @@ def test_a_word_for_all_guests_is_no_user(word, suffix, hide, tmp_path):
     assert users.value_counts(sort=True)["count"][0] < 0.05 * len(users)
 
 
+def test_a_word_for_guests_is_one_word_in_capitals_too(tmp_path):
+    """The pipeline's `empty` ignores capitals, so that init counts all of its spellings."""
+    log = visits().drop("device", "town")
+    guest = pl.col("login").is_null()
+    word = pl.when(pl.int_range(pl.len()) % 9 == 0).then(pl.lit("Guest")).otherwise(pl.lit("guest"))
+    given = log.with_columns(login=pl.when(guest).then(word).otherwise("login"))
+    made, _ = drafted(given, tmp_path / "log")
+    rule = {"coalesce": ["login", "visit"], "empty": ["guest"]}
+    assert roles_of(made) == ("user", "visit", rule)
+    share = float(log["login"].is_null().mean())
+    assert f"none or 'guest' ({share:.1%} of the rows)" in made.notes["pipeline.log.columns"]
+    job.run(made.config(), tmp_path / "log", tmp_path / "examples")
+    users = pl.read_parquet(tmp_path / "examples/train/*.parquet")["user"]
+    assert not users.str.to_lowercase().eq("guest").any()
+
+
 def test_one_user_of_many_rows_is_told_where_no_column_tells_guests_apart(tmp_path):
-    log = visits().drop("device", "town", "visit").with_columns(pl.col("login").fill_null("anonym"))
+    log = visits().drop("device", "town", "visit")
+    word = pl.when(pl.int_range(pl.len()) % 9 == 0).then(pl.lit("Anonym"))
+    log = log.with_columns(pl.col("login").fill_null(word.otherwise(pl.lit("anonym"))))
     made, _ = drafted(log, tmp_path / "log")
     assert roles_of(made) == ("login", None, None)
-    rows = float((log["login"] == "anonym").mean())
+    rows = float((log["login"].str.to_lowercase() == "anonym").mean())
     said = f"'anonym' has {rows:.1%} of the rows: if it stands for all who are not known"
     assert said in made.notes["pipeline.log.columns"]
     found = check(made.config(), tmp_path / "log")
