@@ -47,13 +47,13 @@ def one_spelling(log: Table, others: Sequence[Table]) -> tuple[Table, list[Table
         return log, list(others)
     spelled = log
     for name, how in found.items():
-        values = log.frame[name].replace("", None)
-        left = _spelled(values, how).drop_nulls().n_unique()
+        given, values = log.frame[name].replace("", None), _spelled(log.frame[name], how)
+        texts, left = (one.drop_nulls().n_unique() for one in (given, values))
         spelled = _spell(
             spelled,
-            name,
+            values,
             how,
-            f"{values.drop_nulls().n_unique()} texts, which are {left} but for "
+            f"{texts} texts, which are {left} but for "
             + (
                 "capitals and blanks: read in small letters, in which requests send them"
                 if how == "lower"
@@ -70,22 +70,25 @@ def _alike(table: Table, log: Table, found: dict[str, str]) -> Table:
             continue
         for other, how in found.items():
             known = log.frame[other].drop_nulls().unique()
-            keys = _spelled(table.frame[name], how).drop_nulls()
+            values = _spelled(table.frame[name], how)
+            keys = values.drop_nulls()
             if len(known) < _MANY or keys.n_unique() < _MANY:
                 continue
             if float(known.is_in(keys.implode()).mean() or 0.0) > _SHARED:
-                table = _spell(table, name, how, f"spelled as {other!r} of the log")
+                table = _spell(table, values, how, f"spelled as {other!r} of the log")
                 break
     return table
 
 
-def _spell(table: Table, name: str, how: str, why: str) -> Table:
+def _spell(table: Table, values: pl.Series, how: str, why: str) -> Table:
+    """The table with a column of these values, which a rule makes."""
+    name = values.name
     rule: dict[str, Any] = {how: name}
     if how == "extract":
         rule["pattern"] = "(.+)"  # of a text without the blanks around it
     return replace(
         table,
-        frame=table.frame.with_columns(_spelled(table.frame[name], how)),
+        frame=table.frame.with_columns(values),
         derive=table.derive | {name: rule},
         spellings=table.spellings | {name: why},
     )
