@@ -25,6 +25,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     FEWEST,
     SATISFIED,
     Labels,
+    is_scale,
     is_small,
     snake,
 )
@@ -62,7 +63,8 @@ def feedback_columns(roles: Roles) -> Labels:
     flags.sort(key=lambda c: -c.ones)
     flags = [flag for flag in flags if not _is_given(roles, flag, flags)]
     found.position = position_of(roles.frame, roles, free)
-    small = [c for c in free if is_small(c) and c.name != found.position]
+    small = [c for c in free if is_small(c) or is_scale(c)]
+    small = [c for c in small if c.name != found.position]
     ratings = small if len(small) < 2 else [c for c in small if c.missing > 0] or small[:1]
     seen = flags[0] if flags and _tells_seen(roles, flags[0], flags[1:]) else None
     main = next((flag for flag in flags if flag is not seen), None)

@@ -20,6 +20,7 @@ from multigate.jobs.onboarding.feedback.labels import (
     SMALL,
     WINDOW,
     Labels,
+    is_scale,
     is_small,
     snake,
 )
@@ -279,7 +280,8 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
     rows = roles.frame[name].cast(pl.Float64, strict=False)
     count = int((rows.is_not_null() & (rows != 0)).sum())
     for task, one in told.items():
-        stars = is_small(one)
+        is_named = is_scale(one, found.events[task])
+        stars = is_small(one) or is_named
         ends = stars or _has_an_end(one)
         label = found.tasks[task]["label"] | {"aggregate": "max" if ends else "sum"}
         own = snake(name if len(told) == 1 else f"{task}_{name}", found.tasks)
@@ -290,7 +292,7 @@ def _add_value(found: Labels, roles: Roles, name: str, told: dict[str, Column]) 
         } | ({} if ends or one.lowest < 0 else {"transform": "log1p"})
         found.reasons[own] = (
             f"{one.rows} of the {count} values of {name!r} belong to {found.events[task]!r}"
-        )
+        ) + (f", by name a scale up to {one.highest:g}" if is_named else "")
         if stars and one.number is not None:
             add_high(found, own, name, one.number, label, is_rare=True)
             _weigh(found, roles, task, name)

@@ -6,7 +6,10 @@ from typing import Any
 
 from multigate.jobs.onboarding.tables.columns import Column
 
-SATISFIED = r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|review"
+SATISFIED = (
+    r"like|love|fav|bookmark|rat(e|ing)|follow|comment|subscrib|star|vote|thumb|save|"
+    r"review|satisf|zufried|csat"
+)
 _AVERSE = {
     "English": r"dis|hide|hidden|report|block|skip|unfollow|unlike|negative|spam|return|refund|"
     r"cancel|reject|ignore",
@@ -31,6 +34,8 @@ DELAYS = (
 )
 WINDOW = 0.1  # of the log's time: a tenth is for testing, whose last labels stay open
 SMALL = 12
+_TOPS = (10, 100)  # of scales of many steps
+_SCALES = r"rating|review|satisf|zufried|csat|stars|vote"  # a rate may be of anything
 DECIDED = 0.95
 
 
@@ -68,6 +73,21 @@ def snake(text: str, taken: Any = ()) -> str:
     while free in taken or free in ("score", "self", "task_weights", "user_index"):
         free, at = f"{name}_{at}", at + 1
     return free
+
+
+def is_scale(column: Column, kind: str = "") -> bool:
+    """Whether numbers are a scale of satisfaction up to 10 or 100, as a name says.
+
+    Shares and prices have such values as well.
+
+    Args:
+        column: of many steps.
+        kind: the event type that its values belong to.
+    """
+    if column.number is None or column.distinct <= SMALL:
+        return False
+    is_named = re.search(_SCALES, column.name.lower()) or re.search(SATISFIED, kind.lower())
+    return is_named is not None and column.lowest >= 0 and column.highest in _TOPS
 
 
 def is_small(column: Column) -> bool:

@@ -241,6 +241,60 @@ def test_stars_of_events_are_high_by_the_rule_of_ratings(tmp_path):
     assert 0.3 < rated["label/value_high"].mean() < 0.7
 
 
+def in_steps(stars: pl.Expr, top: float) -> pl.Expr:
+    """Stars as a scale of many steps, from 0 to 10 or 100."""
+    part = (pl.int_range(pl.len()) * 7 % 20).truediv(19.0)
+    return ((stars - 1 + part) / 5 * top).round(0 if top == 100 else 1)
+
+
+@pytest.mark.parametrize("top", [10, 100])
+def test_a_scale_up_to_ten_or_a_hundred_is_high_as_stars_are(top, tmp_path):
+    log = reading(worded("view", "save", "share", "away", "rate"))
+    log = log.with_columns(value=in_steps(pl.col("value"), top))
+    assert (log["value"].min(), log["value"].max()) == (0, top)
+    log.write_csv(tmp_path / "log.csv")
+    made = draft(place(str(tmp_path)), "my")
+    tasks = made.values["contract"]["tasks"]
+    assert tasks["value"]["group"] == "satisfaction"
+    assert tasks["value"]["label"]["aggregate"] == "max"
+    assert "transform" not in tasks["value"]
+    high = float((log["value"].drop_nulls() >= tasks["value_high"]["at_least"]).mean())
+    assert 0.4 < high < 0.6
+    assert f"by name a scale up to {top}" in made.notes["contract.tasks.value"]
+    assert "about half of the rows" in made.notes["contract.tasks.value_high"]
+
+
+def test_a_number_up_to_a_hundred_without_such_a_name_is_no_scale(tmp_path):
+    """It may be the share of an article that was read."""
+    log = reading(worded("view", "save", "share", "away", "read"))
+    log = log.with_columns(value=in_steps(pl.col("value"), 100))
+    log.write_csv(tmp_path / "log.csv")
+    tasks = draft(place(str(tmp_path)), "my").values["contract"]["tasks"]
+    assert tasks["value"]["group"] == "engagement"
+    assert "value_high" not in tasks
+
+
+def test_a_column_of_satisfaction_in_a_log_of_impressions_is_a_rating(tmp_path):
+    """Some are asked afterwards; a column of another name stays a feature."""
+    log = reading(worded("view", "save", "share", "away", "rate"))
+    keys = ["who", "visit", "article"]
+    done = {
+        "saved": pl.col("what").eq("save").any().cast(pl.Int64),
+        "satisfaction": pl.col("value").max(),
+    }
+    rows = log.group_by(keys, maintain_order=True).agg(pl.col("at").min(), **done)
+    rows = rows.with_columns(satisfaction=in_steps(pl.col("satisfaction"), 100)).sort("at")
+    for name in ("satisfaction", "charge"):
+        (tmp_path / name).mkdir()
+        rows.rename({"satisfaction": name}).write_csv(tmp_path / name / "log.csv")
+        made = draft(place(str(tmp_path / name)), "my")
+        tasks = made.values["contract"]["tasks"]
+        is_task = name == "satisfaction"
+        assert ("saved" in tasks, f"{name}_high" in tasks) == (True, is_task)
+        assert (name in made.values["contract"]["features"]) != is_task
+    assert tasks.keys() == {"saved"}
+
+
 @pytest.mark.parametrize(
     ("steps", "weights", "good", "share"),
     [
