@@ -20,6 +20,7 @@ from multigate.jobs.onboarding.tables.columns import (
 )
 from multigate.jobs.onboarding.tables.raw import Table
 from multigate.jobs.onboarding.tables.roles import Roles
+from multigate.jobs.onboarding.tables.spellings import may_last
 from multigate.pipeline.read.derive import ones_of
 from multigate.pipeline.read.json_lines import as_text
 
@@ -280,12 +281,18 @@ def _add(
     """Add the feature of a column, or say why there is none."""
     name, place = _named(found, column, side, labels, source)
     reason = _useless(column, ids)
+    unclear = (
+        "; times of day, unless they are minutes and seconds: then derive "
+        f"{{{column.name}: {{number: {column.name}}}}} reads seconds"
+        if may_last(column.raw)
+        else ""
+    )
     if reason is not None:
-        made.left_out[column.name] = reason
+        made.left_out[column.name] = reason + unclear
         return
     mark = separator(column)
     lost = {"missing": "indicator"}
-    note = f"{column.distinct} values; {why}"
+    note = f"{column.distinct} values; {why}{unclear}"
     if column.missing:
         note += f"; {column.missing:.1%} missing"
     size = vector_size(column)

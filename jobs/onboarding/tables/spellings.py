@@ -158,6 +158,18 @@ def _seconds(raw: pl.Series) -> tuple[pl.Series, list[str], str] | None:
     return number(_without(raw, kinds)), kinds, why
 
 
+def may_last(raw: pl.Series) -> bool:
+    """Whether texts that are read as times of day, such as `7:30`, may be minutes and seconds.
+
+    A film may be as long as noon is late: from 0:00 to 23:59, values do not tell.
+    """
+    if raw.dtype != pl.String:
+        return False
+    known = raw.drop_nulls().str.strip_chars().unique()
+    is_short = known.str.contains(r"^\d+:[0-5]\d$").all()
+    return len(known) >= _MEASURES and is_short and _are_clocks(known)
+
+
 def _are_clocks(texts: pl.Series) -> bool:
     """Whether durations may be times of day, such as `14:05`, as far as their values tell."""
     hours = texts.str.extract(_HOUR, 1).cast(pl.Int64)

@@ -653,6 +653,29 @@ def test_times_of_day_are_no_durations(texts, are_durations):
     assert (respell(pl.DataFrame({"x": texts})).seconds == {"x"}) == are_durations
 
 
+def test_what_may_be_minutes_and_seconds_is_told_and_read_so_by_the_rule(tmp_path):
+    """Lengths that are all round and between 5:00 and 23:55 have the values of opening hours."""
+    lines = ["at,request,user,item,length,clicked"]
+    for row in flat():
+        seconds = 300 + 5 * (row["item"] * 37 % 228)
+        length = f"{seconds // 60}:{seconds % 60 // 5 * 5:02}"
+        cells = [row["at"], row["request"], row["user"], f"i{row['item']}", length]
+        lines.append(",".join(map(str, [*cells, int(row["click"])])))
+    (tmp_path / "log").mkdir()
+    write(tmp_path / "log/log.csv", *lines)
+    made = draft(tmp_path / "log", "x")
+    assert features(made)["length"]["kind"] == "id"
+    told = made.notes["contract.features.length"]
+    assert told.endswith("then derive {length: {number: length}} reads seconds")
+    made.values["pipeline"]["log"]["derive"]["length"] = {"number": "length"}
+    del made.values["contract"]["rates"]  # one of them is by the category of the length
+    made.values["contract"]["features"]["length"] = {"kind": "number", "side": "item"}
+    job.run(made.config(), tmp_path / "log", tmp_path / "examples")
+    rows = pl.read_parquet(tmp_path / "examples/train/*.parquet")
+    item = rows["item"].str.strip_prefix("i").cast(pl.Int64)
+    assert (rows["length"] == 300 + 5 * (item * 37 % 228)).all()
+
+
 def test_durations_are_told_from_names_and_times_of_day():
     parquet = [timedelta(seconds=7.5 * at) for at in range(40)]
     odd = {

@@ -205,7 +205,7 @@ REFUSED = [
         "small:rank",
         {"user": {"user_id": {"value": "u7"}}},
         400,
-        f"user.user_id: {VALUE}, such as {{\"text\": \"u7\"}}, received one with 'value'",
+        f'user.user_id: {VALUE}, such as {{"text": "u7"}}, received one with \'value\'',
     ),
     ("small:rank", {"user": {"user_id": None}}, 400, f"user.user_id: {VALUE}, received null"),
     (
