@@ -11,7 +11,6 @@ trains on the first 40 % of it; 15 % validate and 45 % test, so that training ha
 the test has as many as can be.  Variants of the draft are trained on the same rows.  Each training
 is one line of WORK/few.jsonl: started again, the benchmark goes on.  Prints a table of differences
 from the draft with errors over samples, writes it into the page, and prints one JSON line last.
-`init` itself drafts small batches for such logs by now, which the script sets back to 512 first.
 """
 
 import argparse
@@ -35,7 +34,6 @@ from numpy.typing import NDArray
 from papers.rows import Row, Rows, mean_and_error, replace_table
 
 KINDS = ("LIKE", "BOOKMARK", "FOLLOW")
-BATCH = 512
 OTHERS = 60  # rows for each positive
 SPLIT: dict[str, Any] = {"by": "time", "validation": 0.15, "test": 0.45}
 
@@ -165,9 +163,10 @@ def by_loss(values: dict[str, Any]) -> None:
 
 def smaller_batches(values: dict[str, Any], rows: float, least: int) -> None:
     """Batches so small that an epoch of so many rows has at least so many steps."""
-    size = min(2 ** max(int(math.log2(max(rows / least, 1))), 4), BATCH)
-    values["train"]["weight_decay"] *= size / BATCH
-    values["train"]["batch_size"] = size
+    train = values["train"]
+    size = min(2 ** max(int(math.log2(max(rows / least, 1))), 4), train["batch_size"])
+    train["weight_decay"] *= size / train["batch_size"]
+    train["batch_size"] = size
 
 
 def strong_wide(values: dict[str, Any]) -> None:
@@ -237,9 +236,6 @@ def measure(
         command = ["init", "--data", folder, "--out", config]
         subprocess.run([sys.executable, "-m", "multigate", *command, "--json"], check=True)
     values = yaml.safe_load(config.read_text())
-    # As drafts were before they were sized to their positives: weight decay goes with the batch.
-    values["train"]["weight_decay"] *= BATCH / values["train"]["batch_size"]
-    values["train"]["batch_size"] = BATCH
     training = rows_of(folder) * (1 - SPLIT["validation"] - SPLIT["test"])
     parts = [] if variant == "draft" else variant.split("+")
     for part in parts:

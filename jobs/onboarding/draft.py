@@ -3,7 +3,6 @@
 ydata-profiling was considered: it describes columns, and drafts neither roles nor labels.
 """
 
-import math
 from typing import Any
 
 from multigate.configs import progress
@@ -12,7 +11,6 @@ from multigate.configs.sections.nearest import listed
 from multigate.configs.storage import Place
 from multigate.jobs.onboarding.column_features import column_features
 from multigate.jobs.onboarding.drafted import Draft
-from multigate.jobs.onboarding.evidence import most_positives
 from multigate.jobs.onboarding.feedback.column_labels import feedback_columns
 from multigate.jobs.onboarding.feedback.event_labels import feedback_events
 from multigate.jobs.onboarding.feedback.weights import guess_weight
@@ -34,8 +32,6 @@ _TAUGHT_ROWS = 1_000_000
 """A teacher holds the training split in memory as one table."""
 _EPOCHS, _RATE = 8, 0.002
 _TRAINING = 0.8  # share of the rows
-_FEW = 500  # positives
-_STEPS, _LEAST_BATCH = 50, 32  # of an epoch with few positives
 
 
 @progress.stepwise("init", 4)
@@ -87,7 +83,7 @@ def draft(data: Place, name: str) -> Draft:
         "name": name,
         "contract": contract,
         "pipeline": pipeline,
-        **_model(rows * (1 + drawn), drawn > 0, most_positives(roles, labels, log.rows), made),
+        **_model(rows * (1 + drawn), drawn > 0, made),
     }
     if labels.shown_only:
         made.values["evaluation"] = {"rules": {"calibration": None}}
@@ -134,12 +130,6 @@ def _weight_decay(rows: int, batch: int) -> float:
     return float(f"{1 / (steps * _RATE / 2):.2g}")
 
 
-def _batch_of_few(rows: int) -> int:
-    """The largest power of two with which an epoch has enough steps for few positives."""
-    most = rows * _TRAINING / _STEPS
-    return max(2 ** int(math.log2(max(most, 1))), _LEAST_BATCH)
-
-
 def _texts(values: Any) -> set[str]:
     """All texts in a configuration, keys among them."""
     if isinstance(values, dict):
@@ -154,15 +144,8 @@ def _share_shown(roles: Roles) -> float:
     return counts.get(str(roles.impression), 0) / max(sum(counts.values()), 1)
 
 
-def _model(rows: int, drawn: bool, positives: int, made: Draft) -> dict[str, Any]:
+def _model(rows: int, drawn: bool, made: Draft) -> dict[str, Any]:
     dim, experts, units, batch = next(rest for least, *rest in _SIZES if rows < least)
-    small = _batch_of_few(rows)
-    if positives < _FEW and small < batch:
-        batch = small
-        made.notes["train.batch_size"] = (
-            f"{positives} positives: batches are small, so that an epoch has about {_STEPS} steps; "
-            "with large ones training would end before the few positives have moved the weights"
-        )
     made.notes["model"] = f"for about {rows} examples"
     made.notes["model.wide"] = (
         "a weight for each pair of a user's and an item's value, such as country and topic, where "

@@ -82,9 +82,6 @@ def plays(seed: int = 0) -> pl.DataFrame:
     return pl.DataFrame(rows, names, orient="row").sort("ts", maintain_order=True)
 
 
-PLENTY = 10_000  # positives
-
-
 def write(frame: pl.DataFrame, folder: Path, name: str = "log.csv") -> Path:
     folder.mkdir(exist_ok=True)
     if name.endswith(".parquet"):
@@ -220,61 +217,14 @@ def test_ids_that_occur_once_share_an_embedding(rare, tmp_path):
     ],
 )
 def test_the_model_is_sized_by_the_rows(rows, dim, experts, units, batch):
-    values = _model(rows, False, PLENTY, Draft({}))
+    values = _model(rows, False, Draft({}))
     assert values["model"]["embedding_dim"] == dim
     assert values["model"]["experts"] == {"count": experts, "units": [units], "dropout": 0.3}
     assert (values["train"]["batch_size"], values["train"]["epochs"]) == (batch, 8)
 
 
-@pytest.mark.parametrize(
-    ("rows", "positives", "batch"),
-    [
-        (20_000, 499, 256),
-        (20_000, 500, 512),
-        (12_000, 40, 128),
-        (1_000, 40, 32),
-        (30_000, 40, 256),
-        (32_000, 40, 512),
-        (100_000, 40, 1024),
-    ],
-)
-def test_few_positives_get_small_batches(rows, positives, batch):
-    made = Draft({})
-    assert _model(rows, False, positives, made)["train"]["batch_size"] == batch
-    told = made.notes.get("train.batch_size", "")
-    assert told.startswith(f"{positives} positives: ") == (batch < (512 if rows < 50_000 else 2048))
-
-
-def test_a_log_has_few_positives_where_no_task_has_many(impressions, tmp_path):
-    """Of impressions and events, whose one task is rare, or which have a frequent one, too."""
-    rows = impressions.drop("dwell", "share", "like", "dislike", "follow", "rating")
-    few = rows.filter((pl.col("click") == 0) | (pl.int_range(pl.len()) % 20 == 0))
-    clicks = int(few["click"].sum())
-    assert 30 < clicks < 500 < rows["click"].sum()
-    for name, log in (("few", few), ("many", rows)):
-        made = draft(write(log, tmp_path / name, "log.jsonl"), "feed")
-        assert list(made.values["contract"]["tasks"]) == ["click"]
-        batch = made.values["train"]["batch_size"]
-        told = f"# {clicks} positives: batches are small" in as_yaml(made, tmp_path)
-        assert (batch, told) == ((128, True) if name == "few" else (512, False))
-    shown = few.select(pl.all().exclude("click"), what=pl.lit("shown"))
-    taken = few.filter(pl.col("click") == 1).select(
-        pl.all().exclude("click").exclude("time"), pl.col("time") + 5, what=pl.lit("taken")
-    )
-    both = pl.concat([shown, taken.select(shown.columns)]).sort("time", maintain_order=True)
-    made = draft(write(both, tmp_path / "events", "log.jsonl"), "feed")
-    assert made.values["pipeline"]["log"]["impression"] == "shown"
-    assert made.notes["train.batch_size"].startswith(f"{clicks} positives")
-    rated = few.with_columns(stars=pl.int_range(pl.len()) * 7 % 11 % 5 + 1)
-    made = draft(write(rated, tmp_path / "rated", "log.jsonl"), "feed")
-    assert "stars" in made.values["contract"]["tasks"]
-    assert "train.batch_size" not in made.notes
-
-
 def test_drawn_negatives_are_not_counted_so_that_embeddings_do_not_pay():
-    drawn, shown = (
-        _model(9_000, drawn, PLENTY, Draft({}))["model"]["wide"] for drawn in (True, False)
-    )
+    drawn, shown = (_model(9_000, drawn, Draft({}))["model"]["wide"] for drawn in (True, False))
     assert drawn == {"crosses": 8192}
     assert shown == {"crosses": 8192, "embeddings": 10.0}
 
@@ -282,7 +232,7 @@ def test_drawn_negatives_are_not_counted_so_that_embeddings_do_not_pay():
 @pytest.mark.parametrize("rows", [3_000, 42_000, 400_000, 30_000_000])
 def test_weights_that_no_label_moves_fall_to_a_third(rows):
     """By the steps of the optimiser: AdamW takes decay times learning rate of a weight."""
-    train = _model(rows, False, PLENTY, Draft({}))["train"]
+    train = _model(rows, False, Draft({}))["train"]
     steps = train["epochs"] * -(-rows * 8 // (10 * train["batch_size"]))
     rates = train["learning_rate"] * (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
     assert np.prod(1 - train["weight_decay"] * rates) == pytest.approx(0.36, abs=0.04)
@@ -297,7 +247,7 @@ def test_trees_teach_where_they_are_installed_and_the_log_fits(
 ):
     monkeypatch.setattr("multigate.jobs.onboarding.draft.is_installed", lambda name: installed)
     made = Draft({})
-    teacher = _model(rows, False, PLENTY, made)["train"].get("teacher")
+    teacher = _model(rows, False, made)["train"].get("teacher")
     assert teacher == ({"share": 0.5} if drafted else None)
     assert ("train.teacher" in made.notes) == drafted
 
