@@ -39,6 +39,8 @@ _SEND_SECONDS = 5.0
 """For the collector to take a batch, retries included."""
 _LAST_SECONDS = 3.0
 """For the last spans, when the server stops."""
+_END_SECONDS = 1.0
+"""For the thread to end afterwards; it takes milliseconds."""
 _EVERY_SECONDS = 2.0
 """Between batches: a batch costs as much as some sixty spans, however few are in it."""
 _BATCH = 512
@@ -102,12 +104,18 @@ class SpanExport:
             self._metrics.spans.add("dropped", by=count)
 
     def close(self) -> None:
-        """Send what waits, for a limited time."""
+        """Send what waits, for a limited time; what is left then is dropped and counted."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join(_LAST_SECONDS)
+        with self._changed:
+            left = sum(count for _, count in self._queue)
+            self._queue.clear()
+        if left:
+            self._metrics.spans.add("failed", by=left)
         self._exporter.shutdown()  # ends what is being sent, retries included
+        self._thread.join(_END_SECONDS)
 
     def _send(self) -> None:
         ended = False
@@ -116,30 +124,31 @@ class SpanExport:
                 if self._waiting < _BATCH and not self._closed:
                     self._changed.wait(_EVERY_SECONDS)
                 ended = self._closed
-            if self._queue:
-                self._send_batch()
+            self._send_batch()
 
     def _send_batch(self) -> None:
         """Send the spans of the oldest calls, about as many as a batch has."""
         calls, total = [], 0
-        while self._queue and total < _BATCH:
-            calls.append(self._queue.popleft())
-            total += calls[-1][1]
-        result = SpanExportResult.FAILURE
+        with self._changed:
+            while self._queue and total < _BATCH:
+                calls.append(self._queue.popleft())
+                total += calls[-1][1]
+        if not calls:
+            return
+        result, why = SpanExportResult.FAILURE, ""
         try:
             spans = [span for call, count in calls for span in self._spans_of(call, count)]
             result = self._exporter.export(spans)
-        except Exception:
+        except Exception as error:  # such as an answer of the collector that cannot be read
             if not self._closed:  # `close` may have shut the exporter down meanwhile
-                raise
-        finally:
-            with self._changed:
-                self._waiting -= total
-            failed = result is not SpanExportResult.SUCCESS
-            self._metrics.spans.add("failed" if failed else "sent", by=total)
-            if failed and not self._gone:
-                LOG.warning("%s: takes no spans; they are dropped and counted", self._endpoint)
-            self._gone = failed
+                why = f" ({error!r})"
+        with self._changed:
+            self._waiting -= total
+        failed = result is not SpanExportResult.SUCCESS
+        self._metrics.spans.add("failed" if failed else "sent", by=total)
+        if failed and not self._gone:
+            LOG.warning("%s: takes no spans%s; they are dropped and counted", self._endpoint, why)
+        self._gone = failed
 
     def _spans_of(self, call: TracedCall, count: int) -> Iterator[ReadableSpan]:
         """As many spans as were counted: the call's, after those of its steps."""

@@ -1,6 +1,7 @@
 """Spans of live calls, as a collector receives them over OTLP."""
 
 import sys
+import threading
 import time
 from concurrent import futures
 
@@ -163,6 +164,88 @@ def test_all_that_waits_is_sent_at_the_stop_and_every_span_is_counted(collector,
     assert (received % 4, dropped % 4, counted(metrics, "failed")) == (0, 0, 0)
     spans.add(call)
     assert counted(metrics, "dropped") == dropped + 5
+
+
+class BadCollector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes nothing at first, as `how` says."""
+
+    def __init__(self, how):
+        self.how = how
+        self.goes_on = threading.Event()
+
+    def Export(self, request, context):
+        if not self.goes_on.is_set():
+            self.how(self, context)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def hang(self, context):
+        self.goes_on.wait()
+
+    def ask_for_the_unreadable(self, context):
+        """Say in bytes that are no message when to try again."""
+        context.set_trailing_metadata((("google.rpc.retryinfo-bin", b"\xff"),))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "later")
+
+
+@pytest.fixture
+def collector_that(request):
+    """Starts a collector that misbehaves."""
+
+    def start(how):
+        collector, server = BadCollector(how), grpc.server(futures.ThreadPoolExecutor(2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+        collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        request.addfinalizer(lambda: server.stop(None).wait())
+        request.addfinalizer(collector.goes_on.set)
+        return collector
+
+    return start
+
+
+def call_of(*steps):
+    """A traced call with these steps."""
+    trace = Trace({"traceparent": SAMPLED})
+    for name in steps:
+        trace.add(name, trace.started, trace.started + 1e-3)
+    return TracedCall(trace, "a.B/C", "GRPC", "OK", "", {"request_id": "r"}, trace.started + 1e-2)
+
+
+def test_an_answer_that_cannot_be_read_costs_its_batch_and_no_thread(
+    collector_that, until, monkeypatch, caplog
+):
+    monkeypatch.setattr(spans_module, "_EVERY_SECONDS", 0.01)
+    collector, metrics = collector_that(BadCollector.ask_for_the_unreadable), ServerMetrics()
+    spans = SpanExport(collector.endpoint, metrics)
+    for number in range(1, 4):
+        spans.add(call_of("run"))
+        until(lambda expected=2 * number: counted(metrics, "failed") == expected)
+    collector.goes_on.set()
+    spans.add(call_of("run"))
+    until(lambda: counted(metrics, "sent") == 2)
+    spans.close()
+    assert counted(metrics, "failed") == 6
+    failures = metrics.registry.get_sample_value(
+        "multigate_thread_failures_total", {"thread": "spans"}
+    )
+    assert failures is None
+    (line,) = [one.getMessage() for one in caplog.records if "takes no spans" in one.getMessage()]
+    assert "DecodeError" in line
+
+
+def test_a_collector_that_hangs_holds_the_stop_up_no_longer_than_is_said(
+    collector_that, monkeypatch
+):
+    monkeypatch.setattr(spans_module, "_LAST_SECONDS", 0.2)
+    monkeypatch.setattr(spans_module, "_END_SECONDS", 120.0)
+    collector, metrics = collector_that(BadCollector.hang), ServerMetrics()
+    spans = SpanExport(collector.endpoint, metrics)
+    for _ in range(2000):
+        spans.add(call_of("read", "queue", "run"))
+    spans.close()
+    assert not collector.goes_on.is_set()  # it hangs still
+    assert (counted(metrics, "failed"), counted(metrics, "dropped")) == (8000, 0)
+    assert not spans._thread._thread.is_alive()
 
 
 def test_the_rate_is_a_share_of_the_calls():
