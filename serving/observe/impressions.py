@@ -22,7 +22,7 @@ that do not fit are dropped and counted; no call waits.
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
         calls: of the same contract and version, with rows.
         features: that have a column; None: all of them.
     """
+    calls = [_of_the_answer(call) for call in calls]
     contract, sizes = calls[0].contract, [len(call.order) for call in calls]
     which = np.repeat(np.arange(len(calls)), sizes)
     starts = np.cumsum([0, *(len(call.outputs[SCORE]) for call in calls[:-1])])
@@ -246,6 +247,25 @@ def _sides(pa: Any, sides: Sequence[Side | None]) -> dict[str, tuple[Any, list[A
         "ranked/canary": (pa.float64(), [side and side.trial.canary for side in sides]),
         "ranked/shadow": (pa.bool_(), [side and side.shadowed for side in sides]),
     }
+
+
+def _of_the_answer(ranked: Ranked) -> Ranked:
+    """The call as if only its answer's items had been asked for.
+
+    An answer may have ten of a thousand candidates, and rows are made of all that calls have.
+    """
+    order = ranked.order
+    if len(order) == len(ranked.outputs[SCORE]):
+        return ranked
+    inputs = dict(ranked.inputs)
+    for name, _ in ranked.contract.of_side("item"):
+        for key in (name, name + PRESENT, name + LENGTH):
+            if key in inputs:
+                inputs[key] = inputs[key][order]
+    outputs = {name: values[order] for name, values in ranked.outputs.items()}
+    return replace(
+        ranked, inputs=inputs, outputs=outputs, order=np.arange(len(order)), places=_places(ranked)
+    )
 
 
 def _places(ranked: Ranked) -> np.ndarray:

@@ -349,6 +349,45 @@ def test_odd_values_are_logged_as_they_are():
     }
 
 
+def few_of_many(contract, seed, candidates, answered):
+    """An answer of few of its request's candidates, whose others are not UTF-8."""
+    call = odd_call(contract, seed, candidates)
+    order = call.order[:answered]
+    others = np.ones(candidates, bool)
+    others[order] = False
+    for name in ("item_id", "tags"):
+        call.inputs[name][others] = b"\xff"
+    return dataclasses.replace(call, order=order)
+
+
+def test_candidates_that_are_not_in_the_answer_cost_it_no_rows():
+    contract = parse(Contract, ODD, "test")
+    calls = [few_of_many(contract, seed, 50, 3) for seed in (3, 7, 11)]
+    calls += [odd_call(contract, 15, 5)]
+    rows = rows_of(pa, calls).to_pylist()
+    places = [(call, place, index) for call in calls for place, index in enumerate(call.order)]
+    assert len(rows) == len(places)
+    for row, (call, place, index) in zip(rows, places, strict=True):
+        assert (row["ranked/position"], row["ranked/candidate"]) == (place, index)
+        assert row["ranked/score"] == call.outputs[SCORE][index]
+        for name, feature in contract.features.items():
+            if feature.side == "item":
+                assert row[name] == value_of(call, name, feature, index)
+
+
+def test_candidates_that_are_not_in_the_answer_cost_no_memory():
+    contract = parse(Contract, ODD, "test")
+    calls = [odd_call(contract, 3 + 4 * seed, 2000) for seed in range(20)]
+    calls = [dataclasses.replace(call, order=call.order[:10]) for call in calls]
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        size = rows_of(pa, calls).nbytes
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 5 * size
+
+
 @pytest.mark.parametrize("name", ["item_id", "tags"])
 def test_a_text_that_is_not_utf_8_costs_its_own_call_alone(tmp_path, name):
     contract = parse(Contract, ODD, "test")
