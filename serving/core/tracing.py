@@ -17,6 +17,8 @@ _PARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]
 """W3C's traceparent."""
 _SAMPLED = 1
 _HEADERS = frozenset({"traceparent", "tracestate"})
+_LONGEST = 512
+"""Characters of a header that is kept: W3C asks nobody to pass a longer `tracestate` on."""
 
 
 @dataclass
@@ -78,7 +80,9 @@ class Tracing:
         A caller that sends a trace context has decided already.
         """
         carrier = {
-            key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)
+            key: value
+            for key, value in metadata
+            if key in _HEADERS and isinstance(value, str) and len(value) <= _LONGEST
         }
         found = _PARENT.fullmatch(carrier["traceparent"]) if "traceparent" in carrier else None
         if found is not None:

@@ -248,6 +248,38 @@ def test_a_collector_that_hangs_holds_the_stop_up_no_longer_than_is_said(
     assert not spans._thread._thread.is_alive()
 
 
+STATES = {
+    "a=b": "a=b",
+    "a=b,c=d , e=f": "a=b,c=d,e=f",
+    "": "",
+    "nothing": "",
+    "=,==,a=,=b,,": "",
+    "a=b,a=c": "",
+    "a=\xe9\x00\ud800": "",
+    "A=b": "",
+    "a=" + "b" * 600: "",
+    ",".join(f"k{n}=v" for n in range(40)): "",
+}
+
+
+def test_odd_trace_states_cost_no_span(collector):
+    metrics, tracing = ServerMetrics(), Tracing(0.0, lambda call: None)
+    spans = SpanExport(collector.endpoint, metrics)
+    for number, state in enumerate(STATES, 10):
+        trace = tracing.begin(
+            [("traceparent", f"00-{number:032}-{PARENT}-01"), ("tracestate", state)]
+        )
+        assert len(trace.carrier.get("tracestate", "")) <= 512  # it is held until it is sent
+        spans.add(TracedCall(trace, "a.B/C", "GRPC", "OK", "", {}, trace.started))
+    spans.close()
+    received = {}
+    for number, state in enumerate(STATES, 10):
+        (span,) = collector.of(f"{number:032}")
+        assert span.parent_span_id.hex() == PARENT
+        received[state] = span.trace_state
+    assert received == STATES
+
+
 def test_the_rate_is_a_share_of_the_calls():
     tracing = Tracing(0.25, lambda call: None)
     count = sum(tracing.begin(()) is not None for _ in range(4000))
