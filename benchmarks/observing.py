@@ -129,20 +129,30 @@ def rows_and_files(base: Path) -> dict[str, Any]:
 
     saved_model, _, reader = load_model(base)
     contract, rng = saved_model.contract, np.random.default_rng(0)
-    inputs = [
-        reader.read(ranking_pb2.RankRequest.FromString(raw)).inputs
-        for raw in rank_requests(base, CANDIDATES)
-    ]
-    calls = []
-    for number in range(CALLS):
-        scores = {task: rng.random(CANDIDATES, np.float32) for task in (*contract.tasks, SCORE)}
-        calls.append(
-            Ranked(
-                *(NAME, 1, "schema", contract, f"{number:032}"),
-                *(inputs[number % len(inputs)], scores, np.argsort(-scores[SCORE]), float(number)),
+
+    def answers(candidates: int, of_them: int, count: int) -> list[Ranked]:
+        """Answers of so many of their candidates, with random scores."""
+        inputs = [
+            reader.read(ranking_pb2.RankRequest.FromString(raw)).inputs
+            for raw in rank_requests(base, candidates)
+        ]
+        found = []
+        for number in range(count):
+            scores = {task: rng.random(candidates, np.float32) for task in (*contract.tasks, SCORE)}
+            order = np.argsort(-scores[SCORE])[:of_them]
+            one = inputs[number % len(inputs)]
+            found.append(
+                Ranked(
+                    *(NAME, 1, "schema", contract, f"{number:032}"),
+                    *(one, scores, order, float(number)),
+                )
             )
-        )
+        return found
+
+    calls = answers(CANDIDATES, CANDIDATES, CALLS)
     found = {"rows of a call": measured(lambda: rows_of(pa, calls[:TOGETHER]), TOGETHER)}
+    best = answers(1000, 10, TOGETHER)
+    found["rows of a call, the best 10 of 1,000"] = measured(lambda: rows_of(pa, best), TOGETHER)
     tables = [rows_of(pa, calls[at : at + TOGETHER]) for at in range(0, CALLS, TOGETHER)]
     with tempfile.TemporaryDirectory() as name:
         files = RowFiles(Path(name), "rows", 10**9, 1e9, lambda model, result, rows: None)
