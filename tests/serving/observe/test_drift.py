@@ -1,5 +1,6 @@
 """What a sample of the calls looks like, beside the test split that the version recorded."""
 
+import copy
 import json
 import logging
 import weakref
@@ -222,6 +223,25 @@ def test_a_call_that_cannot_be_counted_takes_no_other_with_it(some_calls, monkey
     assert told['multigate_watched_calls_total{model="small",result="failed"}'] == 1
     assert told['multigate_watched_calls_total{model="small",result="watched"}'] == 31
     assert "1 sampled calls cannot be processed" in caplog.text
+
+
+def test_calls_of_versions_that_have_gone_are_watched_beside_others(some_calls, monkeypatch):
+    monkeypatch.setattr(drift, "_GATHER_SECONDS", 60.0)
+    gone = copy.copy(some_calls[0][0])
+    gone.saved_model = copy.copy(gone.saved_model)
+    gone.saved_model._closed = lambda: None  # retired: takes no more runs
+    assert not gone.saved_model.acquire()
+    told = watch(
+        [(gone, *call[1:]) if number % 2 else call for number, call in enumerate(some_calls)]
+    )
+    assert told['multigate_watched_calls_total{model="small",result="watched"}'] == 32
+    scores = sum(len(outputs[SCORE]) for _, _, outputs in some_calls)
+    assert told['multigate_score_count{model="small",task="click"}'] == scores
+    seen, unseen = (
+        told[f'multigate_watched_ids_total{{feature="item_id",model="small",result="{result}"}}']
+        for result in ("seen", "unseen")
+    )
+    assert seen + unseen == sum(len(outputs[SCORE]) for _, _, outputs in some_calls[::2])
 
 
 def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatch):
