@@ -19,9 +19,8 @@ FORMATS: tuple[Format, ...] = ("text", "json")
 _LOGGER = "multigate"
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 _CONTROLS = {one: repr(chr(one))[1:-1] for one in (*range(32), *range(127, 160), 0x2028, 0x2029)}
-
-
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+"""`json.dumps` would make one for each line."""
 _FIELDS: ContextVar[dict[str, Any] | None] = ContextVar("fields", default=None)
 """Fields of the current call; None outside a call."""
 
