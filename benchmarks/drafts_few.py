@@ -30,8 +30,7 @@ import numpy as np
 import polars as pl
 import yaml
 from drafts import once
-from numpy.typing import NDArray
-from papers.rows import Row, Rows, mean_and_error, replace_table
+from papers.rows import Row, Rows, cell, replace_table
 
 KINDS = ("LIKE", "BOOKMARK", "FOLLOW")
 OTHERS = 60  # rows for each positive
@@ -223,6 +222,8 @@ def measure(
     options: argparse.Namespace, log: str, positives: int, sample: int, variant: str
 ) -> dict[str, Any]:
     """One training; its AUC on the test split."""
+    from sklearn.metrics import roc_auc_score
+
     import multigate
     from multigate.jobs.interface import configuration
     from multigate.model.data.rows import read_rows
@@ -264,7 +265,7 @@ def measure(
     return {
         "training": int(np.nansum(trained)),
         "test": int(np.nansum(labels)),
-        "auc": area(labels[known], scores[known]),
+        "auc": float(roc_auc_score(labels[known], scores[known])),
         "features": len(contract.features),
     }
 
@@ -273,13 +274,6 @@ def rows_of(folder: Path) -> int:
     """Lines of the log."""
     (log,) = folder.glob("log.*")
     return log.read_text().count("\n")
-
-
-def area(labels: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
-    """AUC; ties count half."""
-    ranks = pl.Series(scores).rank().to_numpy()
-    ones = int(labels.sum())
-    return float((ranks[labels == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(labels) - ones)))
 
 
 def draw(rows: list[Row]) -> list[str]:
@@ -292,30 +286,22 @@ def draw(rows: list[Row]) -> list[str]:
     ]
     for positives in sorted({row["positives"] for row in rows}):
         for variant in dict.fromkeys(row["variant"] for row in rows):
-            texts, every = [], []
-            for log in logs:
-                found = []
-                for key, value in cells.items():
-                    before = cells.get((*key[:3], "draft"))
-                    if key[:2] == (log, positives) and key[3] == variant and before is not None:
-                        found.append(value if variant == "draft" else value - before)
-                every += found
-                texts.append(told(found, variant != "draft"))
-            if not every:
-                continue
-            lines.append(
-                f"| {positives} | {variant} | {' | '.join(texts)} | "
-                f"{told(every, variant != 'draft')} |"
-            )
+            sign = "" if variant == "draft" else "+"
+            found = {
+                log: [
+                    value - (cells[*key[:3], "draft"] if sign else 0)
+                    for key, value in cells.items()
+                    if (*key[:2], key[3]) == (log, positives, variant)
+                    and (*key[:3], "draft") in cells
+                ]
+                for log in logs
+            }
+            every = [value for values in found.values() for value in values]
+            if every:
+                texts = [cell(values, 3, sign) if values else "" for values in found.values()]
+                texts.append(cell(every, 3, sign))
+                lines.append(f"| {positives} | {variant} | {' | '.join(texts)} |")
     return lines
-
-
-def told(values: list[float], signed: bool) -> str:
-    """Mean and standard error."""
-    if not values:
-        return ""
-    mean, error = mean_and_error(values)
-    return f"{mean:{'+' if signed else ''}.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -67,10 +67,10 @@ def mean_and_error(values: list[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(variance / len(values))
 
 
-def cell(values: list[float], digits: int) -> str:
-    """Mean, with its standard error where there are several values."""
+def cell(values: list[float], digits: int, sign: str = "") -> str:
+    """Mean, with its standard error where there are several values; with `sign` + as a change."""
     mean, error = mean_and_error(values)
-    text = f"{mean:.{digits}f}"
+    text = f"{mean:{sign}.{digits}f}"
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
