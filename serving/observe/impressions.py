@@ -232,10 +232,9 @@ def rows_of(pa: Any, calls: Sequence[Ranked], features: Collection[str] | None =
         column = feature.column or name
         if feature.kind == _POSITION:
             columns[column] = columns["ranked/position"]
-        elif feature.side == "item":
-            columns[column] = _column(pa, name, feature, inputs, order)
         else:
-            columns[column] = _column(pa, name, feature, inputs, which)
+            rows = order if feature.side == "item" else which
+            columns[column] = _column(pa, name, feature, inputs, rows)
     return pa.table(columns)
 
 
