@@ -98,15 +98,18 @@ def flags(kind: str, base: Path, folder: Path, collector: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(arguments: Sequence[str], folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def served(
+    arguments: Sequence[str], folder: Path, checkout: Path | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """A `multigate serve` of these flags: its process, and how `benchmarks.serve` calls it."""
+    path = {} if checkout is None else {"PYTHONPATH": str(checkout / "src")}
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "multigate", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | path,
         )
     try:
         assert server.stdout is not None

@@ -1,9 +1,10 @@
 """What the shadow of a version on trial does to the calls that it scores again.
 
     python benchmarks/shadow.py --model_base_path models/deskdrop [--rounds 180] [--seconds 0.4]
-        [--loads 0.35] [--shadow 0 0 10 100]
+        [--loads 0.35] [--shadow 0 0 10 100] [--before CHECKOUT]
 
-Starts one `multigate serve` for each percentage of shadow, all at once, each with the newest
+Starts one `multigate serve` for each percentage of shadow, and, with `--before`, one of another
+version's checkout for each percentage above 0, all at once, each with the newest
 version in production and a copy of it on trial, and the impression log on.  The second server
 without shadow differs from the first in nothing: its ratio says what the machine does to one.
 
@@ -140,36 +141,40 @@ def compare(
     rounds: int,
     seconds: float,
     pause: float,
+    before: Path | None,
 ) -> dict[str, Any]:
     """Measure, print the table, return its figures."""
     result: dict[str, Any] = {"candidates": candidates, "rounds": rounds, "seconds": seconds}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_requests(folder / "requests", rank_requests(base, candidates))
-        names = [
-            f"{percent:g}" + " again" * percents[:place].count(percent)
+        kinds: dict[str, tuple[float, Path | None]] = {
+            f"{percent:g}" + " again" * percents[:place].count(percent): (percent, None)
             for place, percent in enumerate(percents)
-        ]
+        }
+        if before is not None:
+            kinds |= {f"{percent:g} before": (percent, before) for percent in percents if percent}
+        names = list(kinds)
         ports = dict(zip(names, free_ports(len(names)), strict=True))
         servers = {}
-        for name, percent in zip(names, percents, strict=True):
+        for name, (percent, checkout) in kinds.items():
             own = folder / name
             own.mkdir()
             models = on_trial(base, own, percent)
             arguments = ["--model_name", NAME, "--model_base_path", str(models)]
             arguments += ["--metrics_port", str(ports[name]), "--impression_log", str(own)]
-            pid, how = stack.enter_context(served(arguments, own))
+            pid, how = stack.enter_context(served(arguments, own, checkout))
             servers[name] = pid, how | {"requests": str(folder / "requests")}
         gc.collect()
         gc.freeze()  # of the callers
         for load in loads:
             time.sleep(2)  # what waits is scored
-            before = {name: shadowed(port) for name, port in ports.items()}
+            earlier = {name: shadowed(port) for name, port in ports.items()}
             found, capacity = in_turns(servers, load, rounds, seconds, pause)
             time.sleep(2)
             for name, one in found.items():
                 total, first = np.concatenate(one.latencies), found[names[0]].latencies
-                seen = dict(shadowed(ports[name]) - before[name])
+                seen = dict(shadowed(ports[name]) - earlier[name])
                 figures = {
                     **{f"p{at}_ms": 1e3 * np.quantile(total, at / 100) for at in (50, 90, 99)},
                     "cpu_ms": 1e3 * one.cpu / one.statuses.total(),
@@ -203,6 +208,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=100, help="of each call")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.35])
     parser.add_argument("--shadow", type=float, nargs="+", default=[0, 0, 10, 100])
+    parser.add_argument("--before", type=Path, help="checkout of another version")
     options = parser.parse_args()
     found = compare(
         options.model_base_path,
@@ -212,6 +218,7 @@ def main() -> None:
         options.rounds,
         options.seconds,
         options.pause,
+        options.before,
     )
     print(json.dumps(found), flush=True)
 

@@ -26,6 +26,7 @@ from multigate.serving.core.status import (
     status_of,
 )
 from multigate.serving.core.tracing import Trace, TracedCall, Tracing, current
+from multigate.serving.runtime.in_flight import CallsInFlight
 
 HEALTH = "/grpc.health.v1.Health/"
 RELOAD = "/tensorflow.serving.ModelService/HandleReloadConfigRequest"
@@ -75,7 +76,7 @@ class CallGate:
         self.metrics = metrics
         self.tracing = tracing
         self.draining = False
-        self.in_flight = 0
+        self.in_flight = CallsInFlight()
         """Unary calls that are being handled."""
         self.admitted: set[asyncio.Task[Any]] = set()
         """The tasks of all calls but health checks, from before their message is read."""
@@ -182,7 +183,7 @@ class HandledCall:
 
     def __enter__(self) -> "HandledCall":
         self._started = time.perf_counter()
-        self._gate.in_flight += 1
+        self._gate.in_flight.begin()
         logs.begin()
         self._trace = current()
         return self
@@ -194,7 +195,7 @@ class HandledCall:
         trace: TracebackType | None,
     ) -> bool:
         gate = self._gate
-        gate.in_flight -= 1
+        gate.in_flight.end()
         if isinstance(error, Exception):
             self.code, self.message = status_of(self._method, error)
         elif error is not None:

@@ -6,8 +6,9 @@ features that the other version's store has, runs them together, compares the sc
 rows.  No call waits for it, and what fails there fails no call.
 
 The process runs while a trial has a shadow.  It has the system's idle priority: it takes no core
-that the server wants, and shares no interpreter with it.  What it does not get done is dropped and
-counted.  A process that dies or hangs is replaced, after a pause that doubles.
+that the server wants, and shares no interpreter with it.  It works in the gaps between the calls
+(`serving.observe.gaps`).  What it does not get done is dropped and counted.  A process that dies
+or hangs is replaced, after a pause that doubles.
 
 Each call's rows go to `FOLDER/MODEL/shadow/shadow-*.parquet`, one row per item of the answer: the
 user, the item, the columns `ranked/...` of the impression log, and
@@ -46,6 +47,7 @@ from multigate.serving.observe.shadow_scoring import (
 )
 from multigate.serving.request.rank_request import ParsedRequest
 from multigate.serving.runtime.child import Child, ChildError
+from multigate.serving.runtime.in_flight import CallsInFlight
 from multigate.serving.versions.models import Models
 from multigate.serving.versions.ranker_version import RankerVersion
 
@@ -101,18 +103,34 @@ class _Queued:
 class Shadow:
     """Has calls of all models scored on the other version of their trial."""
 
-    def __init__(self, options: ServerOptions, models: Models, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        models: Models,
+        metrics: ServerMetrics,
+        in_flight: CallsInFlight,
+    ) -> None:
         """Start the thread; the process follows with the first trial that has a shadow.
 
         Args:
             options: of the server.
             models: of the server.
             metrics: counts the calls.
+            in_flight: the server's calls, which the process leaves alone.
         """
         self._options = options
         self._models = models
         self._metrics = metrics
-        self._child = Child("multigate.serving.observe.shadow_scoring", "idle", _LONGEST, options)
+        self._child = Child(
+            "multigate.serving.observe.shadow_scoring",
+            "idle",
+            _LONGEST,
+            options,
+            in_flight.file,
+            files=[in_flight.file],
+        )
+        self._in_flight = in_flight
+        """Kept: its file is closed with it."""
         self._changed = threading.Condition()
         self._queue: deque[_Queued] = deque()
         self._queued_rows = 0

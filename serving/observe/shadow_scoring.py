@@ -21,11 +21,13 @@ from multigate.serving.core.layout import RANK, SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.observe.agreement import aligned, overlap_of, pairs_agreement, places_of
+from multigate.serving.observe.gaps import Gaps
 from multigate.serving.observe.impressions import Ranked, rows_of
 from multigate.serving.observe.row_files import RowFiles
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.request.order import rank_order
 from multigate.serving.request.rank_request import ParsedRequest
+from multigate.serving.runtime.in_flight import CallsInFlight
 from multigate.serving.versions.batching import divide, join_calls, split_call
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.saved_model import LoadError, SavedModel
@@ -96,16 +98,18 @@ class Answer:
 class Scorer:
     """Answers the questions."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, gaps: Gaps) -> None:
         """Make one that has loaded nothing.
 
         Args:
             options: of the server.
+            gaps: between its calls.
 
         Raises:
             ServingError: the impression log cannot be written to.
         """
         self._options = options
+        self._gaps = gaps
         self._metrics = ServerMetrics()
         self._loaded: dict[Wanted, RankerVersion] = {}
         self._failed: dict[Wanted, tuple[float, str]] = {}
@@ -178,18 +182,41 @@ class Scorer:
     def _process(self, other: RankerVersion, calls: Sequence[AnsweredCall]) -> list[Outcome]:
         """Score calls together; if that fails, each alone."""
         try:
-            scored = _score(other, calls)
+            scored = self._score(other, calls)
         except Exception as error:
             if len(calls) == 1:
                 return [str(error) or repr(error)]
             return [outcome for call in calls for outcome in self._process(other, [call])]
         return [self._compared(other, call, *one) for call, one in zip(calls, scored, strict=True)]
 
+    def _score(
+        self, other: RankerVersion, calls: Sequence[AnsweredCall]
+    ) -> list[tuple[ParsedRequest, Arrays]]:
+        """For each call what the version reads and scores."""
+        requests = []
+        for call in calls:
+            self._gaps.wait()
+            requests.append(_read(other, call))
+        signature = other.saved_model.signatures[RANK]
+        assert signature.layout is not None
+        joined = join_calls([one.inputs for one in requests], signature.layout)
+        rows = sum(one.rows for one in requests)
+        parts = []
+        for part, _ in split_call(joined, rows, RUN_ROWS, signature.layout):
+            self._gaps.wait()
+            parts.append(signature(part))
+        outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if not np.isfinite(outputs[SCORE]).all():
+            raise ValueError("a score is not finite")
+        each = divide(outputs, [one.rows for one in requests])
+        return list(zip(requests, each, strict=True))
+
     def _compared(
         self, other: RankerVersion, call: AnsweredCall, parsed: ParsedRequest, outputs: Arrays
     ) -> Outcome:
         """Compare the scores of both versions, and write the rows of the other one."""
         try:
+            self._gaps.wait()
             ranked, places = call.ranked, places_of(parsed)
             order = rank_order(outputs, parsed)
             found = Agreement(
@@ -231,23 +258,6 @@ class Scorer:
         files.add(ranked.model, ranked.schema, table)
 
 
-def _score(
-    other: RankerVersion, calls: Sequence[AnsweredCall]
-) -> list[tuple[ParsedRequest, Arrays]]:
-    """For each call what the version reads and scores."""
-    requests = [_read(other, call) for call in calls]
-    signature = other.saved_model.signatures[RANK]
-    assert signature.layout is not None
-    joined = join_calls([one.inputs for one in requests], signature.layout)
-    rows = sum(one.rows for one in requests)
-    parts = [signature(part) for part, _ in split_call(joined, rows, RUN_ROWS, signature.layout)]
-    outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    if not np.isfinite(outputs[SCORE]).all():
-        raise ValueError("a score is not finite")
-    each = divide(outputs, [one.rows for one in requests])
-    return list(zip(requests, each, strict=True))
-
-
 def _read(other: RankerVersion, call: AnsweredCall) -> ParsedRequest:
     """The request as the version reads it, with the features that its store has."""
     request = ranking_pb2.RankRequest.FromString(call.request)
@@ -263,19 +273,20 @@ def _close(version: RankerVersion) -> None:
     version.files.close()
 
 
-def main(pipe: Connection, options: ServerOptions) -> None:
+def main(pipe: Connection, options: ServerOptions, in_flight: int) -> None:
     """Answer questions.
 
     Args:
         pipe: to the server.
         options: of the server.
+        in_flight: file of the count of its calls.
 
     Raises:
         EOFError: the server has closed the pipe.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # a GPU is the server's
     logs.configure(options.log_format)
-    scorer = Scorer(options)
+    scorer = Scorer(options, Gaps(CallsInFlight(in_flight), options))
     try:
         while True:
             pipe.send(scorer.answer(pipe.recv()))

@@ -153,7 +153,7 @@ class Server:
                 refuse_taken(self.options.host, self.options.port)
             self._impressions = self._open_impressions()
             self._drift = DriftMonitor(self.options, self.metrics)
-            self._shadow = Shadow(self.options, self.models, self.metrics)
+            self._shadow = Shadow(self.options, self.models, self.metrics, self.gate.in_flight)
             self.configs = self.configs or _configs(self.options)
             self.models.apply(self.configs)
             self.port = CALLS.submit(self._open()).result()
@@ -308,7 +308,7 @@ class Server:
         stopped = CALLS.submit(self._grpc.stop(grace))
         since = time.monotonic()
         while futures.wait([stopped], 0.05).not_done:
-            if self.gate.in_flight or not self._interceptor.streams:
+            if self.gate.in_flight.count or not self._interceptor.streams:
                 since = time.monotonic()
             if force.is_set() or time.monotonic() - since > _UNREAD_SECONDS:
                 stopped.cancel()

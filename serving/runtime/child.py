@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
@@ -28,7 +29,14 @@ class ChildError(Exception):
 class Child:
     """A process that answers questions; `ask` starts it, and starts it anew where it has died."""
 
-    def __init__(self, module: str, priority: Priority, longest: float, *arguments: Any) -> None:
+    def __init__(
+        self,
+        module: str,
+        priority: Priority,
+        longest: float,
+        *arguments: Any,
+        files: Sequence[int] = (),
+    ) -> None:
         """Make one whose process does not run yet.
 
         Args:
@@ -36,11 +44,13 @@ class Child:
             priority: beside that of the server.
             longest: seconds after which a process that does not answer is ended.
             arguments: can be pickled.
+            files: open ones that the process has under the same numbers.
         """
         self._module = module
         self._priority = priority
         self._longest = longest
         self._arguments = arguments
+        self._files = files
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -69,7 +79,7 @@ class Child:
                         *(str(its.fileno()), self._priority, self._module),
                     ],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[its.fileno()],
+                    pass_fds=[its.fileno(), *self._files],
                 )
             self._pipe = ours
             ours.send(self._arguments)

@@ -18,12 +18,14 @@ from multigate.configs.version_folders import Trial
 from multigate.jobs.publication import trial as trials
 from multigate.jobs.publication.base_folder import Base
 from multigate.serving.client import RankClient
+from multigate.serving.observe import gaps, shadow_scoring
 from multigate.serving.observe import shadow as shadows
-from multigate.serving.observe import shadow_scoring
+from multigate.serving.observe.gaps import Gaps
 from multigate.serving.observe.shadow_scoring import Question, Scorer
 from multigate.serving.observe.side import side_of
 from multigate.serving.protos import ranking_pb2
 from multigate.serving.runtime.child import Child
+from multigate.serving.runtime.in_flight import CallsInFlight
 from multigate.serving.versions.saved_model import Signature
 
 ITEMS = [f"i{n}" for n in range(1, 7)]
@@ -54,7 +56,8 @@ def in_this_process(monkeypatch):
 
     def ask(child, question):
         if child not in scorers:
-            scorers[child] = Scorer(*child._arguments)
+            options, file = child._arguments
+            scorers[child] = Scorer(options, Gaps(CallsInFlight(os.dup(file)), options))
         answer = scorers[child].answer(pickle.loads(pickle.dumps(question)))
         return pickle.loads(pickle.dumps(answer))
 
@@ -271,6 +274,36 @@ def test_runs_are_short_and_their_scores_those_of_each_call(
         for one in items:
             assert one["shadow/score"] == pytest.approx(one["ranked/score"], rel=1e-5)
         assert [one["shadow/position"] for one in items] == list(range(len(items)))
+
+
+def test_calls_are_scored_while_none_is_in_flight(
+    base, run_server, until, monkeypatch, in_this_process, hold, contract, helpers
+):
+    monkeypatch.setattr(gaps, "LONGEST_WAIT", 240.0)
+    monkeypatch.setattr(gaps, "cores", lambda: 2.0)
+    waiting, in_flight = threading.Event(), []
+    wait = Gaps.wait
+    monkeypatch.setattr(Gaps, "wait", lambda self: [waiting.set(), wait(self)])
+    trials.begin(Base(base), 2, None, 100.0)
+    with run_server(base) as running, RankClient(running.target, timeout=120) as client:
+
+        def note(outputs):
+            in_flight.append(running.server.gate.in_flight.count)
+            return outputs
+
+        in_this_process(note)
+        with hold("serving_default") as held:
+            request = helpers.predict_request(helpers.sample_inputs(contract, 2))
+            other = running.prediction.Predict.future(request, timeout=240)
+            assert held.begun.wait(240)
+            for number in range(3):
+                call(client, f"u{number}")
+            assert waiting.wait(240)
+            assert call(client, "last").model_version == 1
+            assert results_of(running) == {}
+        other.result()
+        until(lambda: results_of(running) == {"scored": 4})
+    assert set(in_flight) == {0}
 
 
 def test_a_share_of_the_calls_is_scored_and_the_log_says_which(base, tmp_path, run_server):

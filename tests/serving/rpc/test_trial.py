@@ -188,7 +188,7 @@ def test_calls_cancelled_at_random_leave_nothing_behind(base, run_server, until,
         assert codes.keys() <= {"OK", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE"}
         assert codes["CANCELLED"]
         assert versions.keys() == {1, 2}
-        until(lambda: not gate.admitted and not gate.in_flight, "the end of all calls")
+        until(lambda: not gate.admitted and not gate.in_flight.count, "the end of all calls")
         for version in versions.values():
             until(lambda version=version: not version.saved_model._calls, "its calls")
             rank = version.batchers["rank"]

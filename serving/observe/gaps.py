@@ -1,0 +1,54 @@
+"""Gaps between a server's calls, in which a process beside it works and touches none of them.
+
+The system's idle priority gives that process only the cores that nothing else wants.  But it has
+caches and the memory's bandwidth in common with the calls, and holds a core for a moment when one
+comes: on two cores that made every tenth call 3 ms later (docs/results/serving.md).
+"""
+
+import os
+import time
+from pathlib import Path
+
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.runtime.in_flight import CallsInFlight
+
+LONGEST_WAIT = 0.02
+"""Seconds: where calls leave no gap, work goes on, slowly."""
+_LOOK_SECONDS = 5e-4
+_BESIDE_RUNS = 2
+"""Cores that a server wants besides those of its runs: its loop, and gRPC's threads."""
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""A container's: microseconds of all cores, or `max`, in a period of so many microseconds."""
+
+
+class Gaps:
+    """Waits for moments in which the server handles no call, if it can want every core."""
+
+    def __init__(self, calls: CallsInFlight, options: ServerOptions) -> None:
+        """Look how many cores there are.
+
+        Args:
+            calls: of the server.
+            options: of the server, of whose workers it is one.
+        """
+        self._calls = calls
+        self._wanted = cores() / options.workers < options.batch_slots + _BESIDE_RUNS + 1
+
+    def wait(self) -> None:
+        """Wait until no call is in flight, but no longer than `LONGEST_WAIT`."""
+        until = time.monotonic() + LONGEST_WAIT
+        while self._wanted and self._calls.count and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+
+
+def cores() -> float:
+    """Cores that this process may use at once: a container's limit may be part of one."""
+    try:
+        found = float(len(os.sched_getaffinity(0)))
+    except AttributeError:  # not on Linux
+        found = float(os.cpu_count() or 1)
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return min(found, int(quota) / int(period))
+    except (OSError, ValueError):  # no such thing, or no limit
+        return found

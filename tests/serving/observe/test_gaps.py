@@ -1,0 +1,78 @@
+"""Gaps between calls: who waits for them, how long, and how many cores there are."""
+
+import os
+import threading
+
+import pytest
+
+from multigate.serving.core.options import ServerOptions
+from multigate.serving.observe import gaps as waited_for
+from multigate.serving.observe.gaps import Gaps, cores
+from multigate.serving.runtime.in_flight import CallsInFlight
+
+
+def options_of(tmp_path, **options):
+    return ServerOptions(model_name="small", model_base_path=tmp_path, **options)
+
+
+def test_work_waits_until_the_last_call_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(waited_for, "LONGEST_WAIT", 240.0)
+    monkeypatch.setattr(waited_for, "cores", lambda: 2.0)
+    calls = CallsInFlight()
+    gaps = Gaps(calls, options_of(tmp_path))
+    gaps.wait()  # no call
+    calls.begin()
+    calls.begin()
+    worker = threading.Thread(target=gaps.wait)
+    worker.start()
+    calls.end()
+    worker.join(0.05)
+    assert worker.is_alive()
+    calls.end()
+    worker.join(240)
+    assert not worker.is_alive()
+
+
+def test_work_goes_on_where_calls_leave_no_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(waited_for, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(waited_for, "cores", lambda: 2.0)
+    calls = CallsInFlight()
+    calls.begin()
+    Gaps(calls, options_of(tmp_path)).wait()
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "waits"),
+    [
+        (1.0, {}, True),
+        (2.0, {"num_batch_threads": 1}, True),
+        (3.5, {"num_batch_threads": 1}, True),
+        (4.0, {"num_batch_threads": 1}, False),  # its loop, gRPC's threads, a run, and one more
+        (8.0, {"num_batch_threads": 6}, True),
+        (9.0, {"num_batch_threads": 6}, False),
+        (8.0, {"num_batch_threads": 1, "workers": 2}, False),
+        (8.0, {"num_batch_threads": 1, "workers": 3}, True),
+    ],
+)
+def test_it_waits_where_the_server_can_want_every_core(
+    tmp_path, monkeypatch, found, options, waits
+):
+    monkeypatch.setattr(waited_for, "cores", lambda: found)
+    monkeypatch.setattr(waited_for, "LONGEST_WAIT", 1e-4)
+    looks, calls = [], CallsInFlight()
+    calls.begin()
+    monkeypatch.setattr(waited_for.time, "sleep", looks.append)
+    Gaps(calls, options_of(tmp_path, **options)).wait()
+    assert bool(looks) == waits
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"),
+    [("50000 100000\n", 0.5), ("max 100000\n", None), ("damaged", None), (None, None)],
+)
+def test_a_containers_limit_counts(tmp_path, monkeypatch, limit, share):
+    quota = tmp_path / "cpu.max"
+    if limit is not None:
+        quota.write_text(limit)
+    monkeypatch.setattr(waited_for, "_QUOTA", quota)
+    assert cores() == (share or len(os.sched_getaffinity(0)))
