@@ -87,15 +87,21 @@ def spans() -> dict[str, Any]:
     from multigate.serving.observe.spans import SpanExport
 
     class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        calls = 0
+
         def Export(self, request: Any, context: Any) -> Any:
+            spans = sum(
+                len(scope.spans) for one in request.resource_spans for scope in one.scope_spans
+            )
+            self.calls += spans // (len(trace.steps) + 1)
             return trace_service_pb2.ExportTraceServiceResponse()
 
     trace = Trace({})
     for name in ("read", "store", "queue", "run"):
         trace.add(name, trace.started, trace.started + 1e-3, rows=CANDIDATES)
     call = TracedCall(trace, RANK[1:], "GRPC", "OK", "", FIELDS, trace.started + 2e-3)
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    server, collector = grpc.server(futures.ThreadPoolExecutor(1)), Collector()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     export = SpanExport(endpoint, ServerMetrics())
@@ -105,9 +111,10 @@ def spans() -> dict[str, Any]:
     clock = time.pthread_getcpuclockid(sending._thread._thread.ident)
 
     def two_seconds() -> None:
+        expected = collector.calls + TOGETHER
         for _ in range(TOGETHER):
             sending.add(call)
-        while sending._waiting:
+        while collector.calls < expected:
             time.sleep(0.1)
 
     found["sending a traced call"] = measured(

@@ -9,9 +9,7 @@ Evidently and NannyML were considered: they compare tables after the fact, and n
 """
 
 import random
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +22,7 @@ from multigate.serving.core.layout import RANK, SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.options import ServerOptions
 from multigate.serving.core.status import LOG
+from multigate.serving.observe.gathering import GatherQueue
 from multigate.serving.versions.batching import join_calls
 from multigate.serving.versions.ranker_version import RankerVersion
 from multigate.serving.versions.reference import Reference, stability_index
@@ -33,9 +32,10 @@ UNSEEN, EXPERTS = "unseen/", "experts"
 """The signature; the prefix of its counts of unseen ids; and its other output, which older exports
 lack: the experts that were evaluated for each candidate, (N,)."""
 
-_QUEUED_CALLS = 64
+_QUEUED = 20_000
+"""Candidates of the calls that may wait."""
 _TOGETHER = 800
-"""Most candidates of the calls that are watched together."""
+"""Of those that are watched together."""
 _GATHER_SECONDS = 0.5
 """For which the thread waits, after a call, for others to watch together with it."""
 _LEAST_CALLS, _LEAST_ROWS = 300, 1000
@@ -94,10 +94,7 @@ class DriftMonitor:
         self._psi_threshold = options.watch_psi
         self._share_threshold = options.watch_share
         self._metrics = metrics
-        self._changed = threading.Condition()
-        self._queue: deque[_Watched] = deque()
-        self._queued = 0  # rows
-        self._closed = False
+        self._queue = GatherQueue[_Watched](_QUEUED, _TOGETHER, _GATHER_SECONDS)
         self._windows: dict[tuple[str, int], _Window] = {}
         self._warned: dict[str, tuple[frozenset[str], float]] = {}
         self._thread: SupervisedThread | None = None
@@ -110,40 +107,18 @@ class DriftMonitor:
         if random.random() >= self._rate:
             return
         watched = _Watched(ranker, inputs, outputs)
-        with self._changed:
-            full = self._closed or len(self._queue) >= _QUEUED_CALLS
-            if not full:
-                self._queue.append(watched)
-                self._queued += watched.rows
-                if len(self._queue) == 1 or self._enough():
-                    self._changed.notify()
-        if full:
+        if not self._queue.add(watched, watched.rows):
             self._metrics.watched.add(ranker.model, "dropped")
 
     def close(self) -> None:
         """Process what is queued, then stop."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._queue.close()
         if self._thread is not None:
             self._thread.join()
 
-    def _enough(self) -> bool:
-        """Whether to wait for no more calls."""
-        return self._closed or self._queued >= _TOGETHER or 2 * len(self._queue) >= _QUEUED_CALLS
-
     def _run(self) -> None:
         lower_priority()
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-                self._changed.wait_for(self._enough, _GATHER_SECONDS)
-                if not self._queue:
-                    return
-                calls = list(self._queue)
-                self._queue.clear()
-                self._queued = 0
+        while calls := self._queue.take():
             for together in _alike(calls):
                 self._watch(together)
             # Else it would keep a version that is gone, and its mapped files, until another call.
@@ -292,13 +267,10 @@ def _alike(calls: Iterable[_Watched]) -> list[list[_Watched]]:
 
     A user counts once per candidate, and the counts of a run do not tell one user from another.
     """
-    found: dict[tuple[int, int], list[list[_Watched]]] = {}
+    found: dict[tuple[int, int], list[_Watched]] = {}
     for call in calls:
-        groups = found.setdefault((id(call.ranker), call.rows), [[]])
-        if groups[-1] and (len(groups[-1]) + 1) * call.rows > _TOGETHER:
-            groups.append([])
-        groups[-1].append(call)
-    return [group for groups in found.values() for group in groups]
+        found.setdefault((id(call.ranker), call.rows), []).append(call)
+    return list(found.values())
 
 
 def _missing(name: str, inputs: Arrays) -> int:

@@ -19,8 +19,6 @@ A call only puts references into a bounded queue; a thread makes the rows and wr
 that do not fit are dropped and counted; no call waits.
 """
 
-import threading
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +38,7 @@ from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.layout import SCORE, Arrays
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.status import LOG
+from multigate.serving.observe.gathering import GatherQueue
 from multigate.serving.observe.row_files import RowFiles
 from multigate.serving.observe.side import Side, sampled
 
@@ -106,10 +105,9 @@ class ImpressionLog:
         )
         self._rate = rate
         self._metrics = metrics
-        self._changed = threading.Condition()
-        self._queue: deque[Ranked] = deque()
-        self._queued = 0  # rows
-        self._closed = False
+        self._queue = GatherQueue[Ranked](
+            _QUEUED_ROWS, _TOGETHER, min(seconds_per_file, _GATHER_SECONDS)
+        )
         self._thread = SupervisedThread("impressions", self._write, metrics.thread_failed)
         self._thread.start()
 
@@ -120,37 +118,19 @@ class ImpressionLog:
     def add(self, ranked: Ranked) -> None:
         """Log a sampled call if there is room; never waits for the disk."""
         rows = len(ranked.order)
-        if rows == 0:
-            return
-        with self._changed:
-            full = self._closed or self._queued + rows > _QUEUED_ROWS
-            if not full:
-                self._queue.append(ranked)
-                self._queued += rows
-                if len(self._queue) == 1 or self._queued >= _TOGETHER:
-                    self._changed.notify()
-        if full:
+        if rows and not self._queue.add(ranked, rows):
             self._metrics.impressions.add(ranked.model, "dropped", by=rows)
 
     def close(self) -> None:
         """Write what is queued, then stop."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._queue.close()
         self._thread.join()
 
     def _write(self) -> None:
         ended = False
         while not ended:
-            with self._changed:
-                if not self._queue and not self._closed:
-                    self._changed.wait(min(self._files.seconds_per_file, 1.0))
-                if self._queue and self._queued < _TOGETHER and not self._closed:
-                    self._changed.wait(min(self._files.seconds_per_file, _GATHER_SECONDS))
-                calls = list(self._queue)
-                self._queue.clear()
-                self._queued = 0
-                ended = self._closed
+            calls = self._queue.take(min(self._files.seconds_per_file, 1.0))
+            ended = self._queue.ended
             for together in batches(calls, min(_TOGETHER, self._files.rows_per_file)):
                 self._keep(together)
             self._files.finish_old(all_of_them=ended)

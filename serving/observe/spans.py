@@ -7,9 +7,7 @@ queue, and those that do not fit or cannot be sent are counted.
 import logging
 import os
 import socket
-import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -30,6 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from multigate.serving.core.background import SupervisedThread
 from multigate.serving.core.metrics import ServerMetrics
 from multigate.serving.core.tracing import TracedCall
+from multigate.serving.observe.gathering import GatherQueue
 
 LOG = logging.getLogger("multigate.serving")
 
@@ -80,12 +79,9 @@ class SpanExport:
         )
         self._ids = RandomIdGenerator()
         self._contexts = TraceContextTextMapPropagator()
-        self._changed = threading.Condition()
-        self._queue: deque[tuple[TracedCall, int]] = deque()
+        self._queue = GatherQueue[tuple[TracedCall, int]](_MOST_WAITING, _BATCH, _EVERY_SECONDS)
         """Calls and how many spans they have."""
-        self._waiting = 0
-        """Spans of the queue and of the batch that is being sent."""
-        self._closed = False
+        self._closing = False
         self._gone = False
         self._thread = SupervisedThread("spans", self._send, metrics.thread_failed)
         self._thread.start()
@@ -93,57 +89,33 @@ class SpanExport:
     def add(self, call: TracedCall) -> None:
         """Queue the spans of a call; drops and counts them if too many wait."""
         count = len(call.trace.steps) + 1
-        with self._changed:
-            full = self._closed or self._waiting + count > _MOST_WAITING
-            if not full:
-                self._queue.append((call, count))
-                self._waiting += count
-                if self._waiting >= _BATCH:
-                    self._changed.notify()
-        if full:
+        if not self._queue.add((call, count), count):
             self._metrics.spans.add("dropped", by=count)
 
     def close(self) -> None:
         """Send what waits, for a limited time; what is left then is dropped and counted."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closing = True
+        self._queue.close()
         self._thread.join(_LAST_SECONDS)
-        with self._changed:
-            left = sum(count for _, count in self._queue)
-            self._queue.clear()
-        if left:
+        if left := self._queue.clear():
             self._metrics.spans.add("failed", by=left)
         self._exporter.shutdown()  # ends what is being sent, retries included
         self._thread.join(_END_SECONDS)
 
     def _send(self) -> None:
-        ended = False
-        while self._queue or not ended:
-            with self._changed:
-                if self._waiting < _BATCH and not self._closed:
-                    self._changed.wait(_EVERY_SECONDS)
-                ended = self._closed
-            self._send_batch()
+        while calls := self._queue.take():
+            self._send_batch(calls)
 
-    def _send_batch(self) -> None:
-        """Send the spans of the oldest calls, about as many as a batch has."""
-        calls, total = [], 0
-        with self._changed:
-            while self._queue and total < _BATCH:
-                calls.append(self._queue.popleft())
-                total += calls[-1][1]
-        if not calls:
-            return
+    def _send_batch(self, calls: Sequence[tuple[TracedCall, int]]) -> None:
+        """Send the spans of calls, and count them."""
+        total = sum(count for _, count in calls)
         result, why = SpanExportResult.FAILURE, ""
         try:
             spans = [span for call, count in calls for span in self._spans_of(call, count)]
             result = self._exporter.export(spans)
         except Exception as error:  # such as an answer of the collector that cannot be read
-            if not self._closed:  # `close` may have shut the exporter down meanwhile
+            if not self._closing:  # `close` may have shut the exporter down meanwhile
                 why = f" ({error!r})"
-        with self._changed:
-            self._waiting -= total
         failed = result is not SpanExportResult.SUCCESS
         self._metrics.spans.add("failed" if failed else "sent", by=total)
         if failed and not self._gone:

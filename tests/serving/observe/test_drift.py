@@ -245,7 +245,7 @@ def test_calls_of_versions_that_have_gone_are_watched_beside_others(some_calls, 
 
 
 def test_what_is_too_much_is_dropped_and_counted(serve, usual, until, monkeypatch):
-    monkeypatch.setattr("multigate.serving.observe.drift._QUEUED_CALLS", 0)
+    monkeypatch.setattr("multigate.serving.observe.drift._QUEUED", 0)
     with serve(None) as running, RankClient(running.target, timeout=120) as client:
         rank(client)
         assert value(running, "watched_calls_total", result="dropped") == 1

@@ -298,7 +298,7 @@ def test_a_collector_that_is_gone_costs_a_counter(
         until(lambda: running.metric(SENT, result="failed") == 100, "a hundred failed spans")
         until(lambda: "takes no spans" in caplog.text)
         assert running.metric(SENT, result="sent") is None
-        monkeypatch.setattr(spans_module, "_MOST_WAITING", 4)
+        monkeypatch.setattr(running.server._spans._queue, "_most", 4)
         running.ranking.Rank(rank_request("dropped"))
         assert running.metric(SENT, result="dropped") == 5
     lines = [one.getMessage() for one in caplog.records if "takes no spans" in one.getMessage()]
