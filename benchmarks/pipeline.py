@@ -1,6 +1,7 @@
 """What labels and histories cost: ours, plain Beam over elements, and polars in memory.
 
-    python benchmarks/pipeline.py [--events N] [--growth] [--work FOLDER] [--data FOLDER]
+    python benchmarks/pipeline.py [--events N] [--growth [TIMES ...]] [--work FOLDER]
+        [--data FOLDER]
 
 Two logs of N rows each (10 million): Deskdrop's events, replicated with other users, sessions and
 times (of a stand-in where the data are absent), as CSV files of half a million rows; and synthetic
@@ -14,7 +15,8 @@ impressions in one large file. For each, in a process of its own:
 
 Times are without imports. All three must have computed the same: the benchmark compares the
 rows' hashes, for per_element those of its rows. Memory is the sum of what the processes of the tree
-hold in proportion (PSS), at its highest. `--growth` runs ours on N and on 2 N rows of events alone.
+hold in proportion (PSS), at its highest. `--growth` runs ours on N and on 2 N rows of events alone,
+`--growth 1 5` on N and on 5 N.
 
 Prints a line per run and, last, one JSON line: `events_per_s` and `peak_gib` of ours on the events,
 and how many times faster ours is than the others, at its worst of the two logs.
@@ -30,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +182,10 @@ def compare(work: Path, data: Path, rows: int) -> dict[str, float]:
     }
 
 
-def growth(work: Path, data: Path, rows: int) -> dict[str, float]:
-    """Peak memory of ours on the events, and on twice as many."""
+def growth(work: Path, data: Path, rows: int, growing: Sequence[int]) -> dict[str, float]:
+    """Peak memory of ours on so many times the events."""
     found = {}
-    for times in (1, 2):
+    for times in growing:
         folder = work / f"events-{times}"
         pipeline_logs.write_events(data, folder, times * rows)
         files = sorted(folder.iterdir())
@@ -200,7 +203,7 @@ def growth(work: Path, data: Path, rows: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=10_000_000, help="rows of each log")
-    parser.add_argument("--growth", action="store_true", help="peak memory of N and 2 N events")
+    parser.add_argument("--growth", type=int, nargs="*", help="peak memory of N and 2 N events")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of Deskdrop's zip")
     parser.add_argument("--work", type=Path, help="folder for logs and outputs")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -210,8 +213,10 @@ def main() -> None:
         child(engine, log, [Path(file) for file in files], Path(out))
         return
     with tempfile.TemporaryDirectory(dir=options.work) as work:
-        measure = growth if options.growth else compare
-        print(json.dumps(measure(Path(work), options.data, options.events)))
+        given = Path(work), options.data, options.events
+        growing = options.growth
+        found = compare(*given) if growing is None else growth(*given, growing or (1, 2))
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
