@@ -164,12 +164,15 @@ def promote(base: Base, accepted: Collection[str] = ()) -> int:
     with base.locked("promote"):
         trial = _required(base)
         number, production = trial.version, base.production()
-        for one in objections(base, trial):
-            if one["guard"] not in accepted:
-                raise RunError(
-                    f"{base.root}: version {number} is not shown to be safe: {one['reason']} "
-                    f"(--accept {one['guard']} promotes it all the same)"
-                )
+        standing = [one for one in objections(base, trial) if one["guard"] not in accepted]
+        if standing:
+            guards = [one["guard"] for one in standing]
+            accept = " ".join(f"--accept {guard}" for guard in dict.fromkeys(guards))
+            raise RunError(
+                f"{base.root}: version {number} is not shown to be safe: "
+                f"{'; '.join(one['reason'] for one in standing)} "
+                f"({accept} promotes it all the same)"
+            )
         if production is not None and production > number:
             raise RunError(
                 f"{base.root}: version {production} went into production during the trial of "

@@ -293,6 +293,23 @@ def test_without_feedback_nothing_is_blessed(base, alike, capsys):
     assert base.history()[-1]["reason"] == "trial, accepted: feedback"
 
 
+def test_a_promotion_that_is_refused_names_all_objections(base, tmp_path, capsys):
+    """Whoever accepts one of them knows what else objects."""
+    world = World(tmp_path, skill=1.0, users=400, lost=0.05)
+    judge(base, [world.log], None, settle=NOW)
+    promote = ["publish", "--base", str(base.root), "--promote"]
+    assert main(promote) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no label is known of what was shown" in line
+    assert "are not in the shadow log" in line
+    both = "--accept feedback --accept lost_records"
+    assert line.endswith(f"({both} promotes it all the same)")
+    assert main([*promote, "--accept", "feedback"]) == 2
+    assert "--accept feedback" not in capsys.readouterr().err
+    assert main([*promote, *both.split()]) == 0
+    assert base.production() == 2
+
+
 @pytest.mark.parametrize(
     ("rule", "logged"), [({"missing": "default", "default": "none"}, "none"), ({}, None)]
 )
