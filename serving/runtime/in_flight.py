@@ -50,7 +50,7 @@ class CallsInFlight:
 def _new_file() -> int:
     try:
         file = os.memfd_create("calls in flight")
-    except AttributeError:  # not on Linux
+    except (AttributeError, OSError):  # not on Linux, or not allowed, as by vm.memfd_noexec
         with tempfile.TemporaryFile() as on_disk:
             file = os.dup(on_disk.fileno())
     os.truncate(file, _ROOM)

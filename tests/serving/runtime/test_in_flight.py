@@ -18,7 +18,16 @@ for _ in sys.stdin:
 """
 
 
-def test_another_process_sees_the_count_as_it_changes():
+def refused(name):
+    raise PermissionError(name)
+
+
+@pytest.mark.parametrize("memory", ["there", "another system's", "refused"])
+def test_another_process_sees_the_count_as_it_changes(monkeypatch, memory):
+    if memory == "another system's":
+        monkeypatch.delattr(os, "memfd_create")
+    elif memory == "refused":
+        monkeypatch.setattr(os, "memfd_create", refused)
     calls = CallsInFlight()
     with subprocess.Popen(
         [sys.executable, "-c", READER, str(calls.file)],
