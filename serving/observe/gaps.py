@@ -14,6 +14,9 @@ from multigate.serving.runtime.in_flight import CallsInFlight
 
 LONGEST_WAIT = 0.02
 """Seconds: where calls leave no gap, work goes on, slowly."""
+WORK_SECONDS = 4e-3
+"""Of work after such a wait: what a run takes.  Where each small piece waited, a call that is
+always in flight, such as one that waits for a store, would have most of the work dropped."""
 _LOOK_SECONDS = 5e-4
 _BESIDE_RUNS = 2
 """Cores that a server wants besides those of its runs: its loop, and gRPC's threads."""
@@ -32,12 +35,20 @@ class Gaps:
             options: of the server, of whose workers it is one.
         """
         self._calls = calls
-        self._wanted = cores() / options.workers < options.batch_slots + _BESIDE_RUNS + 1
+        self._needed = cores() / options.workers < options.batch_slots + _BESIDE_RUNS + 1
+        self._next_wait = 0.0
+        """Monotonic seconds before which there is none."""
 
     def wait(self) -> None:
-        """Wait until no call is in flight, but no longer than `LONGEST_WAIT`."""
-        until = time.monotonic() + LONGEST_WAIT
-        while self._wanted and self._calls.count and time.monotonic() < until:
+        """Wait until no call is in flight; without a gap, `LONGEST_WAIT` for `WORK_SECONDS`."""
+        now = time.monotonic()
+        if not self._needed or now < self._next_wait:
+            return
+        until = now + LONGEST_WAIT
+        while self._calls.count:
+            if time.monotonic() >= until:
+                self._next_wait = time.monotonic() + WORK_SECONDS
+                return
             time.sleep(_LOOK_SECONDS)
 
 

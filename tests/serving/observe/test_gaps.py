@@ -11,6 +11,19 @@ from multigate.serving.observe.gaps import Gaps, cores
 from multigate.serving.runtime.in_flight import CallsInFlight
 
 
+class Clock:
+    """Time that passes while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
 def options_of(tmp_path, **options):
     return ServerOptions(model_name="small", model_base_path=tmp_path, **options)
 
@@ -39,6 +52,27 @@ def test_work_goes_on_where_calls_leave_no_gap(tmp_path, monkeypatch):
     calls = CallsInFlight()
     calls.begin()
     Gaps(calls, options_of(tmp_path)).wait()
+
+
+def test_small_pieces_share_a_wait_where_calls_leave_no_gap(tmp_path, monkeypatch):
+    """Else a call that is always in flight, and waits itself, would starve them."""
+    clock, calls = Clock(), CallsInFlight()
+    monkeypatch.setattr(waited_for, "time", clock)
+    monkeypatch.setattr(waited_for, "cores", lambda: 2.0)
+    calls.begin()
+    gaps = Gaps(calls, options_of(tmp_path))
+    for _ in range(256):  # what may wait
+        for _ in range(2):
+            gaps.wait()
+            clock.now += 5e-4  # of work
+    work = 256 * 2 * 5e-4
+    waits = work / waited_for.WORK_SECONDS * waited_for.LONGEST_WAIT
+    assert clock.now - 1000 == pytest.approx(work + waits, rel=0.1)
+    calls.end()
+    clock.now += 1
+    before = clock.now
+    gaps.wait()
+    assert clock.now == before
 
 
 @pytest.mark.parametrize(
