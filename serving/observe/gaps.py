@@ -5,6 +5,7 @@ caches and the memory's bandwidth in common with the calls, and holds a core for
 comes: on two cores that made every tenth call 3 ms later (docs/results/serving.md).
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -20,8 +21,10 @@ always in flight, such as one that waits for a store, would have most of the wor
 _LOOK_SECONDS = 5e-4
 _BESIDE_RUNS = 2
 """Cores that a server wants besides those of its runs: its loop, and gRPC's threads."""
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""A container's: microseconds of all cores, or `max`, in a period of so many microseconds."""
+_CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+"""Where a container finds its limit, in versions 2 and 1 of cgroups: microseconds of all cores
+(`max` and -1: any number) in a period of so many microseconds."""
 
 
 class Gaps:
@@ -35,7 +38,7 @@ class Gaps:
             options: of the server, of whose workers it is one.
         """
         self._calls = calls
-        self._needed = cores() / options.workers < options.batch_slots + _BESIDE_RUNS + 1
+        self._needed = _wants_every_core(options)
         self._next_wait = 0.0
         """Monotonic seconds before which there is none."""
 
@@ -58,8 +61,20 @@ def cores() -> float:
         found = float(len(os.sched_getaffinity(0)))
     except AttributeError:  # not on Linux
         found = float(os.cpu_count() or 1)
-    try:
-        quota, period = _QUOTA.read_text().split()
-        return min(found, int(quota) / int(period))
-    except (OSError, ValueError):  # no such thing, or no limit
-        return found
+    for names in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such thing, or no limit
+            quota, period = " ".join((_CGROUP / name).read_text() for name in names).split()
+            if int(quota) > 0 and int(period) > 0:
+                found = min(found, int(quota) / int(period))
+    return found
+
+
+def _wants_every_core(options: ServerOptions) -> bool:
+    """Whether a worker can want its share of the cores so that none is left."""
+    inside = options.tensorflow_intra_op_parallelism
+    between = options.tensorflow_inter_op_parallelism
+    if 0 in (inside, between):  # TensorFlow takes as many threads as there are cores
+        return True
+    # Runs share these threads; an operation's first one is the run's own, and -1 stands for none.
+    of_runs = options.batch_slots + inside - 1 + max(between, 0)
+    return cores() / options.workers < of_runs + _BESIDE_RUNS + 1

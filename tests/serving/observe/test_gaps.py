@@ -86,6 +86,12 @@ def test_small_pieces_share_a_wait_where_calls_leave_no_gap(tmp_path, monkeypatc
         (9.0, {"num_batch_threads": 6}, False),
         (8.0, {"num_batch_threads": 1, "workers": 2}, False),
         (8.0, {"num_batch_threads": 1, "workers": 3}, True),
+        (7.0, {"num_batch_threads": 1, "tensorflow_intra_op_parallelism": 4}, False),
+        (6.0, {"num_batch_threads": 1, "tensorflow_intra_op_parallelism": 4}, True),
+        (64.0, {"num_batch_threads": 1, "tensorflow_intra_op_parallelism": 0}, True),
+        (8.0, {"num_batch_threads": 1, "tensorflow_inter_op_parallelism": 4}, False),
+        (7.0, {"num_batch_threads": 1, "tensorflow_inter_op_parallelism": 4}, True),
+        (64.0, {"num_batch_threads": 1, "tensorflow_inter_op_parallelism": 0}, True),
     ],
 )
 def test_it_waits_where_the_server_can_want_every_core(
@@ -101,12 +107,22 @@ def test_it_waits_where_the_server_can_want_every_core(
 
 
 @pytest.mark.parametrize(
-    ("limit", "share"),
-    [("50000 100000\n", 0.5), ("max 100000\n", None), ("damaged", None), (None, None)],
+    ("limits", "share"),
+    [
+        ({"cpu.max": "50000 100000\n"}, 0.5),
+        ({"cpu.max": "10000 100000\n"}, 0.1),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "damaged"}, None),
+        ({"cpu.max": "50000 0\n"}, None),
+        ({}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "50000\n"}, None),
+    ],
 )
-def test_a_containers_limit_counts(tmp_path, monkeypatch, limit, share):
-    quota = tmp_path / "cpu.max"
-    if limit is not None:
-        quota.write_text(limit)
-    monkeypatch.setattr(waited_for, "_QUOTA", quota)
+def test_a_containers_limit_counts(tmp_path, monkeypatch, limits, share):
+    (tmp_path / "cpu").mkdir()
+    for name, text in limits.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(waited_for, "_CGROUP", tmp_path)
     assert cores() == (share or len(os.sched_getaffinity(0)))
